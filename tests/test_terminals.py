@@ -174,7 +174,7 @@ def test_commands(tmp_path: Path, command: str) -> None:
 
 def test_what_a_server_says() -> None:
     failure = failure_of(RuntimeError(f"no {EVIL}"), "https://host/a.jpg", 1)
-    assert SHOWN.removesuffix(r"\r") in failure.text
+    assert SHOWN.removesuffix(r"\r") in failure.message
 
 
 def test_visible() -> None:

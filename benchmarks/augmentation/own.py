@@ -25,7 +25,7 @@ from benchmarks.running import format_table, make_parser
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.transforms.program.ops import in_params
+from gpuload.transforms.program.ops import map_params
 
 SIZE = (375, 500, 3)
 CROP, NORMALIZE = T.RandomResizedCrop(224), T.Normalize(MEAN, STD)
@@ -125,9 +125,9 @@ def _alone(transform: T.Custom, dtype: torch.dtype, count: int) -> Callable[[int
 
     def run(turn: int) -> None:
         params = transform.draw(T.Uniforms(epoch_key(0, turn), positions, 0), sizes_hw)
-        tensors = in_params(params, lambda array: torch.from_numpy(array.astype(np.float32)))
+        tensors = map_params(params, lambda array: torch.from_numpy(array.astype(np.float32)))
         for row in range(count):
-            transform.apply(images[row : row + 1], in_params(tensors, lambda tensor, row=row: tensor[row : row + 1]))
+            transform.apply(images[row : row + 1], map_params(tensors, lambda tensor, row=row: tensor[row : row + 1]))
 
     return run
 

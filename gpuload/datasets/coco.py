@@ -107,7 +107,7 @@ class Coco(_CocoImages):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
+        from gpuload.datasets.stores.cached import load_or_build  # slow to import, and not needed by workers
 
         if not isinstance(crowds, bool):
             raise TypeError(f"crowds must be True or False, got {crowds!r}")
@@ -116,9 +116,9 @@ class Coco(_CocoImages):
         remote = remote_options([images, annotations], storage_options)
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
-        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)
+        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", allow_streams=True)
         selection = (root, names, crowds)
-        arrays = cached(
+        arrays = load_or_build(
             self.annotations,
             [INDEX_VERSION, *stamp(self.annotations, remote), *scope_of(remote), *selection],
             lambda: _build_index(self.annotations, *selection, remote),

@@ -87,10 +87,10 @@ class Scanner:
         return Paths.pack(self.root, b"".join(names for names, _ in parts), np.concatenate(lengths))
 
     def load_or_build(self, cache_key: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return the result of `build`, which uses this scanner. For a large root, the result is cached on disk under
-        `cache_key` until a folder changes: adding, removing or renaming a file changes the modification time of its
-        folder."""
-        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
+        """Return the result of `build`, which uses this scanner. For a large root, the result is cached under
+        `cache_key` until a folder changes: adding, removing or renaming a file changes its folder's modification
+        time."""
+        from gpuload.datasets.stores.cached import load_or_build  # slow to import, and not needed by workers
 
         start_ns = time.time_ns()
 
@@ -106,7 +106,7 @@ class Scanner:
         def is_cacheable(arrays: dict[str, np.ndarray]) -> bool:
             return int(arrays["times"].max()) < start_ns - SETTLED_NS
 
-        return cached(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
+        return load_or_build(self.root, ["scan 2", *cache_key], scan, is_fresh=is_fresh, is_cacheable=is_cacheable)
 
     def _mtime_ns_of(self, folder: bytes) -> int:
         return os.stat(os.path.join(self._root_bytes, folder)).st_mtime_ns

@@ -416,7 +416,9 @@ class Options:
             check_descriptors(workers)
         rows = self.order.size if samples is None else min(self.order.size, samples)
         size = self.chain.at(0).output_size_hw
-        pixel_bytes = 3 * (2 if any(transform.makes for transform in self.chain) else 1)  # floats may have 16 bits
+        pixel_bytes = 3 * (
+            2 if any(transform.output_state for transform in self.chain) else 1
+        )  # floats may have 16 bits
         output_bytes = 0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes
         check_memory(workers=workers, output_bytes=output_bytes)
 

@@ -23,7 +23,7 @@ from gpuload.order.schedule import shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
-from gpuload.transforms.program.ops import NOTHING, OPS, Call, Mix, Ops, in_params
+from gpuload.transforms.program.ops import NOTHING, OPS, Call, Mix, Ops, map_params
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -151,7 +151,7 @@ def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
         values = ((field, getattr(record, field)) for field in record.drawn_fields)
         plain_values = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
         if isinstance(record, Call) and record.params is not None:
-            plain_values["params"] = in_params(record.params, lambda array: array[0].tolist())
+            plain_values["params"] = map_params(record.params, lambda array: array[0].tolist())
         if isinstance(record, Ops):
             plain_values["operations"] = [OPS[code] for code in plain_values.pop("codes") if code != NOTHING]
         name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]

@@ -1,4 +1,4 @@
-"""Writing datasets to few large files. It does not use torch; the libraries of stores are imported on first use.
+"""Writing datasets to a few large files. This package does not use torch, and imports a store's library on first use.
 
 A job is divided into **parts**, each of which is a range of samples, by a plan that is made once and saved.
 `stores.make_part` depends only on the plan and the part's number, so any process on any machine can make any part, in

@@ -1,7 +1,7 @@
-"""Writing files that are either complete or absent: write under a temporary name, sync, rename, and sync the folder.
+"""Writing files so that each is either complete or absent.
 
-A full disk is not the fault of a sample or of the program: `explain_full_disk` replaces the various errors that
-libraries raise in this case with one message.
+A file is written under a temporary name, synced, and renamed; then its folder is synced. A full disk is not the fault
+of a sample or of the program, so `explain_full_disk` replaces the various errors that libraries raise with one message.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any, Final
 from gpuload.errors import GpuloadError, one_line
 
 __all__ = [
-    "WORK", "as_json", "draft", "explain_full_disk", "hash_of", "read_json", "record_of", "sync_names", "write_file",
+    "WORK_FOLDER", "encode_json", "explain_full_disk", "hash_of", "open_draft", "read_json", "size_and_hash",
+    "sync_names", "write_file",
 ]  # fmt: skip
 
-WORK: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
-BUFFER: Final = 1 << 20  # bytes to hash and write per call
+WORK_FOLDER: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
+BUFFER_BYTES: Final = 1 << 20  # bytes to hash and write per call
 FREE_SPACE: Final = "free some space"
-REMEDIES: Final = {  # for each error that means there is no room for a file
+REMEDIES: Final = {  # keyed by the error numbers that mean there is no room for a file
     errno.ENOSPC: FREE_SPACE,
     errno.EDQUOT: FREE_SPACE,
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f unlimited`)",
@@ -44,7 +45,7 @@ class _HashedFile(io.FileIO):
 
 
 @contextlib.contextmanager
-def draft(path: str, work_folder: str, *, sync: bool = True) -> Iterator[io.BufferedWriter]:
+def open_draft(path: str, work_folder: str, *, sync: bool = True) -> Iterator[io.BufferedWriter]:
     """Yield a new file in the folder for unfinished files, and move it to `path` when the block ends.
 
     The content then survives a power failure, unless ``sync=False``; the name survives it only after `sync_names`.
@@ -52,7 +53,7 @@ def draft(path: str, work_folder: str, *, sync: bool = True) -> Iterator[io.Buff
     name = os.path.join(work_folder, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
         raw: Any = _HashedFile(name)
-        with io.BufferedWriter(raw, BUFFER) as file:
+        with io.BufferedWriter(raw, BUFFER_BYTES) as file:
             yield file
             file.flush()
             if sync:
@@ -73,19 +74,19 @@ def sync_names(folder: str) -> None:
         os.close(descriptor)
 
 
-def record_of(file: io.BufferedWriter) -> dict[str, Any]:
-    """Return the size and SHA-256 of a `draft` that was written sequentially and is closed."""
+def size_and_hash(file: io.BufferedWriter) -> dict[str, Any]:
+    """Return the size and SHA-256 of a closed draft (see `open_draft`) that was written sequentially."""
     raw: Any = file.raw
     return {"bytes": raw.nbytes, "sha256": raw.sha256.hexdigest()}
 
 
 def write_file(path: str, data: bytes, work_folder: str, *, sync: bool = True) -> None:
-    """Write a file with this content, through a `draft`."""
-    with draft(path, work_folder, sync=sync) as file:
+    """Write a file with this content, through a draft (see `open_draft`)."""
+    with open_draft(path, work_folder, sync=sync) as file:
         file.write(data)
 
 
-def as_json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode a value as JSON. Equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -104,7 +105,7 @@ def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
     digest, remaining = sha256(), os.path.getsize(path) if nbytes is None else nbytes
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        while data := file.read(min(remaining, BUFFER)):
+        while data := file.read(min(remaining, BUFFER_BYTES)):
             digest.update(data)
             remaining -= len(data)
     return digest.hexdigest()
@@ -112,19 +113,21 @@ def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: str) -> Iterator[None]:
-    """Raise a GpuloadError if there is no room for a file (the disk is full, or a quota or a limit on the size of files
-    is exceeded), whichever library raised the original error."""
+    """Replace an error that means there is no room for a file with a GpuloadError, whichever library raised it.
+
+    There is no room if the disk is full, a quota is used up, or a file would exceed the limit on the size of files.
+    """
     try:
         yield
     except GpuloadError:
         raise
     except Exception as error:
-        number, text = getattr(error, "errno", None), str(error)
-        if number not in REMEDIES:  # LMDB's errors have the system's text, but no errno
-            number = next((full for full in REMEDIES if os.strerror(full) in text), None)
-        if number is None:
+        error_number, text = getattr(error, "errno", None), str(error)
+        if error_number not in REMEDIES:  # an LMDB error contains the system's message, but no errno
+            error_number = next((room_error for room_error in REMEDIES if os.strerror(room_error) in text), None)
+        if error_number is None:
             raise
         raise GpuloadError(
-            f"there is no room for the set in {folder!r} ({one_line(text)}); {REMEDIES[number]}, and run the same "
-            "command again (finished parts are kept)"
+            f"there is no room for the set in {folder!r} ({one_line(text)}); {REMEDIES[error_number]}, and run the "
+            "same command again (finished parts are kept)"
         ) from error

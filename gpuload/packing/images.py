@@ -1,8 +1,9 @@
 """Preparing images for a store: they are copied unchanged, resized, or made cuttable.
 
-Runs in the process that makes a part, with one `Images` per part. Pillow resizes with a Lanczos filter; for a JPEG, the
-decoder first halves the size, as often as the result is at least twice the target size. Orientation and ICC
-profile are preserved and not applied to the pixels, so a resized file is displayed like the original.
+This module runs in the process that makes a part, with one `ImageConverter` per part. Pillow resizes with a Lanczos
+filter. If a JPEG is much larger than the target size, the decoder first scales it to 1/2, 1/4 or 1/8, but not below
+twice the target size. Orientation and ICC profile are preserved and not applied to the pixels, so a resized file is
+displayed like the original.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from gpuload.decode.pillow_images import strict_pillow
 from gpuload.errors import DecodeError, one_line
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
-__all__ = ["ImageOptions", "Images"]
+__all__ = ["ImageConverter", "ImageOptions"]
 
-RESIZED: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA")}
-MAX_EXIF: Final = 65_000  # bytes in one segment of a JPEG
+RESIZABLE_MODES: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB", "RGBA")}
+MAX_EXIF_BYTES: Final = 65_000  # the maximum size of EXIF data in one segment of a JPEG
 ORIENTATION: Final = 0x0112
-BUFFER: Final = 2  # bytes per pixel and channel; black and white noise takes 1.2 at quality 100
-HEADER_DECODE: Final = Decode(exif=True)  # built once: that takes as long as reading a header
+BYTES_PER_VALUE: Final = 2  # per pixel and channel; black-and-white noise takes 1.2 bytes at quality 100
+HEADER_DECODE: Final = Decode(exif=True)  # built once, because building it takes as long as reading a header
 DRAFT_SCALE: Final = 2  # the minimum size at which a JPEG is decoded, relative to the target size
 
 
@@ -45,19 +46,19 @@ class ImageOptions:
     exif: bool = False
 
 
-class Images:
-    """A converter from images to the data that a store holds, for one image at a time.
+class ImageConverter:
+    """A converter of single images to the data that a store holds.
 
     Attributes:
-        kept: the number of images that could not be changed as requested, by reason.
+        unchanged_counts: the number of images that could not be changed as requested, by reason.
     """
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
         self._decoder = Decoder(Decode(exif=options.exif))
-        self.kept: Counter[str] = Counter()
+        self.unchanged_counts: Counter[str] = Counter()
 
-    def bytes_of(self, encoded: Encoded) -> bytes:
+    def convert_to_bytes(self, encoded: Encoded) -> bytes:
         """Return the bytes to store for an image.
 
         Raises:
@@ -71,15 +72,15 @@ class Images:
         if needs_resize and _is_resizable(header):
             return self._make_cuttable(self._resize(data, header), header)
         if needs_resize:
-            self.kept[f"not resized: {header.format} of mode {header.mode}"] += 1
+            self.unchanged_counts[f"not resized: {header.format} of mode {header.mode}"] += 1
         if options.check or not has_end_marker(data, header):
-            self._decode(data, header)
+            self._check_pixels(data, header)
         return self._make_cuttable(data, header)
 
-    def pixels_of(self, image: Any) -> np.ndarray:
-        """Return the pixels to store for an image in an array: H×W×C for a file, unchanged for decoded images.
+    def convert_to_pixels(self, image: Any) -> np.ndarray:
+        """Return the pixels to store in an array: H×W×C for an encoded image, and unchanged for a decoded image.
 
-        With `short_side`, crop a file's pixels to the central square, and resize it to this length.
+        With `short_side`, crop an encoded image to its central square, and resize the square to this side length.
 
         Raises:
             DecodeError: the image is damaged.
@@ -95,7 +96,7 @@ class Images:
         if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3, 4):
             raise DecodeError(
                 f"short_side resizes 8-bit grey, RGB and RGBA images, but this image has {pixels.shape[2]} channels of "
-                f"{pixels.dtype}; leave short_side out, or pack to a tar"
+                f"{pixels.dtype}; omit short_side, or pack to a tar"
             )
         from PIL import Image as Pillow
 
@@ -113,18 +114,18 @@ class Images:
         cuttable = make_cuttable(data)
         jpeg = scan_markers(cuttable)
         if jpeg is None or not is_cuttable(cuttable, jpeg):
-            self.kept["not cuttable"] += 1
+            self.unchanged_counts["not cuttable"] += 1
         return cuttable
 
-    def _decode(self, data: bytes, header: Header) -> None:
+    def _check_pixels(self, data: bytes, header: Header) -> None:
         """Decode the entire image to check it for damage."""
         full_region = (0, 0, header.height, header.width)
         if header.opened is None:
             self._decoder.decode(Encoded(data, "unchanged"), header._replace(orientation=1), full_region)
             return
-        values, complaint = run_and_capture(header.opened.values, full_region)
+        values, message = run_and_capture(header.opened.values, full_region)
         if values is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {message}")
 
     def _resize(self, data: bytes, header: Header) -> bytes:
         from PIL import Image as Pillow
@@ -148,9 +149,9 @@ class Images:
                 if image.info.get("icc_profile"):
                     params["icc_profile"] = image.info["icc_profile"]
                 exif = image.info.get("exif", b"")
-                if 0 < len(exif) <= MAX_EXIF:
+                if 0 < len(exif) <= MAX_EXIF_BYTES:
                     params["exif"] = exif
-                elif header.orientation != 1:  # stored in XMP, or in an EXIF block that is too long for Pillow
+                elif header.orientation != 1:  # the orientation is in XMP, or in EXIF data too long for Pillow
                     params["exif"] = Pillow.Exif()
                     params["exif"][ORIENTATION] = header.orientation
                 return _encode(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, params)
@@ -158,29 +159,29 @@ class Images:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
 
 
-def _encode(image: Any, name: str, options: dict[str, Any]) -> bytes:
+def _encode(image: Any, format_name: str, options: dict[str, Any]) -> bytes:
     """Encode an image as a file.
 
-    With ``optimize``, Pillow encodes a JPEG into a buffer of one or two bytes per pixel, and at least `MAXBLOCK`. Noise
-    takes up to three bytes per pixel, so encoding failed without a larger `MAXBLOCK`.
+    With ``optimize``, Pillow encodes a JPEG into a buffer of one or two bytes per pixel, but at least `MAXBLOCK` bytes.
+    Noise takes up to three bytes per pixel, so encoding can fail unless `MAXBLOCK` is raised.
     """
     from PIL import ImageFile
 
     file, previous_limit = io.BytesIO(), ImageFile.MAXBLOCK
     width, height = image.size
-    metadata_bytes = len(options.get("icc_profile", b"")) + 4 * MAX_EXIF  # EXIF, a comment, tables
-    ImageFile.MAXBLOCK = max(previous_limit, BUFFER * len(image.getbands()) * width * height + metadata_bytes)
+    metadata_bytes = len(options.get("icc_profile", b"")) + 4 * MAX_EXIF_BYTES  # EXIF, a comment, tables
+    ImageFile.MAXBLOCK = max(previous_limit, BYTES_PER_VALUE * len(image.getbands()) * width * height + metadata_bytes)
     try:
-        image.save(file, name, **options)
+        image.save(file, format_name, **options)
     finally:
         ImageFile.MAXBLOCK = previous_limit
     return file.getvalue()
 
 
 def _is_resizable(header: Header) -> bool:
-    """Return whether the image can be resized without loss of properties. Images with more than 8 bits, a palette, a
-    transparent colour, or several frames cannot."""
-    if header.mode not in RESIZED.get(header.format, ()):
+    """Return whether the image can be resized without losing any of its properties. This is not possible if it has more
+    than 8 bits per channel, a palette, a transparent colour, or several frames."""
+    if header.mode not in RESIZABLE_MODES.get(header.format, ()):
         return False
     if header.format == "JPEG":
         return header.jpeg is None or header.jpeg.bits == 8

@@ -1,6 +1,6 @@
 """The Huffman tables of a JPEG: reading tables, adding codes, and following the codes of a scan bit by bit.
 
-`jpeg_cuttable` uses this to build an index, which takes about 60 ms for a photo.
+`jpeg_cuttable` uses this module to build an index, which takes about 60 ms for a photo.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import numpy as np
 
 from gpuload.decode.header import DHT, JpegHeader
 
-__all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "segments", "walk", "write_tables"]
+__all__ = ["Block", "Table", "add_codes", "iterate_segments", "read_blocks", "read_tables", "walk_scan", "write_tables"]
 
 MAX_CODE_BITS: Final = 16
 CHUNK: Final = 1 << 16  # bytes of a scan for which the codes at all bit offsets are looked up together
 MAX_MCU_BYTES: Final = 2600  # an upper limit: 10 blocks of 64 coefficients of 31 bits
-# Coefficient counts that mark an end of block and a wrong code; both exceed the size of a block.
-END, WRONG = 100, 200
+# Coefficient counts that mark an end of block and an invalid code; both exceed the size of a block.
+END, INVALID = 100, 200
 
 
 class Table(NamedTuple):
-    """A Huffman table: the number of codes with 1 … 16 bits, and the symbols in the order of their codes."""
+    """A Huffman table: the number of codes of each length from 1 to 16 bits, and the symbols in the order of their
+    codes."""
 
     counts: bytes
     symbols: bytes
@@ -42,14 +43,14 @@ class Table(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of an MCU: the number of its component in the scan, and the tables for its coefficients."""
+    """A block of an MCU: the index of its component in the scan, and the tables for its coefficients."""
 
     component: int
     dc: Table
     ac: Table
 
 
-def segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
+def iterate_segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield marker, begin and end of each segment (or fill byte) that begins before `stop`."""
     at = 2
     while at < stop:
@@ -60,9 +61,10 @@ def segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
 
 
 def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list[tuple[int, int]]]:
-    """Return the tables of the first scan, keyed by their class and number in the file, and their segments."""
+    """Return the tables of the first scan, keyed by the byte that holds class and number; and the begin and end of each
+    segment that defines tables."""
     tables: dict[int, Table] = {}
-    table_segments = [(at, end) for marker, at, end in segments(data, header.first_scan) if marker == DHT]
+    table_segments = [(at, end) for marker, at, end in iterate_segments(data, header.first_scan) if marker == DHT]
     for at, end in table_segments:
         table_at = at + 4
         while table_at < end:
@@ -78,23 +80,23 @@ def write_tables(tables: dict[int, Table]) -> bytes:
     return struct.pack(">HH", DHT, len(body) + 2) + body
 
 
-def complete(table: Table, symbols: Iterable[int]) -> Table | None:
-    """Return the table with codes for these symbols added, and existing codes unchanged; None if there is no room.
+def add_codes(table: Table, symbols: Iterable[int]) -> Table | None:
+    """Add codes for these symbols to a table, without changing its codes. Return the new table; None if it has no room.
 
     No code consists only of ones, so longer codes can always be added after the last code, up to 16 bits.
     """
-    missing = [symbol for symbol in symbols if symbol not in table.symbols]
-    if not missing:
+    missing_symbols = [symbol for symbol in symbols if symbol not in table.symbols]
+    if not missing_symbols:
         return table
     bits = max((bits for bits, count in enumerate(table.counts, 1) if count), default=1)
-    free = max((code + 1 for code, length in table.codes().values() if length == bits), default=0)
-    while bits <= MAX_CODE_BITS and free + len(missing) > (1 << bits) - 1:
-        bits, free = bits + 1, free << 1
+    next_code = max((code + 1 for code, length in table.codes().values() if length == bits), default=0)
+    while bits <= MAX_CODE_BITS and next_code + len(missing_symbols) > (1 << bits) - 1:
+        bits, next_code = bits + 1, next_code << 1
     if bits > MAX_CODE_BITS:
         return None
     counts = bytearray(table.counts)
-    counts[bits - 1] += len(missing)
-    return Table(bytes(counts), table.symbols + bytes(missing))
+    counts[bits - 1] += len(missing_symbols)
+    return Table(bytes(counts), table.symbols + bytes(missing_symbols))
 
 
 def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> list[Block] | None:
@@ -113,8 +115,8 @@ def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> li
     return blocks
 
 
-def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Follow the codes of a scan. Return None if a code is wrong, or the number of codes does not match.
+def walk_scan(scan: np.ndarray, blocks: list[Block], mcu_count: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Follow the codes of a scan. Return None if a code is invalid, or the scan has too few or too many codes.
 
     Args:
         scan: the bytes of the scan, uint8, without the bytes stuffed after 0xFF.
@@ -127,50 +129,50 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
     """
     padded = np.concatenate((scan, np.full(2 * MAX_MCU_BYTES, 0xFF, np.uint8)))
     starts: list[np.ndarray] = []
-    base, remaining, bit = 0, count, 0
+    offset, remaining, bit = 0, mcu_count, 0
     while remaining:
-        if base > len(scan):
+        if offset > len(scan):
             return None
-        block_starts, bit = _walk_chunk(padded[base : base + CHUNK + MAX_MCU_BYTES + 2], blocks, remaining, bit)
+        block_starts, bit = _walk_chunk(padded[offset : offset + CHUNK + MAX_MCU_BYTES + 2], blocks, remaining, bit)
         if block_starts is None:
             return None
-        starts.append(block_starts + 8 * base)
+        starts.append(block_starts + 8 * offset)
         remaining -= len(block_starts) // len(blocks)
-        base, bit = base + bit // 8, bit % 8
-    end = 8 * base + bit
+        offset, bit = offset + bit // 8, bit % 8
+    end = 8 * offset + bit
     if not 0 <= 8 * len(scan) - end < 8:
         return None
     begins = np.concatenate(starts)
     differences = np.empty(len(begins), np.int64)
-    for number, block in enumerate(blocks):
-        block_differences = _read_dc(padded, begins[number :: len(blocks)], block.dc)
+    for index, block in enumerate(blocks):
+        block_differences = _read_dc(padded, begins[index :: len(blocks)], block.dc)
         if block_differences is None:
             return None
-        differences[number :: len(blocks)] = block_differences
+        differences[index :: len(blocks)] = block_differences
     return np.append(begins, end), differences
 
 
-def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
-    """Return the first bit of each block, and the bit after the last block, for at most `count` MCUs that begin in the
-    chunk."""
+def _walk_chunk(scan: np.ndarray, blocks: list[Block], mcu_count: int, bit: int) -> tuple[np.ndarray | None, int]:
+    """Return the first bit of each block, for at most `mcu_count` MCUs that begin in the chunk, and the bit after the
+    last block. If a code is invalid, return None instead of the first bits."""
     wide = scan.astype(np.uint32)
     next_24_bits = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
     windows = np.empty((len(next_24_bits), 8), np.uint16)  # the 16 bits that start at each bit
     for shift in range(8):
         windows[:, shift] = next_24_bits >> (8 - shift)
     flat = windows.ravel()
-    steps: dict[tuple[Table, bool], tuple[bytes, bytes]] = {}
+    lookups: dict[tuple[Table, bool], tuple[bytes, bytes]] = {}
     for block in blocks:
         for table, is_dc in ((block.dc, True), (block.ac, False)):
-            if (table, is_dc) not in steps:
-                bits, coefficients = _lookup(table, is_dc)
-                steps[table, is_dc] = bits[flat].tobytes(), coefficients[flat].tobytes()
-    plan = [(steps[block.dc, True][0], *steps[block.ac, False]) for block in blocks]
+            if (table, is_dc) not in lookups:
+                bits, coefficients = _build_lookup(table, is_dc)
+                lookups[table, is_dc] = bits[flat].tobytes(), coefficients[flat].tobytes()
+    block_lookups = [(lookups[block.dc, True][0], *lookups[block.ac, False]) for block in blocks]
     starts: list[int] = []
     add_start = starts.append
     limit = 8 * min(CHUNK, len(next_24_bits) - MAX_MCU_BYTES)
-    while count and bit < limit:
-        for dc_bits, ac_bits, coefficients in plan:
+    while mcu_count and bit < limit:
+        for dc_bits, ac_bits, coefficients in block_lookups:
             add_start(bit)
             bit += dc_bits[bit]
             remaining = 63
@@ -179,22 +181,22 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> 
                 bit += ac_bits[bit]
             if remaining and not 0 <= remaining + END < 63 + 1:
                 return None, bit
-        count -= 1
+        mcu_count -= 1
     return np.array(starts, np.int64), bit
 
 
-def _entries(table: Table) -> Iterator[tuple[slice, int, int]]:
-    """Yield for each code the range of 16-bit windows that begin with this code, its length in bits, and its symbol."""
+def _code_windows(table: Table) -> Iterator[tuple[slice, int, int]]:
+    """Yield for each code the range of 16-bit windows that begin with it, the code's length in bits, and its symbol."""
     for symbol, (code, bits) in table.codes().items():
         yield slice(code << (MAX_CODE_BITS - bits), (code + 1) << (MAX_CODE_BITS - bits)), bits, symbol
 
 
-def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return two uint8 arrays, indexed by 16-bit windows: the length of the first code and of the number after it, in
-    bits, and the number of coefficients that they encode."""
+def _build_lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return two uint8 arrays, indexed by 16-bit windows: the total length, in bits, of the first code and the value
+    after it; and the number of coefficients that these bits encode."""
     bits = np.ones(1 << MAX_CODE_BITS, np.uint8)
-    coefficients = np.full(1 << MAX_CODE_BITS, WRONG, np.uint8)
-    for windows, length, symbol in _entries(table):
+    coefficients = np.full(1 << MAX_CODE_BITS, INVALID, np.uint8)
+    for windows, length, symbol in _code_windows(table):
         run, size = (0, symbol) if is_dc else (symbol >> 4, symbol & 15)
         bits[windows] = min(length + size, 255)
         if size or run == 15:
@@ -210,12 +212,12 @@ def _read_dc(scan: np.ndarray, begins: np.ndarray, table: Table) -> np.ndarray |
     window = np.zeros(len(begins), np.int64)
     for offset in range(5):
         window = window << 8 | scan[byte + offset]
-    sizes = np.full(1 << MAX_CODE_BITS, 255, np.int64)
-    lengths = np.zeros(1 << MAX_CODE_BITS, np.int64)
-    for windows, length, symbol in _entries(table):
-        sizes[windows], lengths[windows] = symbol, length
+    sizes_by_window = np.full(1 << MAX_CODE_BITS, 255, np.int64)
+    lengths_by_window = np.zeros(1 << MAX_CODE_BITS, np.int64)
+    for windows, length, symbol in _code_windows(table):
+        sizes_by_window[windows], lengths_by_window[windows] = symbol, length
     code_window = window >> (24 - bit) & 0xFFFF
-    size, length = sizes[code_window], lengths[code_window]
+    size, length = sizes_by_window[code_window], lengths_by_window[code_window]
     if (size > 11).any():
         return None
     value = window >> (40 - bit - length - size) & ((1 << size) - 1)

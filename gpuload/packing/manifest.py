@@ -1,4 +1,4 @@
-"""The manifest of a packed set, ``manifest.json``: a list of the set's files, for `verify`, and how to read the set.
+"""The manifest of a packed set, ``manifest.json``: it lists the set's files for `verify`, and says how to read the set.
 
 The manifest contains the SHA-256 of each part (a shard, or for an array, a range of samples) and of each other file
 (for ``images.npy``, only of its header), the skipped samples with their causes, and the arguments of the dataset that
@@ -29,11 +29,12 @@ from itertools import chain, zip_longest
 from typing import Any, Final
 
 from gpuload.errors import GpuloadError
-from gpuload.packing.durable import WORK, read_json
+from gpuload.packing.durable import WORK_FOLDER, read_json
 
 __all__ = [
-    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "open_packed",
-    "plan_schema", "read_manifest", "reader_description", "reading_line", "record_schema", "seal", "source_stamps",
+    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "add_hash",
+    "describe_reader", "find_difference", "format_open_call", "open_packed", "plan_schema", "read_manifest",
+    "record_schema", "source_stamps",
 ]  # fmt: skip
 
 FORMAT: Final = 2
@@ -44,7 +45,7 @@ CLASSES: Final = "classes.json"
 LABELS: Final = "labels.npy"
 DATABASE: Final = "data.mdb"
 ARRAY: Final = "images.npy"
-# For each store: the dataset that reads it, its path in the set's folder, and the names of its parts.
+# For each store: the dataset class that reads it, the path to pass to the class, and the names of the parts' files.
 READERS: Final = {
     "tar": ("TarShards", "shard-*.tar", re.compile(r"shard-[0-9]{5,18}\.tar")),
     "parquet": ("Parquet", ".", re.compile(r"shard-[0-9]{5,18}\.parquet")),
@@ -62,58 +63,58 @@ SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
 SKIPPED_SCHEMA: Final = [{"index": int, "source": (str, None), "cause": str}]
 
 
-def difference(value: Any, expected: Any, where: str = "") -> str | None:
+def find_difference(value: Any, schema: Any, where: str = "") -> str | None:
     """Describe the first difference between a value and a schema. Return None if the value matches."""
     subject = where or "its content"
-    if isinstance(expected, dict | list) and type(value) is not type(expected):
-        return f"{subject} is {shorten(value)}; expected a {type(expected).__name__}"
+    if isinstance(schema, dict | list) and type(value) is not type(schema):
+        return f"{subject} is {short_repr(value)}; expected a {type(schema).__name__}"
     entries: list[tuple[Any, Any, str]]
-    if isinstance(expected, list):
-        entries = [(entry, expected[0], f"{where}[{number}]") for number, entry in enumerate(value)]
-    elif isinstance(expected, dict):
-        pattern = next((name for name in expected if isinstance(name, re.Pattern)), None)
+    if isinstance(schema, list):
+        entries = [(entry, schema[0], f"{where}[{index}]") for index, entry in enumerate(value)]
+    elif isinstance(schema, dict):
+        pattern = next((name for name in schema if isinstance(name, re.Pattern)), None)
         for name in value:
-            if name not in expected and (pattern is None or not pattern.fullmatch(name)):
-                return f"{subject} has an entry {shorten(name)}, which gpuload does not write"
-        for name in expected:
+            if name not in schema and (pattern is None or not pattern.fullmatch(name)):
+                return f"{subject} has an entry {short_repr(name)}, which gpuload does not write"
+        for name in schema:
             if name is not pattern and name not in value:
                 return f"{subject} lacks the entry {name!r}"
-        entries = [(value[name], expected[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
+        entries = [(value[name], schema[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
     else:
-        return None if _fits(value, expected) else f"{subject} is {shorten(value)}; expected {_describe(expected)}"
-    return next(filter(None, (difference(*entry) for entry in entries)), None)
+        return None if _matches(value, schema) else f"{subject} is {short_repr(value)}; expected {_describe(schema)}"
+    return next(filter(None, (find_difference(*entry) for entry in entries)), None)
 
 
-def _fits(value: Any, expected: Any) -> bool:
-    if isinstance(expected, tuple):
-        return any(_fits(value, alternative) for alternative in expected)
-    if isinstance(expected, re.Pattern):
-        return isinstance(value, str) and expected.fullmatch(value) is not None
-    if isinstance(expected, type):
-        return type(value) is expected and (expected is not int or 0 <= value < NUMBER_LIMIT)
-    return type(value) is type(expected) and value == expected
+def _matches(value: Any, schema: Any) -> bool:
+    if isinstance(schema, tuple):
+        return any(_matches(value, alternative) for alternative in schema)
+    if isinstance(schema, re.Pattern):
+        return isinstance(value, str) and schema.fullmatch(value) is not None
+    if isinstance(schema, type):
+        return type(value) is schema and (schema is not int or 0 <= value < NUMBER_LIMIT)
+    return type(value) is type(schema) and value == schema
 
 
-def _describe(expected: Any) -> str:
-    if isinstance(expected, tuple):
-        return " or ".join(map(_describe, expected))
-    if isinstance(expected, re.Pattern):
-        return f"text like {expected.pattern}"
-    if isinstance(expected, type):
-        return {int: "a number", str: "text", bool: "true or false", list: "a list"}[expected]
-    return repr(expected)
+def _describe(schema: Any) -> str:
+    if isinstance(schema, tuple):
+        return " or ".join(map(_describe, schema))
+    if isinstance(schema, re.Pattern):
+        return f"text that matches {schema.pattern}"
+    if isinstance(schema, type):
+        return {int: "a number", str: "text", bool: "true or false", list: "a list"}[schema]
+    return repr(schema)
 
 
-def shorten(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return the repr of a value for messages, shortened if necessary."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def seal(manifest: dict[str, Any]) -> dict[str, Any]:
+def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a hash of its content added."""
-    hashed = {name: value for name, value in manifest.items() if name != "sha256"}
-    return {**hashed, "sha256": sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()}
+    hashed_entries = {name: value for name, value in manifest.items() if name != "sha256"}
+    return {**hashed_entries, "sha256": sha256(json.dumps(hashed_entries, sort_keys=True).encode()).hexdigest()}
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -125,8 +126,8 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
-        unfinished = os.path.isdir(os.path.join(folder, WORK))
-        state = "is not finished: run the same `gpuload pack` command again" if unfinished else "is not a packed set"
+        is_unfinished = os.path.isdir(os.path.join(folder, WORK_FOLDER))
+        state = "is not finished: run the same `gpuload pack` command again" if is_unfinished else "is not a packed set"
         raise FileNotFoundError(f"{folder!r} {state}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
@@ -135,27 +136,30 @@ def read_manifest(folder: str) -> dict[str, Any]:
             f"{path!r} has version {version}, but this gpuload reads version {FORMAT}: pack again, or pass the set's "
             "files to gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
         )
-    if type(version) is not int or manifest != seal(manifest):
+    if type(version) is not int or manifest != add_hash(manifest):
         raise GpuloadError(f"{path!r} is damaged, so the set cannot be checked: restore it from a copy, or pack again")
-    if wrong := _first_difference(manifest):
+    if problem := _find_problem(manifest):
         raise GpuloadError(
-            f"{path!r} is not a gpuload manifest: {wrong}. It was not used; copy the set again from where it was "
+            f"{path!r} is not a gpuload manifest: {problem}. It was not used; copy the set again from where it was "
             "packed, or pack again"
         )
     return manifest
 
 
-def _first_difference(manifest: dict[str, Any]) -> str | None:
+def _find_problem(manifest: dict[str, Any]) -> str | None:
+    """Describe the first entry that `pack` would not write. Return None if there is no such entry."""
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
-        return f"'to' is {shorten(to)}; expected one of {', '.join(READERS)}"
-    expected = {
+        return f"'to' is {short_repr(to)}; expected one of {', '.join(READERS)}"
+    schema = {
         "format": FORMAT,
         "to": to,
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
-        "read": _reader(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
+        "read": _reader_description(
+            to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())
+        ),
         "parts": [_part_schema(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": SKIPPED_SCHEMA,
@@ -163,11 +167,11 @@ def _first_difference(manifest: dict[str, Any]) -> str | None:
         "plan": plan_schema(to),
         "sha256": DIGEST,
     }
-    return difference(manifest, expected)
+    return find_difference(manifest, schema)
 
 
 def plan_schema(to: str | tuple[str, ...]) -> dict[str, Any]:
-    """Return the schema of a plan, which holds the arguments of a job and the identity of its dataset."""
+    """Return the schema of a plan: the arguments of a job, and the identity of its dataset."""
     return {
         "format": FORMAT,
         "to": to,
@@ -177,11 +181,11 @@ def plan_schema(to: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def record_schema(to: str, number: int) -> dict[str, Any]:
+def record_schema(to: str, part_number: int) -> dict[str, Any]:
     """Return the schema of a part's record."""
     store_fields = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
-        "part": number,
+        "part": part_number,
         "crc32": re.compile("([0-9a-f]{8})*"),
         "bad": SKIPPED_SCHEMA,
         "kept": {TEXT: int},
@@ -195,10 +199,10 @@ def _part_schema(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
-def reader_description(to: str, form: str, records: list[dict[str, Any]], entry_type: Any) -> dict[str, Any]:
-    """Describe the dataset that reads the set: its class, its path in the set's folder, and its arguments."""
-    rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
-    fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
+def describe_reader(to: str, form: str, records: list[dict[str, Any]], entry_type: Any) -> dict[str, Any]:
+    """Describe the dataset that reads the set: its class, and the path and arguments to pass to the class."""
+    fields_by_position = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
+    fields = [";".join(dict.fromkeys(chain(*extensions))) for extensions in fields_by_position]
     image, columns, layout = "", [], ""
     if to == "parquet":
         image = next(name for name in entry_type.names if str(entry_type.field(name).type).startswith("struct<bytes"))
@@ -206,10 +210,14 @@ def reader_description(to: str, form: str, records: list[dict[str, Any]], entry_
     elif to == "array":
         _, shape, is_data = entry_type
         layout = "data" if is_data else LAYOUTS[len(shape)]
-    return _reader(to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout)
+    return _reader_description(
+        to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout
+    )
 
 
-def _reader(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
+def _reader_description(
+    to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any
+) -> dict[str, Any]:
     """Describe the dataset that reads a set. Given schemas instead of values, return the schema of the description."""
     dataset, path, _ = READERS[to]
     options: dict[str, Any]
@@ -228,15 +236,15 @@ def _reader(to: str, form: Any, fields: Any, image: Any, columns: Any, label: An
     return {"dataset": dataset, "path": path, "options": options}
 
 
-def source_stamps(folder: str, parts: int) -> list[str | None]:
-    """Return the stamp of the source files of each part; None if it is unknown."""
+def source_stamps(folder: str, part_count: int) -> list[str | None]:
+    """Return one stamp per part, of its source files; None for every part if the stamps are unknown."""
     stamps = read_json(os.path.join(folder, SOURCES))
-    is_valid = difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == parts
-    return stamps if is_valid else [None] * parts
+    is_valid = find_difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == part_count
+    return stamps if is_valid else [None] * part_count
 
 
-def reading_line(folder: str, read: dict[str, Any]) -> str:
-    """Return a line of Python that opens the set."""
+def format_open_call(folder: str, read: dict[str, Any]) -> str:
+    """Return a line of Python code that opens the set."""
     path, arguments = _dataset_arguments(folder, read)
     return f"gpuload.{read['dataset']}({path!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
 
@@ -265,24 +273,25 @@ def open_packed(folder: str) -> Any:
     read = read_manifest(folder)["read"]
     _refuse_links(folder)
     path, options = _dataset_arguments(folder, read)
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ArrayFile, LMDB, Parquet, TarShards)}
-    dataset = kinds[read["dataset"]](path, **options)
-    path = os.path.join(folder, CLASSES)
-    dataset.classes = classes = read_json(path)
-    if difference(classes, [str]) and classes is not None:
+    dataset_types: dict[str, Any] = {cls.__name__: cls for cls in (ArrayFile, LMDB, Parquet, TarShards)}
+    dataset = dataset_types[read["dataset"]](path, **options)
+    classes_path = os.path.join(folder, CLASSES)
+    dataset.classes = classes = read_json(classes_path)
+    if find_difference(classes, [str]) and classes is not None:
         raise GpuloadError(
-            f"{path!r} holds {shorten(classes)}; expected a list of class names. Copy the file again, or pack again"
+            f"{classes_path!r} holds {short_repr(classes)}; expected a list of class names. Copy the file again, or "
+            "pack again"
         )
     return dataset
 
 
 def _refuse_links(folder: str) -> None:
-    """Refuse a set with links that point outside its folder: they could expose any file of the reader's machine."""
+    """Refuse a set with links that point outside its folder, since they could expose any file on the user's machine."""
     root = os.path.join(os.path.realpath(folder), "")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink() and not (target := os.path.realpath(entry.path)).startswith(root):
                 raise GpuloadError(
-                    f"{entry.path!r} is a link to {target!r}, outside of {folder!r}. Replace the link with a copy of "
+                    f"{entry.path!r} is a link to {target!r}, outside {folder!r}. Replace the link with a copy of "
                     "the file; or if you trust the files, open them directly, as in 'packed/shard-*.tar'"
                 )

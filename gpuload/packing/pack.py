@@ -28,12 +28,12 @@ from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import durable, manifest
-from gpuload.packing.durable import WORK, as_json, write_file
+from gpuload.packing.durable import WORK_FOLDER, encode_json, write_file
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, difference
+from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, find_difference
 from gpuload.packing.plan import Job, Store, identity_of, load_plan, plan_job, source_stamp
 from gpuload.packing.pool import make_parts
-from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, part_file, place_array, record_path
+from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, move_array, part_file, record_path
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
@@ -49,15 +49,15 @@ Progress = Callable[[int, int, int], None]
 
 
 class BadSamples(GpuloadError):
-    """The error for damaged samples, because of which the set is not finished.
+    """The error for damaged samples that prevent a set from being finished.
 
     Attributes:
-        bad: a dict for each damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
+        bad: one dict per damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
     """
 
     def __init__(self, bad: list[dict[str, Any]], total: int, folder: str) -> None:
         self.bad = bad
-        listed = "".join(f"\n  {_describe_bad(sample)}" for sample in bad[:MAX_LISTED])
+        listed = "".join(f"\n  {_describe_bad_sample(sample)}" for sample in bad[:MAX_LISTED])
         suffix = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
         super().__init__(
             f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{suffix}\n"
@@ -73,7 +73,7 @@ class Packed:
     Attributes:
         folder: the absolute path of the set.
         samples, files, nbytes: the number of samples, the number of files that hold them, and the size of these files.
-        left_out: the skipped damaged samples, each with its ``index`` in the dataset, ``source`` and ``cause``.
+        left_out: one dict per skipped damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
         kept: the number of images that could not be changed as requested and were copied unchanged, by reason.
         taken_up: the number of samples that an earlier run had already packed.
         read: a line of Python that opens the set.
@@ -118,12 +118,12 @@ def pack(
         to: ``"tar"`` (shards that follow WebDataset's convention), ``"parquet"``, ``"lmdb"``, or ``"array"``, a single
             ``.npy`` file of decoded images.
         short_side: resize larger images so that their shorter side has this length. 8-bit JPEG and PNG files keep their
-            format, ICC profile and EXIF (the orientation is not applied); other images are copied unchanged, and
-            counted. With ``to="array"``: crop each image to its central square and resize it to this length.
+            format, ICC profile and EXIF (the orientation is not applied); other images are copied unchanged and counted
+            in `Packed.kept`. With ``to="array"``: crop each image to its central square and resize it to this length.
         quality: the JPEG quality of resized JPEGs, 1 to 100. All other images keep their bytes.
         cuttable: add an index to JPEGs, so that crops are cut before decoding (progressive JPEGs need jpegtran).
-            Images that cannot be made cuttable are copied unchanged, and counted.
-        shard_bytes: the approximate maximum size of a shard; an exact limit if images are stored unchanged.
+            Images that cannot be made cuttable are copied unchanged and counted in `Packed.kept`.
+        shard_bytes: the approximate maximum size of a shard; an exact limit for image files that are stored unchanged.
         workers: the number of worker processes; 0 packs in this process. Default: the number of CPUs that this process
             may use, up to 16; 0 if only one part is missing.
         skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
@@ -133,7 +133,7 @@ def pack(
         ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
             cluster of this machine. All machines must see the source and the folder under the same paths. `workers`
             then counts the workers of the entire cluster; default: the number of its CPUs.
-        progress: called a few times per second with samples done, total samples, and bytes written.
+        progress: called a few times per second, see `Progress`.
 
     Raises:
         BadSamples: samples are damaged; the error lists them.
@@ -159,9 +159,9 @@ def pack(
     """
     options = ImageOptions(short_side, quality, cuttable, check, exif)
     _check_arguments(dataset, to, options, shard_bytes, workers)
-    full = full_path(folder)
-    work_folder = os.path.join(full, WORK)
-    _check_folder(full, work_folder)
+    root = full_path(folder)
+    work_folder = os.path.join(root, WORK_FOLDER)
+    _check_folder(root, work_folder)
     plan = {
         "format": manifest.FORMAT,
         "to": to,
@@ -169,41 +169,41 @@ def pack(
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    with durable.explain_full_disk(full):
+    with durable.explain_full_disk(root):
         os.makedirs(work_folder, exist_ok=True)
-        with _locked(work_folder, full):
-            if os.path.exists(os.path.join(full, MANIFEST)):
-                return _reopen_finished(dataset, full, plan)
-            job = _resume_job(plan_job(dataset, full, to, options, shard_bytes), plan)
-            records, taken_up = _make_records(job, workers, ray, skip_bad, progress)
+        with _lock_folder(work_folder, root):
+            if os.path.exists(os.path.join(root, MANIFEST)):
+                return _reopen_set(dataset, root, plan)
+            job = _resume_job(plan_job(dataset, root, to, options, shard_bytes), plan)
+            records, taken_up = _make_missing_parts(job, workers, ray, skip_bad, progress)
             return _finish(job, plan, records, taken_up)
 
 
-def _reopen_finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
+def _reopen_set(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     """Return the set that the folder already holds.
 
     Raises:
         FileExistsError: the set has another plan, or its source files have changed.
     """
-    shutil.rmtree(os.path.join(folder, WORK))
-    written = manifest.read_manifest(folder)
-    _refuse_different_plan(written["plan"], plan, folder, "holds a finished set")
-    bounds = [*(part["first"] for part in written["parts"]), len(dataset)]
-    stamps = manifest.source_stamps(folder, len(bounds) - 1)
+    shutil.rmtree(os.path.join(folder, WORK_FOLDER))
+    stored_manifest = manifest.read_manifest(folder)
+    _refuse_different_plan(stored_manifest["plan"], plan, folder, "holds a finished set")
+    part_bounds = [*(part["first"] for part in stored_manifest["parts"]), len(dataset)]
+    stamps = manifest.source_stamps(folder, len(part_bounds) - 1)
     changed_spans = [
         span
-        for span, stamp in zip(pairwise(bounds), stamps, strict=True)
+        for span, stamp in zip(pairwise(part_bounds), stamps, strict=True)
         if stamp is not None and stamp != source_stamp(dataset, range(*span))
     ]
     if changed_spans:
         first, stop = changed_spans[0]
-        suffix = f", and in {len(changed_spans) - 1:,} more parts" if len(changed_spans) > 1 else ""
+        suffix = f" and in other parts ({len(changed_spans):,} in total)" if len(changed_spans) > 1 else ""
         raise FileExistsError(
             f"{folder!r} holds a finished set, but source files have since changed in size or modification "
             f"time: among samples {first:,} to {stop - 1:,}{suffix}. To pack the changed files, use another folder or "
             "remove this one; if they were only copied or touched, keep the set: it is complete"
         )
-    return _summary(folder, written, written["samples"])
+    return _summarize(folder, stored_manifest, stored_manifest["samples"])
 
 
 def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
@@ -223,10 +223,11 @@ def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: 
         ("workers", workers, 0, 4096),
     ):
         if value is not None and (type(value) is not int or not low <= value <= high):
-            raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+            raise ValueError(f"{name} must be an int from {low} to {high}, got {value!r}")
     if options.exif and to != "array":
         raise ValueError(
-            f"exif=True needs to='array', got {to!r}: packed files keep their orientation; read with Decode(exif=True)"
+            f"exif=True needs to='array', got {to!r}; omit it, because packed files keep their orientation, and read "
+            "them with Decode(exif=True)"
         )
     if options.cuttable and to == "array":
         raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; use only one of them")
@@ -241,10 +242,10 @@ def _check_folder(folder: str, work_folder: str) -> None:
     if os.path.islink(work_folder):
         raise FileExistsError(f"{work_folder!r} is a link, so files at its target would be removed; remove the link")
     names = sorted(os.listdir(folder))
-    if names and WORK not in names and MANIFEST not in names:
+    if names and WORK_FOLDER not in names and MANIFEST not in names:
         raise FileExistsError(
-            f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is "
-            "new, empty, or holds an unfinished set of the same job"
+            f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a new or empty "
+            "folder, or one with an unfinished set of the same job"
         )
 
 
@@ -257,14 +258,14 @@ def _refuse_different_plan(previous: dict[str, Any], plan: dict[str, Any], folde
             for name in differing
         )
         raise FileExistsError(
-            f"{folder!r} {state} packed with other arguments: {differences}. Use the same arguments or another folder, "
-            "or remove this one"
+            f"{folder!r} {state} packed with other arguments: {differences}. Use the same arguments, use another "
+            "folder, or remove this one"
         )
 
 
 @contextlib.contextmanager
-def _locked(work_folder: str, folder: str) -> Iterator[None]:
-    """Keep other processes from packing to the same folder; the kernel releases the lock when the process ends."""
+def _lock_folder(work_folder: str, folder: str) -> Iterator[None]:
+    """Keep other processes from packing to the same folder. The kernel releases the lock if this process is killed."""
     with open(os.path.join(work_folder, "lock"), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,61 +275,61 @@ def _locked(work_folder: str, folder: str) -> Iterator[None]:
 
 
 def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
-    """Resume an interrupted job with its saved bounds, or save the plan of a new job. Return the job."""
-    path, entry_type = os.path.join(job.work_folder, PLAN), str(job.entry_type)
-    saved_plan = load_plan(path, job.folder)
+    """Return an interrupted job with its saved bounds; for a new job, save its plan and return the job unchanged."""
+    plan_path, entry_type_text = os.path.join(job.work_folder, PLAN), str(job.entry_type)
+    saved_plan = load_plan(plan_path, job.folder)
     for name in os.listdir(job.work_folder):
         if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left behind by a killed run
             os.unlink(os.path.join(job.work_folder, name))
     if saved_plan is None:
-        write_file(path, as_json({**plan, "bounds": job.bounds, "like": entry_type}), job.work_folder)
+        write_file(plan_path, encode_json({**plan, "bounds": job.bounds, "like": entry_type_text}), job.work_folder)
         durable.sync_names(job.work_folder)
     else:
         _refuse_different_plan(saved_plan, plan, job.folder, "holds an unfinished set")
-        if saved_plan["like"] != entry_type:
+        if saved_plan["like"] != entry_type_text:
             raise FileExistsError(
-                f"{job.folder!r} was started with samples of {saved_plan['like']}, but they are now {entry_type}; "
-                "remove the folder"
+                f"{job.folder!r} was started with samples of type {saved_plan['like']}, but their type is now "
+                f"{entry_type_text}; remove the folder"
             )
         job = replace(job, bounds=saved_plan["bounds"])
-    for name in (ARRAY, DATABASE):  # a run that was killed in `_finish` has moved it
+    for name in (ARRAY, DATABASE):  # a run that was killed in `_finish` may have moved the file
         with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(os.path.join(job.work_folder, name)):
                 os.replace(os.path.join(job.folder, name), os.path.join(job.work_folder, name))
-    array = os.path.join(job.work_folder, ARRAY)
-    if job.to == "array" and not os.path.exists(array):
+    array_path = os.path.join(job.work_folder, ARRAY)
+    if job.to == "array" and not os.path.exists(array_path):
         header, sample_bytes = array_layout(job, job.bounds[-1])
-        with durable.draft(array, job.work_folder) as file:
+        with durable.open_draft(array_path, job.work_folder) as file:
             file.write(header)
             file.truncate(len(header) + job.bounds[-1] * sample_bytes)
     return job
 
 
-def _make_records(
+def _make_missing_parts(
     job: Job, workers: int | None, ray: str | None, skip_bad: bool, progress: Progress | None
 ) -> tuple[list[dict[str, Any]], int]:
     """Make the missing parts. Return the records of all parts, and the number of samples that were already packed."""
-    count, total, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
+    part_count, sample_count, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
     records: dict[int, dict[str, Any]] = {}
-    for number in range(count):
-        record = durable.read_json(record_path(job, number))
-        if not difference(record, manifest.record_schema(job.to, number)) and _is_done(
+    for part_number in range(part_count):
+        record = durable.read_json(record_path(job, part_number))
+        if not find_difference(record, manifest.record_schema(job.to, part_number)) and _is_done(
             job, record, skip_bad, committed
         ):
-            records[number] = record
+            records[part_number] = record
     taken_up = sum(record["samples"] for record in records.values())
-    samples_done, bytes_written = sum(len(job.span(number)) for number in records), 0
+    samples_done, bytes_written = sum(len(job.span(part_number)) for part_number in records), 0
 
     def report(samples: int, nbytes: int) -> None:
         nonlocal samples_done, bytes_written, reported_s
         samples_done, bytes_written, now_s = samples_done + samples, bytes_written + nbytes, time.monotonic()
-        if progress is not None and (now_s - reported_s > PROGRESS_S or samples_done == total):
+        if progress is not None and (now_s - reported_s > PROGRESS_S or samples_done == sample_count):
             reported_s = now_s
-            progress(samples_done, total, bytes_written)
+            progress(samples_done, sample_count, bytes_written)
 
     reported_s = 0.0
     report(0, 0)
-    missing = [number for number in range(count) if number not in records]
+    missing = [part_number for part_number in range(part_count) if part_number not in records]
     if workers is None and ray is None:  # starting a worker takes as long as copying 1,000 photos
         workers = min(MAX_WORKERS, usable_cpus()) if len(missing) > 1 else 0
     with contextlib.closing(make_parts(job, missing, workers, report, ray)) as results:
@@ -340,39 +341,41 @@ def _make_records(
             if record is None:
                 break
             records[record["part"]] = record
-    ordered = [records[number] for number in range(count)]
-    bad = [sample for record in ordered for sample in record["bad"]]
-    if bad and not skip_bad:
-        raise BadSamples(bad, total, job.folder)
-    if len(bad) == total:
-        raise GpuloadError(f"all {total:,} samples are damaged; the first is {_describe_bad(bad[0])}")
-    return ordered, taken_up
+    ordered_records = [records[part_number] for part_number in range(part_count)]
+    bad_samples = [sample for record in ordered_records for sample in record["bad"]]
+    if bad_samples and not skip_bad:
+        raise BadSamples(bad_samples, sample_count, job.folder)
+    if len(bad_samples) == sample_count:
+        raise GpuloadError(
+            f"all {sample_count:,} samples are damaged; the first is {_describe_bad_sample(bad_samples[0])}"
+        )
+    return ordered_records, taken_up
 
 
 def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
     """Return whether the part exists and its source files have not changed since it was made."""
-    number = record["part"]
-    if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(number)):
+    part_number = record["part"]
+    if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(part_number)):
         return False
-    path = part_file(job, number)
+    path = part_file(job, part_number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and durable.hash_of(path) == record["sha256"])
+        return part_number < committed or (os.path.exists(path) and durable.hash_of(path) == record["sha256"])
     return job.to == "array" or (os.path.exists(path) and os.path.getsize(path) == record["bytes"])
 
 
 def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
     """Move the finished files into the set's folder, then write the manifest."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
-    files = {manifest.SUMS: _npy(sums)}
+    files = {manifest.SUMS: _encode_npy(sums)}
     classes = getattr(job.dataset, "classes", None)
     if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
         files[manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
     if job.to == "array" and job.form == "pair":
-        files[manifest.LABELS] = _npy(np.array([label for record in records for label in record["labels"]]))
+        files[manifest.LABELS] = _encode_npy(np.array([label for record in records for label in record["labels"]]))
     hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
-    files[manifest.SOURCES] = as_json([record["sources"] for record in records])
+    files[manifest.SOURCES] = encode_json([record["sources"] for record in records])
     if job.to == "array":
-        place_array(job, records)
+        move_array(job, records)
         hashes[ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
     elif job.to == "lmdb":
         hashes[DATABASE] = durable.hash_of(os.path.join(job.work_folder, DATABASE))
@@ -380,14 +383,14 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
     for name, data in files.items():
         write_file(os.path.join(job.folder, name), data, job.work_folder)
     durable.sync_names(job.folder)
-    written = manifest.seal(
+    finished_manifest = manifest.add_hash(
         {
             "format": manifest.FORMAT,
             "to": job.to,
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
-            "read": manifest.reader_description(job.to, job.form, records, job.entry_type),
+            "read": manifest.describe_reader(job.to, job.form, records, job.entry_type),
             "parts": [{name: record[name] for name in PART_FIELDS} for record in records],
             "files": hashes,
             "left_out": [sample for record in records for sample in record["bad"]],
@@ -395,24 +398,26 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
             "plan": plan,
         }
     )
-    write_file(os.path.join(job.folder, MANIFEST), as_json(written), job.work_folder)
+    write_file(os.path.join(job.folder, MANIFEST), encode_json(finished_manifest), job.work_folder)
     durable.sync_names(job.folder)
     shutil.rmtree(job.work_folder)
-    return _summary(job.folder, written, taken_up)
+    return _summarize(job.folder, finished_manifest, taken_up)
 
 
-def _summary(folder: str, written: dict[str, Any], taken_up: int) -> Packed:
-    names = dict.fromkeys(part["file"] for part in written["parts"])
+def _summarize(folder: str, contents: dict[str, Any], taken_up: int) -> Packed:
+    names = dict.fromkeys(part["file"] for part in contents["parts"])
     nbytes = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    read = manifest.reading_line(folder, written["read"])
-    return Packed(folder, written["samples"], len(names), nbytes, written["left_out"], written["kept"], taken_up, read)
+    read = manifest.format_open_call(folder, contents["read"])
+    return Packed(
+        folder, contents["samples"], len(names), nbytes, contents["left_out"], contents["kept"], taken_up, read
+    )
 
 
-def _npy(array: np.ndarray) -> bytes:
+def _encode_npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
     return file.getvalue()
 
 
-def _describe_bad(sample: dict[str, Any]) -> str:
+def _describe_bad_sample(sample: dict[str, Any]) -> str:
     return f"{sample['source'] or 'sample ' + str(sample['index'])}: {sample['cause']}"

@@ -5,8 +5,8 @@ accessible: in this process, or in worker processes (`pool`) on this machine or 
 same part concurrently: each writes under a different name, and the bytes are equal.
 
 - ``tar``: a shard with its index. Members have no owner and no modification time, so the bytes depend only on the
-  samples. Headers are identical to tarfile's, but take 1 µs instead of 60 µs, in which a small photo can be read,
-  hashed and written.
+  samples. Headers are identical to tarfile's, but take 1 µs instead of 60 µs, as much as reading, hashing and writing a
+  small photo.
 - ``parquet``: a file written by pyarrow, with small, uncompressed row groups and page checksums.
 - ``lmdb``: one database, which only one process can write. So each part becomes a tar of keys and values, and
   `append_to_lmdb` adds the parts in order, with one transaction per part, and reopens the file each time. (LMDB does
@@ -32,21 +32,21 @@ from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
 from gpuload.datasets.stores.tar.shards import save_index
 from gpuload.errors import DecodeError, import_optional, one_line
-from gpuload.packing.durable import as_json, draft, explain_full_disk, record_of, write_file
-from gpuload.packing.images import Images
+from gpuload.packing.durable import encode_json, explain_full_disk, open_draft, size_and_hash, write_file
+from gpuload.packing.images import ImageConverter
 from gpuload.packing.manifest import ARRAY, DATABASE
 from gpuload.packing.plan import Job, source_stamp
 
 __all__ = [
-    "Report", "append_to_lmdb", "array_layout", "committed_parts", "make_part", "part_file", "place_array",
+    "Report", "append_to_lmdb", "array_layout", "committed_parts", "make_part", "move_array", "part_file",
     "record_path", "tar_header",
 ]  # fmt: skip
 
 Report = Callable[[int, int], None]
 """A callback that gets the number of samples done and of bytes written since the last call."""
 
-COPY_BYTES: Final = 1 << 20
-GROUP_ROWS: Final = 16  # small, since in a shuffled order, nearly every sample needs a different row group
+BUFFER_BYTES: Final = 1 << 20
+GROUP_ROWS: Final = 16  # small, because in a shuffled order nearly every sample needs a different row group
 PAGE: Final = 4096
 NAME, SIZE, SUM = slice(0, 100), slice(124, 136), slice(148, 156)  # fields in the header of a tar member
 MAX_MEMBER_BYTES: Final = 8**11 - 1  # the largest number with eleven octal digits
@@ -64,15 +64,16 @@ class Part:
     job: Job
     number: int
     report: Report
-    images: Images
+    converter: ImageConverter
     bad: list[dict[str, Any]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
-    def prepared_samples(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
-        """Yield intact samples as `Job.prepared_samples` does; record damaged samples in `bad` and skip them."""
-        for index, sample, prepared in self.job.prepared_samples(self.job.span(self.number), self.images, check):
+    def prepare_samples(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
+        """Yield the index and the prepared data of each intact sample, as in `Job.prepare_samples`. Record damaged
+        samples in `bad`, and skip them."""
+        for index, sample, prepared in self.job.prepare_samples(self.job.span(self.number), self.converter, check):
             if isinstance(prepared, Exception):
-                source = _source(self.job.dataset, sample, index)
+                source = _source_path(self.job.dataset, sample, index)
                 cause = f"{type(prepared).__name__}: {one_line(str(prepared))}"
                 self.bad.append({"index": index, "source": source, "cause": cause})
                 self.report(1, 0)
@@ -80,59 +81,60 @@ class Part:
                 yield index, prepared
 
     def record_written(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Record the CRC-32 of a sample that was written, given its bytes, and report the progress."""
-        total, nbytes = 0, 0
+        """Record the CRC-32 of a sample that was written, whose bytes are the concatenated `pieces`, and report the
+        progress."""
+        checksum, nbytes = 0, 0
         for piece in pieces:
-            total, nbytes = zlib.crc32(piece, total), nbytes + len(piece)
-        self.sums.append(total)
+            checksum, nbytes = zlib.crc32(piece, checksum), nbytes + len(piece)
+        self.sums.append(checksum)
         self.report(1, nbytes)
 
 
-def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
-    """Make one part, and write its record when the part is on disk. Return the record, which can be written as JSON.
+def make_part(job: Job, part_number: int, report: Report) -> dict[str, Any]:
+    """Make one part, and write its record when the part is on disk. Return the record, which JSON can represent.
 
     Raises:
         GpuloadError: the store cannot hold the dataset's samples, or the disk is full.
         OSError: a file cannot be written.
     """
-    part = Part(job, number, report, Images(job.options))
-    write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_span}[job.to]
+    part = Part(job, part_number, report, ImageConverter(job.options))
+    write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_array}[job.to]
     with explain_full_disk(job.folder):
         record = {
-            **write(part, part_file(job, number)),
-            "part": number,
-            "first": job.bounds[number],
+            **write(part, part_file(job, part_number)),
+            "part": part_number,
+            "first": job.bounds[part_number],
             "samples": len(part.sums),
             "crc32": np.array(part.sums, "<u4").tobytes().hex(),
             "bad": part.bad,
-            "kept": part.images.kept,
-            "sources": source_stamp(job.dataset, job.span(number)),
+            "kept": part.converter.unchanged_counts,
+            "sources": source_stamp(job.dataset, job.span(part_number)),
         }
         # The record need not survive a power failure: without it, the part is made again.
-        write_file(record_path(job, number), as_json(record), job.work_folder, sync=False)
+        write_file(record_path(job, part_number), encode_json(record), job.work_folder, sync=False)
     return record
 
 
-def record_path(job: Job, number: int) -> str:
+def record_path(job: Job, part_number: int) -> str:
     """Return the path of a part's record."""
-    return os.path.join(job.work_folder, f"{number:05d}.json")
+    return os.path.join(job.work_folder, f"{part_number:05d}.json")
 
 
-def part_file(job: Job, number: int) -> str:
+def part_file(job: Job, part_number: int) -> str:
     """Return the path of the file that holds a part until the set is finished."""
     if job.to == "lmdb":
-        return os.path.join(job.work_folder, f"{number:05d}.pairs")
+        return os.path.join(job.work_folder, f"{part_number:05d}.pairs")
     if job.to == "array":
         return os.path.join(job.work_folder, ARRAY)
-    digits = max(5, len(str(len(job.bounds) - 2)))  # so that the order of the names is that of the parts
-    return os.path.join(job.folder, f"shard-{number:0{digits}d}.{job.to}")
+    digits = max(5, len(str(len(job.bounds) - 2)))  # so that sorting the names keeps the order of the parts
+    return os.path.join(job.folder, f"shard-{part_number:0{digits}d}.{job.to}")
 
 
-def _source(dataset: Any, sample: Any, index: int) -> str | None:
-    """Return the path of a sample's file, so that the user can repair it."""
+def _source_path(dataset: Any, sample: Any, index: int) -> str | None:
+    """Return the path of a sample's file, with which the user can repair the sample; None if it is unknown."""
     for value in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
-        if isinstance(source := getattr(value, "source", None) or getattr(value, "filename", None), str):
-            return source
+        if isinstance(path := getattr(value, "source", None) or getattr(value, "filename", None), str):
+            return path
     paths = getattr(dataset, "paths", None)
     return paths[index] if paths is not None else None
 
@@ -143,9 +145,9 @@ def _source(dataset: Any, sample: Any, index: int) -> str | None:
 def _write_tar(part: Part, path: str) -> dict[str, Any]:
     """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
-    extensions: list[dict[str, None]] = []  # for each position in a sample, in order of appearance
-    with draft(path, part.job.work_folder, sync=is_shard) as file:
-        for index, fields in part.prepared_samples():
+    extensions: list[dict[str, None]] = []  # one ordered set per position in a sample
+    with open_draft(path, part.job.work_folder, sync=is_shard) as file:
+        for index, fields in part.prepare_samples():
             key = part.job.key(index)
             for position, (extension, data) in enumerate(fields):
                 name = f"{key}.{extension}" if is_shard else f"{key}.{'label' if position else 'image'}"
@@ -162,7 +164,7 @@ def _write_tar(part: Part, path: str) -> dict[str, Any]:
             save_index(build(path))
     return {
         "file": os.path.basename(path) if is_shard else DATABASE,
-        **record_of(file),
+        **size_and_hash(file),
         "fields": [*map(list, extensions)],
     }
 
@@ -183,12 +185,12 @@ def tar_header(name: str, nbytes: int) -> bytes:
     Raises:
         ValueError: the name or the size does not fit into a header.
     """
-    text = name.encode("utf-8", "surrogateescape")
-    if len(text) > NAME.stop or nbytes > MAX_MEMBER_BYTES:
+    encoded_name = name.encode("utf-8", "surrogateescape")
+    if len(encoded_name) > NAME.stop or nbytes > MAX_MEMBER_BYTES:
         return _tarfile_header(name, nbytes)
     header = HEADER_TEMPLATE.copy()
-    header[NAME], header[SIZE] = text.ljust(NAME.stop, b"\0"), b"%011o\0" % nbytes
-    header[SUM] = b"%06o\0 " % ((zlib.adler32(header) & 0xFFFF) - 1)  # the sum of the bytes, which is below 65,521
+    header[NAME], header[SIZE] = encoded_name.ljust(NAME.stop, b"\0"), b"%011o\0" % nbytes
+    header[SUM] = b"%06o\0 " % ((zlib.adler32(header) & 0xFFFF) - 1)  # 1 + the sum of the bytes, which is below 65,521
     return bytes(header)
 
 
@@ -204,7 +206,7 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
     def check(row: dict[str, Any]) -> dict[str, Any]:
         if row.keys() != set(schema.names):
             columns, expected = (", ".join(map(repr, names)) for names in (row, schema.names))
-            raise ValueError(f"it has the columns {columns}, but the first sample has {expected}")
+            raise ValueError(f"the sample has the columns {columns}, but the first sample has {expected}")
         arrow.RecordBatch.from_pylist([row], schema)  # raises ArrowInvalid, a ValueError, if a value has another type
         return row
 
@@ -214,21 +216,21 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
             rows.clear()
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
-    with draft(path, part.job.work_folder) as file, parquet.ParquetWriter(file, schema, **options) as writer:
-        for _, row in part.prepared_samples(check):
+    with open_draft(path, part.job.work_folder) as file, parquet.ParquetWriter(file, schema, **options) as writer:
+        for _, row in part.prepare_samples(check):
             rows.append(row)
             part.record_written(value["bytes"] for value in row.values() if isinstance(value, dict))
             if len(rows) == GROUP_ROWS:
                 write_group()
         write_group()
-    return {"file": os.path.basename(path), **record_of(file)}
+    return {"file": os.path.basename(path), **size_and_hash(file)}
 
 
 # -- LMDB -------------------------------------------------------------------------------------------------------------
 
 
 def committed_parts(job: Job) -> int:
-    """Return the number of parts that the database already contains."""
+    """Return the number of parts that the LMDB database already contains; 0 for other stores."""
     path = os.path.join(job.work_folder, DATABASE)
     if job.to != "lmdb" or not os.path.exists(path):
         return 0
@@ -236,37 +238,36 @@ def committed_parts(job: Job) -> int:
     try:
         with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
             return env.info()["last_txnid"]
-    except lmdb.Error:  # not even its first pages were written
+    except lmdb.Error:  # the run was killed before it wrote the first pages
         os.unlink(path)
         return 0
 
 
-def append_to_lmdb(job: Job, number: int) -> None:
+def append_to_lmdb(job: Job, part_number: int) -> None:
     """Add a part to the database in its own transaction, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
-    path, pairs = os.path.join(job.work_folder, DATABASE), part_file(job, number)
+    path, pairs_path = os.path.join(job.work_folder, DATABASE), part_file(job, part_number)
     # The size of the map is stored in the file, so it must not depend on the number of attempts.
-    room_bytes = used_bytes = 0
-    for key, value in _pairs(pairs):
-        room_bytes += 3 * PAGE + len(key) + len(value)
-    if number:
+    new_bytes = used_bytes = 0
+    for key, value in _read_pairs(pairs_path):
+        new_bytes += 3 * PAGE + len(key) + len(value)
+    if part_number:
         with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
             used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    map_size = (used_bytes + 2 * room_bytes + 256 * PAGE) // PAGE * PAGE
+    map_size = (used_bytes + 2 * new_bytes + 256 * PAGE) // PAGE * PAGE
     with lmdb.open(path, subdir=False, lock=False, map_size=map_size) as env, env.begin(write=True) as transaction:
-        for key, value in _pairs(pairs):
+        for key, value in _read_pairs(pairs_path):
             transaction.put(key, value, append=True)
-        if not room_bytes:
-            transaction.put(
-                b"__empty__", b""
-            )  # a part without samples also needs a transaction, since they are counted
+        if not new_bytes:
+            # `committed_parts` counts transactions, so a part without samples must commit a change too.
+            transaction.put(b"__empty__", b"")
             transaction.delete(b"__empty__")
-    os.unlink(pairs)
+    os.unlink(pairs_path)
 
 
-def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a part, sorted by key."""
-    with open(path, "rb", buffering=COPY_BYTES) as file:
+def _read_pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the value of each entry of a part, sorted by key."""
+    with open(path, "rb", buffering=BUFFER_BYTES) as file:
 
         def read_at(offset: int, nbytes: int) -> bytes:
             file.seek(offset)
@@ -280,7 +281,7 @@ def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
-    """Return the header of a ``.npy`` file for this many samples, and the size of a sample in bytes."""
+    """Return the header of a ``.npy`` file with this number of samples, and the size of one sample in bytes."""
     dtype, shape, _ = job.entry_type
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": (samples, *shape)}
@@ -288,7 +289,7 @@ def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
     return file.getvalue(), int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _write_span(part: Part, path: str) -> dict[str, Any]:
+def _write_array(part: Part, path: str) -> dict[str, Any]:
     """Write the intact samples without gaps, starting at the offset of the part's first sample."""
     job = part.job
     dtype, shape, _ = job.entry_type
@@ -306,9 +307,9 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
         contiguous: Any = np.ascontiguousarray(array)
         return memoryview(contiguous.reshape(-1).view(np.uint8)), label
 
-    with open(path, "r+b", buffering=COPY_BYTES) as file:
+    with open(path, "r+b", buffering=BUFFER_BYTES) as file:
         file.seek(len(header) + job.bounds[part.number] * sample_bytes)
-        for _, (data, label) in part.prepared_samples(check):
+        for _, (data, label) in part.prepare_samples(check):
             file.write(data)
             digest.update(data)
             labels.append(label)
@@ -318,17 +319,17 @@ def _write_span(part: Part, path: str) -> dict[str, Any]:
     return {"file": ARRAY, "bytes": sample_bytes * len(labels), "sha256": digest.hexdigest(), "labels": labels}
 
 
-def place_array(job: Job, records: list[dict[str, Any]]) -> None:
-    """Move the array to the set's folder; if samples were skipped, rewrite it without gaps."""
-    path, source = os.path.join(job.folder, ARRAY), os.path.join(job.work_folder, ARRAY)
+def move_array(job: Job, records: list[dict[str, Any]]) -> None:
+    """Move the array to the set's folder. If samples were skipped, write a copy without gaps instead."""
+    path, work_path = os.path.join(job.folder, ARRAY), os.path.join(job.work_folder, ARRAY)
     samples = sum(record["samples"] for record in records)
     if samples == job.bounds[-1]:
-        os.replace(source, path)
+        os.replace(work_path, path)
         return
     header, sample_bytes = array_layout(job, job.bounds[-1])
-    with draft(path, job.work_folder) as file, open(source, "rb") as old:
+    with open_draft(path, job.work_folder) as file, open(work_path, "rb") as work_file:
         file.write(array_layout(job, samples)[0])
         for record in records:
-            old.seek(len(header) + record["first"] * sample_bytes)
+            work_file.seek(len(header) + record["first"] * sample_bytes)
             for _ in range(record["samples"]):
-                file.write(old.read(sample_bytes))
+                file.write(work_file.read(sample_bytes))

@@ -25,7 +25,7 @@ from gpuload.stage.noise import batch_normals, normals
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
-from gpuload.transforms.program.windows import boxes_within
+from gpuload.transforms.program.windows import clip_to_windows
 
 __all__ = [
     "MAX_LEVELS",
@@ -181,9 +181,9 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
 def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
     """Return a copy of an N×C×H×W batch of windows, with boxes erased. `dtype` is the images' dtype; `levels` are
     float32 unless `dtype` is uint8."""
-    levels, boxes = levels.clone(), boxes_within(record.boxes_tlhw, windows_tlhw)
+    levels, boxes = levels.clone(), clip_to_windows(record.boxes_tlhw, windows_tlhw)
     level_dtype = np.uint8 if dtype == "uint8" else np.float32
-    constant = upload(np.array(record.levels(MAX_LEVELS[dtype]), level_dtype)[:, None, None], levels.device)
+    constant = upload(np.array(record.values_for(MAX_LEVELS[dtype]), level_dtype)[:, None, None], levels.device)
     for row, box_index in np.argwhere(boxes[:, :, 2:].all(axis=2)).tolist():
         _view_box(levels[row], boxes[row, box_index].tolist()).copy_(constant)
     return levels

@@ -232,12 +232,12 @@ def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanS
         return tuple(steps)
     # The last segment that works on levels also finishes and writes the images.
     for index, transform in enumerate(transforms[:end]):
-        if transform.makes and reasons[index] is not None:
+        if transform.output_state and reasons[index] is not None:
             for later_index in range(index + 1, end):
                 reason = reasons[later_index] or f"combined with {type(transform).__name__} before it"
                 steps[later_index] = PlanStep(transforms[later_index], REFERENCE, reason)
         last_step = steps[end - 1]
-        if transform.makes and last_step.backend != steps[index].backend:
+        if transform.output_state and last_step.backend != steps[index].backend:
             reason = (
                 None if last_step.reason is None else f"combined with {type(last_step.transform).__name__} after it"
             )

@@ -24,7 +24,7 @@ from gpuload.stage.device import generator_of, upload
 from gpuload.stage.finish import Outputs
 from gpuload.stage.ragged import rows_by_key
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Call, in_params
+from gpuload.transforms.program.ops import Call, map_params
 
 __all__ = ["apply_module", "note_input", "run_call", "split_at_calls"]
 
@@ -108,7 +108,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
     transform, device = record.transform, images[0].device
     needs_floats = transform.float_levels and method == "apply" and images[0].dtype == torch.uint8
     call = getattr(transform, method)
-    params = in_params(
+    params = map_params(
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
     floats = torch.empty(0, dtype=torch.float32, device=device)
@@ -120,7 +120,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
                 batch = floats
             index = _index(piece, device)
             seed_all(int(record.seeds[piece][0]))
-            piece_params = in_params(params, lambda tensor, index=index: tensor[index])
+            piece_params = map_params(params, lambda tensor, index=index: tensor[index])
             argument = batch[0] if transform.per == "image" else batch
             try:
                 result = call(argument, piece_params)

@@ -1,8 +1,8 @@
-"""Transforms with torchvision's names, arguments, defaults and semantics, but with separate draws for each sample.
+"""Transforms with torchvision's names, arguments, defaults and semantics, but with random parameters per sample.
 
 This package declares transforms and draws their random parameters; `gpuload.stage` applies them. Workers import it, so
-it does not import torch. Each transform is imported on first use: a worker needs only the transforms of its chain, and
-importing all transforms would take longer than all other imports of a worker.
+it does not import torch. Each transform is imported on first use, since a worker needs only the transforms of its
+chain, and importing all transforms would take longer than all of a worker's other imports.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _MODULES = {
     "timm_policies": "TimmAugMix TimmAutoAugment TimmRandAugment",
     "warps": "RandomAffine RandomPerspective RandomRotation",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_MODULE_OF_NAME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "JPEG", "AugMix", "AutoAugment", "CenterCrop", "CenterCropOrPad", "Chain", "ClampBoundingBoxes", "ClampKeyPoints",
@@ -116,12 +116,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = "gpuload.loader.loader" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
-    if home is None:
+    module = (
+        "gpuload.loader.loader"
+        if name == "apply"
+        else f"{__name__}.{_MODULE_OF_NAME[name]}"
+        if name in _MODULE_OF_NAME
+        else None
+    )
+    if module is None:
         from gpuload.transforms.names import missing_name_error
 
         raise missing_name_error(__name__, name)
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of transforms, run once, when a transform is created.
+"""Checks of transforms' arguments, which run once, when a transform is created.
 
 Each check takes the argument's name for error messages, such as ``"Resize(size=…)"``, and the user's value, and returns
 the value as plain Python objects: numbers, tuples, strings. Objects of torch, torchvision and Pillow (dtypes, modes)
@@ -29,7 +29,7 @@ __all__ = [
     "depends_on_epoch",
     "dtype_name",
     "fill_values",
-    "finite",
+    "finite_number",
     "flag",
     "format_argument",
     "integer",
@@ -71,17 +71,17 @@ def is_module(entry: Any) -> bool:
 
 def is_torchvision_transform(entry: Any) -> bool:
     """Return whether an object is a torchvision transform, or a torch ``Sequential`` that contains only torchvision
-    transforms. torchvision's v2 transforms are modules too, but must not be called with a batch like other modules:
-    they draw only once per batch."""
-    kind = type(entry)
-    if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
+    transforms. torchvision's v2 transforms are modules too, but must not be called with a batch like other modules,
+    because they would draw the same parameters for all images."""
+    cls = type(entry)
+    if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ == "Sequential":
         return len(entry) > 0 and all(map(is_torchvision_transform, entry))
-    return f"{kind.__module__}.".startswith("torchvision.transforms.")
+    return f"{cls.__module__}.".startswith("torchvision.transforms.")
 
 
 def name_of(entry: Any) -> str:
-    """Return the name of a function or class, or an object's package and class, such as ``"kornia's RandomAffine"``
-    (only the class if it is defined in ``__main__``)."""
+    """Return the name of a function or class. For other objects, return the package and class, such as ``"kornia's
+    RandomAffine"``, or only the class if it is defined in ``__main__``."""
     if not isinstance(getattr(entry, "__name__", 0), str):
         entry = type(entry)
         package = entry.__module__.partition(".")[0]
@@ -90,7 +90,7 @@ def name_of(entry: Any) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None) -> int:
-    """Return the value as an int; raise a ValueError if it is less than `minimum`, unless `minimum` is None."""
+    """Return the value as an int; raise a ValueError if the value is less than `minimum`, unless `minimum` is None."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -108,8 +108,9 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def finite(name: str, value: Any, *, allows_negative: bool = True) -> float:
-    """Return the value as a finite float; raise a ValueError if it is negative, unless `allows_negative`."""
+def finite_number(name: str, value: Any, *, allows_negative: bool = True) -> float:
+    """Return the value as a float; raise a ValueError if it is not finite, or is negative and `allows_negative` is
+    False."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -122,17 +123,17 @@ def finite(name: str, value: Any, *, allows_negative: bool = True) -> float:
 
 def probability(name: str, value: Any) -> float:
     """Return the value as a float; raise a ValueError if it is not in 0 … 1."""
-    number = finite(name, value)
+    number = finite_number(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} is a probability and must lie in 0 … 1, got {number}")
     return number
 
 
 def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, float]:
-    """Return a pair (low, high) with low ≤ high, and low > 0 if `positive`."""
+    """Return the value as (low, high); raise a ValueError unless low ≤ high, and low > 0 if `positive`."""
     if not is_sequence(value) or len(value) != 2:
         raise TypeError(f"{name} must be a pair (low, high), got {value!r}")
-    low, high = finite(name, value[0]), finite(name, value[1])
+    low, high = finite_number(name, value[0]), finite_number(name, value[1])
     if low > high:
         raise ValueError(f"{name} must be (low, high) with low ≤ high, got ({low}, {high})")
     if positive and low <= 0:
@@ -141,10 +142,10 @@ def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, f
 
 
 def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width); a single number gives a square. If `value` comes from `by_epoch`, return a copy with a
+    """Return (height, width); a single number means a square. If `value` comes from `by_epoch`, return a copy with a
     pair for each epoch."""
     if depends_on_epoch(value):
-        return value.checked(lambda size: size_pair(name, size))
+        return value.check_sizes(lambda size: size_pair(name, size))
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
@@ -181,18 +182,18 @@ def format_argument(value: Any) -> str:
 
 
 class Fill(NamedTuple):
-    """The values that fill padding: `image` has one level for all channels or one per channel; `mask` is any number
-    that the masks' dtype can hold, as an int if it is an integer."""
+    """The values that fill padding. `image` has one pixel value for all channels, or one per channel. `mask` is any
+    number that the masks' dtype can hold, as an int if it is an integer."""
 
     image: tuple[float, ...]
     mask: float
 
 
 def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
-    """Return the values that fill padding. `value` is one level, a sequence with one level per channel, or a dict of
-    levels with the keys `Image` and `Mask` (or torchvision's classes of the same names). A type without a key gets the
-    value for "others", or else the default of a defaultdict, or else 0. None means 0. If `uint8`, levels must be valid
-    for uint8 images; otherwise the stage checks later whether images can hold them."""
+    """Return the values that fill padding. `value` is one pixel value, a sequence with one value per channel, or a dict
+    with the keys `Image` and `Mask` (or torchvision's classes of the same names). A type without a key gets the value
+    for "others", or else the default of a defaultdict, or else 0. None means 0. If `uint8`, all values must be integers
+    in 0 … 255; otherwise the stage checks later whether images can hold them."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
@@ -208,12 +209,12 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
         mask = 0 if mask is None else mask
         if is_sequence(mask):
             raise TypeError(f"{name} for masks must be one number, got {mask!r}")
-        return Fill(_levels(name, image, uint8), _mask_value(f"{name} for masks", mask))
-    return _levels(name, value, uint8)
+        return Fill(_check_pixel_values(name, image, uint8), _check_mask_value(f"{name} for masks", mask))
+    return _check_pixel_values(name, value, uint8)
 
 
-def _mask_value(name: str, value: Any) -> float:
-    """Return any number, including NaN and infinity; integers become ints, since floats would round large integers."""
+def _check_mask_value(name: str, value: Any) -> float:
+    """Return the value, which can be NaN or infinity. Integers become ints, since floats would round large integers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if isinstance(value, numbers.Integral):
@@ -222,14 +223,16 @@ def _mask_value(name: str, value: Any) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
+def _check_pixel_values(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
     values = tuple(value) if is_sequence(value) else (0 if value is None else value,)
-    levels = tuple(int(number) if number.is_integer() else number for number in (finite(name, x) for x in values))
-    if not levels:
+    pixel_values = tuple(
+        int(number) if number.is_integer() else number for number in (finite_number(name, x) for x in values)
+    )
+    if not pixel_values:
         raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
-    if uint8 and not all(0 <= number <= 255 and number == int(number) for number in levels):
-        raise ValueError(f"{name} must be levels of a uint8 image, whole numbers in 0 … 255, got {value!r}")
-    return levels
+    if uint8 and not all(0 <= number <= 255 and number == int(number) for number in pixel_values):
+        raise ValueError(f"{name} must be integers in 0 … 255, the pixel values of a uint8 image, got {value!r}")
+    return pixel_values
 
 
 def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = DEFAULT_INTERPOLATIONS) -> Any:
@@ -239,7 +242,7 @@ def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = DEFAUL
         filter_name = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
         filter_name = PILLOW_FILTERS.get(value)
-    if filter_name == "nearest-exact":  # the same as nearest for Pillow images, whose results gpuload reproduces
+    if filter_name == "nearest-exact":  # equal to nearest for Pillow images, which gpuload matches
         filter_name = "nearest"
     if not isinstance(filter_name, str) or filter_name not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
@@ -247,7 +250,7 @@ def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = DEFAUL
 
 
 def antialias_flag(name: str, value: Any) -> bool:
-    """Return whether to antialias; None means True, as for Pillow images in torchvision."""
+    """Return whether to use antialiasing; None means True, as for Pillow images in torchvision."""
     if value not in (True, False, None):
         raise TypeError(f"{name} must be True, False or None, got {value!r}")
     return value is not False
@@ -256,12 +259,12 @@ def antialias_flag(name: str, value: Any) -> bool:
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:
     """Return the name of a dtype, from a string, a torch dtype or a numpy dtype."""
     if type(value).__module__ == "torch" or isinstance(value, str):
-        name_of_dtype = str(value).removeprefix("torch.")
+        dtype_text = str(value).removeprefix("torch.")
     else:
         try:
-            name_of_dtype = np.dtype(value).name
+            dtype_text = np.dtype(value).name
         except TypeError:
-            name_of_dtype = None
-    if name_of_dtype not in allowed:
+            dtype_text = None
+    if dtype_text not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return name_of_dtype  # pyright: ignore[reportReturnType]
+    return dtype_text  # pyright: ignore[reportReturnType]

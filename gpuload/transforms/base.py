@@ -2,11 +2,12 @@
 
 A transform defines three things: how to make a record, with the random parameters of all samples of a batch, from
 uniform numbers and image sizes (`draw`); which kinds of records it can draw (`outline`); and where in a chain it can be
-used (`works_on`, `makes`). It never touches pixels. Backends do, and they get the records
-(`gpuload.transforms.program`), not the transform.
+used (`works_on`, `output_state`). A transform never touches pixels: backends do, and they get only its records
+(`gpuload.transforms.program`).
 
 Sizes are int64 (B, 2): height, width. Boxes and windows are int64 (B, 4): top, left, height, width, in the coordinates
-of their image; they can extend beyond the image where a transform pads. A size can depend on the epoch (`by_epoch`):
+of the image that they belong to; if a transform pads, they can extend beyond the image. A size can depend on the epoch
+(`by_epoch`):
 workers and the main process resolve the chain for the epoch (`Chain.at`) before they draw anything.
 """
 
@@ -68,11 +69,11 @@ class DrawError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Uniforms:
-    """The random numbers of a transform; a call with a count returns float64 (B, count) in the open interval (0, 1).
+    """A transform's source of random numbers: a call returns `count` of them per sample, float64 (B, count) in (0, 1).
 
-    `lane` is the transform's first counter lane; its children use the lanes after it. `boxes` are each sample's boxes
-    as they reach the transform, float64 (n, 4): left, top, right, bottom; None if neither the transform nor a later one
-    reads them.
+    `lane` is the transform's first counter lane; the transform's children use the lanes after it. `boxes` has each
+    sample's boxes as they reach the transform, float64 (n, 4): left, top, right, bottom. It is None if neither this
+    transform nor a later one reads boxes.
     """
 
     key: Key
@@ -84,7 +85,7 @@ class Uniforms:
         return philox.uniforms(self.key, self.positions, self.lane, count)
 
     def take(self, rows: np.ndarray) -> Uniforms:
-        """Return the uniforms of the samples in these rows."""
+        """Return the uniforms of the samples with these batch indices."""
         boxes = None if self.boxes is None else [self.boxes[row] for row in rows.tolist()]
         return Uniforms(self.key, self.positions[rows], self.lane, boxes)
 
@@ -93,12 +94,12 @@ class ChainPosition(NamedTuple):
     """The position of a transform in a chain.
 
     Attributes:
-        state: the state of the images that reach it (see `Transform.works_on`).
-        finished: whether the images are finished, which means that neither the transform nor a later one works on
-            levels (integer pixel values 0 … 255).
-        unit: the number of levels that correspond to 1 in finished images.
+        state: the state of the images that reach the transform (see `Transform.works_on`).
+        finished: whether the images are in their final type, which means that neither the transform nor a later one
+            works on integer pixel values (0 … 255).
+        unit: the integer pixel value that corresponds to 1 in images of the final type.
         only_custom_follows: whether the transform and all later ones are the user's own code.
-        after_custom: whether the user's own code has already been called with finished images.
+        after_custom: whether the user's own code has already been called with images of the final type.
     """
 
     state: str
@@ -112,19 +113,19 @@ class ChainPosition(NamedTuple):
 class Transform:
     """Base class of all declarations."""
 
-    # The image states that it accepts: "uint8" levels, "float" (levels that ToDtype converted), "normalized".
+    # The image states that the transform accepts: "uint8", "float" (0 … 255 converted by ToDtype) and "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
-    record: ClassVar[type[Record] | None] = None  # the type of its records; None if it has none itself
+    record: ClassVar[type[Record] | None] = None  # the type of the transform's own records; None if it has none
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
-    operations: ClassVar[tuple[str, ...]] = ()  # the names in `program.ops.OPS` that it uses, sorted
+    operations: ClassVar[tuple[str, ...]] = ()  # sorted names from `program.ops.OPS`
     crops: ClassVar[bool] = False  # the output may use only part of the input
-    needs_full_image: ClassVar[bool] = False  # every pixel of the output depends on the whole input
+    needs_full_image: ClassVar[bool] = False  # each pixel of the output can depend on the entire input
     may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`
-    works_on_finished: ClassVar[bool] = False  # it and all later transforms work on finished images
-    makes: ClassVar[str | None] = None  # the state of its output images; None means unchanged
+    works_on_finished: ClassVar[bool] = False  # it and all later transforms work on images of the final type
+    output_state: ClassVar[str | None] = None  # the state of its output images; None means unchanged
     fill_argument: ClassVar[str] = "fill"  # the name of the argument that sets `fill`
     image_only: ClassVar[bool] = False  # it moves pixels but cannot move boxes, masks or keypoints
-    reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
+    reads_boxes: ClassVar[bool] = False  # its random parameters depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it can remove boxes of a sample, along with their fields
     drops_points: ClassVar[bool] = False  # it can remove keypoints, along with their fields
     mixes: ClassVar[bool] = False  # it mixes the image with the image of another sample
@@ -144,11 +145,11 @@ class Transform:
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
         """Draw the record for images of these sizes; return None if there is nothing to do. A transform with children
-        returns its children's records, drawn by `gpuload.transforms.line`."""
+        returns the records of its children, which `gpuload.transforms.line` draws."""
         return None
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """Draw the record or records for a `Line`."""
+        """Draw the record or records for a `Line`. `Custom` overrides this method to wrap the result of `draw`."""
         return self.draw(uniforms, sizes_hw)
 
     def __call__(self, image: Any, *, seed: int = 0) -> Any:
@@ -158,8 +159,8 @@ class Transform:
         return transforms.apply(self, image, seed=seed)
 
     def record_from_regions(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
-        """Recreate the record from the regions that a worker decoded, if the worker drew only this transform. None
-        means that the record must be drawn again."""
+        """Return the record that produced the regions that a worker decoded, if the worker drew only this transform;
+        None if the record must be drawn again."""
         return None
 
     @property
@@ -171,7 +172,7 @@ class Transform:
         return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the size of the result for images of size `size_hw`; None if it depends on the image."""
+        """Return the size of the result for images of size `size_hw`; None if the size depends on the image."""
         return size_hw
 
     def output_channels(self, channels: int) -> int:
@@ -180,8 +181,8 @@ class Transform:
 
     @property
     def outside(self) -> Fill:
-        """The fill values outside an image and a mask: `fill`, or 0 without a `fill`. Masks get 0 if `fill` has several
-        channels."""
+        """The fill values outside an image and a mask: `fill`, or 0 without a `fill`. Masks get 0 if `fill` has one
+        value per channel."""
         fill: Any = getattr(self, "fill", None) or (0,)
         return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
 
@@ -218,36 +219,36 @@ def scale_to_range(bounds: Any, numbers: np.ndarray) -> np.ndarray:
 def argument(
     check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
 ) -> Any:
-    """Declare a field whose value is replaced with the result of `check`. This function, usually from
-    `gpuload.transforms.arguments`, takes the argument's name for messages, the value, and `options`. If None is the
-    default, None is not checked."""
+    """Declare a field whose value is replaced by the result of `check`, usually a function from
+    `gpuload.transforms.arguments`. It is called with the argument's name for messages, the value, and `options`. None
+    is not checked if it is the default."""
     return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
-    """Turn a class into a transform: a frozen dataclass. If an argument's name comes from another library, the error
-    suggests gpuload's name."""
+    """Turn a class into a transform: a frozen dataclass. If a caller passes an argument under another library's name,
+    the error suggests gpuload's name."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    declared.__init__ = explains_foreign_arguments(_equivalent)(declared.__init__)
+    declared.__init__ = explains_foreign_arguments(_find_equivalent_argument)(declared.__init__)
     return declared
 
 
-def _equivalent(argument: str) -> str | None:
-    from gpuload.transforms.names import ARGUMENTS  # imported here, since only errors need it
+def _find_equivalent_argument(argument: str) -> str | None:
+    from gpuload.transforms.names import ARGUMENTS  # imported only when an error is raised
 
     return ARGUMENTS.get(argument)
 
 
 def copy_for_finished_images(transform: T) -> T:
-    """Return a copy that works on finished images."""
+    """Return a copy that works on images of the final type."""
     copied = copy.copy(transform)
     object.__setattr__(copied, "works_on_finished", True)
     return copied
 
 
 class Resampling(Transform):
-    """Base class of the transforms that resample a box, with a fixed filter or with a filter drawn per image.
+    """Base class of the transforms that resample a box, with a fixed filter or a random filter per image.
 
     Neither this class nor `Padding` is a dataclass, so that each transform can declare its arguments in torchvision's
     order.
@@ -270,7 +271,7 @@ class Resampling(Transform):
             )
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
-        """Return the filters of a `Box`; random filters are chosen with one uniform number per image."""
+        """Return the `filters` of a `Box`. Random filters need `numbers`, one uniform number per image."""
         names = self.filter_names
         if len(names) == 1 or numbers is None:
             return names[0]
@@ -287,8 +288,8 @@ class Padding(Transform):
     def outline(self) -> tuple[Outline, ...]:
         return (Outline(kind=Box, name=type(self).__name__, padding_mode=self.padding_mode),)
 
-    def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept_boxes: np.ndarray | None = None) -> Box:
-        """Return the record of boxes with these top left corners (B, 2) and sizes."""
+    def box_record(self, starts: np.ndarray, sizes_hw: np.ndarray, kept_boxes: np.ndarray | None = None) -> Box:
+        """Return a `Box` record for boxes with these top left corners (B, 2) and sizes."""
         fill, mask_fill = self.outside
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(
@@ -298,7 +299,7 @@ class Padding(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ByEpoch:
-    """A size for each epoch: pairs (first epoch, size) in ascending order, or a function of the epoch."""
+    """A size that depends on the epoch: (first epoch, size) pairs in ascending order, or a function of the epoch."""
 
     sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
 
@@ -308,8 +309,8 @@ class ByEpoch:
             return self.sizes(epoch)
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
 
-    def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """Return a copy whose sizes are the results of `check`. A function's sizes are checked when they are used."""
+    def check_sizes(self, check: Callable[[Any], Any]) -> ByEpoch:
+        """Return a copy with each size replaced by the result of `check`. A function is returned unchanged."""
         if not isinstance(self.sizes, tuple):
             return self
         return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
@@ -324,9 +325,9 @@ def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
     """Return a size that changes from epoch to epoch, to be used as `size` of `Resize`, the crops and `Mosaic`.
 
     Args:
-        sizes: a dict that maps the first epoch of each size to the size, starting at epoch 0:
-            ``{0: 128, 10: 176, 20: 224}``. Or a function of the epoch number, which must not depend on anything else;
-            workers get a copy of it. The loader's state identifies a function only by its name.
+        sizes: a dict that maps the first epoch of each size to the size, starting at epoch 0: ``{0: 128, 10: 176, 20:
+            224}``. Or a function of the epoch, which must not depend on anything else, because each worker gets a copy
+            of it. The loader's state identifies a function only by its name.
 
     Raises:
         TypeError, ValueError: `sizes` is neither a dict nor a function, or has no size for epoch 0.

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import (
     fill_values,
-    finite,
+    finite_number,
     flag,
     integer,
     interpolation_name,
@@ -28,19 +28,19 @@ from gpuload.transforms.program.ops import Elastic, Ops, Record
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
 
-def _odd_sizes(name: str, value: Any) -> tuple[int, int]:
+def _check_odd_sizes(name: str, value: Any) -> tuple[int, int]:
     sizes = size_pair(name, value)
     if not all(size % 2 for size in sizes):
         raise ValueError(f"{name} must be odd, so that the kernel has a centre pixel, got {sizes}")
     return sizes
 
 
-def _sigmas(name: str, value: Any) -> tuple[float, float]:
+def _check_sigmas(name: str, value: Any) -> tuple[float, float]:
     if is_sequence(value) and len(value) == 1:
         value = value[0]
     if is_sequence(value):
         return interval(name, value, positive=True)
-    number = finite(name, value)
+    number = finite_number(name, value)
     return interval(name, (number, number), positive=True)
 
 
@@ -61,25 +61,25 @@ class GaussianBlur(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_full_image: ClassVar[bool] = True
 
-    kernel_size: int | tuple[int, int] = argument(_odd_sizes)
-    sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
+    kernel_size: int | tuple[int, int] = argument(_check_odd_sizes)
+    sigma: float | tuple[float, float] = argument(_check_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         sigma = scale_to_range(self.sigma, uniforms(1))
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
-        return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
+        return self.ops_record(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
 
 @declaration
 class GaussianNoise(OneOperation):
     """Add Gaussian noise to an image.
 
-    The noise is truncated to whole levels, as torchvision does for uint8 images, even between `ToDtype` and
-    `Normalize`. The noise is the same on every device.
+    The noise is truncated to integers (for images in 0 … 255), as torchvision does for uint8 images, even between
+    `ToDtype` and `Normalize`. The noise is the same on every device.
 
     Args:
         mean, sigma: the parameters of the noise, for an image in 0 … 1; `sigma` is not negative.
-        clip: whether levels are clipped to 0 … 255; otherwise they wrap around, like torchvision's uint8 images.
+        clip: whether results are clipped to 0 … 255; otherwise they wrap around, as for torchvision's uint8 images.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -88,8 +88,8 @@ class GaussianNoise(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("noise",)
     needs_full_image: ClassVar[bool] = True  # a pixel's noise depends on the pixel's index in the image
 
-    mean: float = argument(finite, default=0.0)
-    sigma: float = argument(finite, default=0.1, allows_negative=False)
+    mean: float = argument(finite_number, default=0.0)
+    sigma: float = argument(finite_number, default=0.1, allows_negative=False)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -97,25 +97,25 @@ class GaussianNoise(OneOperation):
         key_words = np.floor(uniforms(2) * 2.0**32)
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
-        return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
+        return self.ops_record(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
 
 
-def _qualities(name: str, value: Any) -> tuple[int, ...]:
+def _check_qualities(name: str, value: Any) -> tuple[int, ...]:
     bounds = value if is_sequence(value) else (value, value)
     qualities = tuple(integer(name, quality, minimum=1) for quality in bounds)
     if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
-        raise ValueError(f"{name} must be a number in 1 … 100 or a pair (lowest, highest), got {value!r}")
+        raise ValueError(f"{name} must be an integer in 1 … 100 or a pair (lowest, highest), got {value!r}")
     return qualities
 
 
 @declaration
 class JPEG(OneOperation):
-    """Compress images as JPEG, with colours at half the resolution, and decompress them.
+    """Compress images as JPEG, with colour channels at half the resolution, and decompress them.
 
     Images must have 1 or 3 channels.
 
     Args:
-        quality: a number in 1 … 100, or (lowest, highest), from which an integer is drawn for each image.
+        quality: an integer in 1 … 100, or a range (lowest, highest), from which an integer is drawn for each image.
 
     Raises:
         TypeError, ValueError: the quality is invalid.
@@ -128,17 +128,17 @@ class JPEG(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
     needs_full_image: ClassVar[bool] = True  # blocks start at the corner of the image
 
-    quality: int | tuple[int, int] = argument(_qualities)
+    quality: int | tuple[int, int] = argument(_check_qualities)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
         qualities = lowest + np.floor(uniforms(1) * (highest - lowest + 1))
-        return self.ops(np.ones(len(qualities), bool), qualities)
+        return self.ops_record(np.ones(len(qualities), bool), qualities)
 
 
-def _pair(name: str, value: Any) -> tuple[float, float]:
+def _check_pair(name: str, value: Any) -> tuple[float, float]:
     bounds = tuple(value) if is_sequence(value) else (value,)
-    numbers = tuple(finite(name, number) for number in bounds)
+    numbers = tuple(finite_number(name, number) for number in bounds)
     if len(numbers) not in (1, 2) or min(numbers) < 0:
         raise ValueError(f"{name} must be a number ≥ 0 or a pair (along x, along y), got {value!r}")
     return numbers[0], numbers[-1]
@@ -148,17 +148,17 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 class ElasticTransform(Transform):
     """Deform an image by a smooth field of random displacements.
 
-    The displacements are smoothed noise: each pixel of the result shows the image at the pixel's displaced position.
-    Boxes and keypoints move by the negative displacement at their position, which is a good approximation where the
-    field is smooth.
+    The displacements are smoothed noise. Each pixel of the result shows the image at the pixel's displaced position.
+    Boxes and keypoints move by the negative of the displacement at their position, which is a good approximation where
+    the field is smooth.
 
     Args:
         alpha: the strength of the displacements, or (along x, along y). Displacements are noise in -1 … 1 multiplied
             by half of `alpha`, in pixels.
         sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0 means no smoothing.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: the level outside the image in 0 … 255, or a sequence with one level per channel, or a dict of levels by
-            type.
+        fill: the pixel value outside the image, 0 … 255, or a sequence with one value per channel, or a dict of these
+            by type.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -171,8 +171,8 @@ class ElasticTransform(Transform):
     record: ClassVar[type[Record]] = Elastic
     needs_full_image: ClassVar[bool] = True
 
-    alpha: float | Sequence[float] = argument(_pair, default=50.0)
-    sigma: float | Sequence[float] = argument(_pair, default=5.0)
+    alpha: float | Sequence[float] = argument(_check_pair, default=50.0)
+    sigma: float | Sequence[float] = argument(_check_pair, default=5.0)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=("nearest", "bilinear"))
     fill: Any = argument(fill_values, default=0)
 

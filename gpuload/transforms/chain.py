@@ -1,17 +1,18 @@
-"""A chain of transforms: checks their order, draws their records, and computes the region of an image to decode.
+"""Chains of transforms: check their order, draw their records, and compute the region of an image to decode.
 
-The main process builds a `Chain` once and sends it to every worker, pickled in a few hundred bytes that do not need
-torch. A chain is immutable.
-Each transform draws from its own counter lanes (`gpuload.rng`), numbered in the order of the chain, so a draw depends
-only on the epoch's key, the sample's position, the transform's number in the chain, the image's size and, for some
-transforms, its boxes.
+The main process builds a `Chain` once and sends it to every worker, pickled in a few hundred bytes. Workers can
+unpickle it without torch. A chain is immutable.
+
+Each transform draws from its own counter lanes (`gpuload.rng`), numbered in the order of the chain. So its random
+parameters depend only on the epoch's key, the sample's position, the transform's position in the chain, the image's
+size and, for some transforms, the sample's boxes.
 
 A chain with a `MultiView` has one *line* per view. A line contains the transforms before the `MultiView`, with the same
-draws in all lines; the view's own transforms; and the transforms after the `MultiView`, with separate draws in each
-line.
+random parameters in all lines; the view's own transforms; and the transforms after the `MultiView`, with separate
+parameters in each line.
 
 The functions at the end of the file check which transforms can follow which, and bind each transform to its position.
-An impossible order raises a `ValueError` that names both transforms and the remedy.
+An invalid order raises a `ValueError` that names both transforms and the remedy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.state import has_state
 
-if TYPE_CHECKING:  # imported at run time only for chains that contain them: few workers need them
+if TYPE_CHECKING:  # imported at run time only for chains with such transforms, since few workers need them
     from gpuload.transforms.custom import Custom
     from gpuload.transforms.mixing import CutMix, MixUp
 
@@ -48,19 +49,19 @@ class Chain:
     """A sequence of transforms, in order of application.
 
     Args:
-        transforms: transforms of `gpuload.transforms`, or torch modules, which are called with the batch's images. For
-            torchvision's transforms see `gpuload.transforms.from_torchvision`.
+        transforms: transforms of `gpuload.transforms`, or torch modules, which are called with the batch's images.
+            Convert torchvision transforms with `gpuload.transforms.from_torchvision`.
 
     Attributes:
         transforms: the declarations, as a tuple.
-        lines: the transforms that are applied to an image; one `Line` for each view.
+        lines: one `Line` per view, with the transforms that are applied to an image.
         module: the `nn.Module`, or the function of a ``per="batch"`` `Lambda`, at the end of the chain; None if there
             is neither. It can return anything with one entry per image. Pickling a chain omits the module and replaces
-            each of the user's other transforms with a `StandIn`.
+            each of the user's own transforms with a `StandIn`.
 
     Raises:
         TypeError: an entry is not a transform.
-        ValueError: the transforms are in an impossible order.
+        ValueError: the transforms are in an invalid order, or cannot be combined.
 
     Example:
         >>> from gpuload import transforms as T
@@ -75,7 +76,7 @@ class Chain:
     def __init__(self, transforms: Iterable[Any] | Compose | None = ()) -> None:
         if is_torchvision_transform(transforms):
             raise TypeError(
-                f"transforms must be a list of gpuload transforms, got torchvision's {_name(transforms)}; write "
+                f"transforms must be a list of gpuload transforms, got torchvision's {_class_name(transforms)}; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
             )
         if isinstance(transforms, Compose):
@@ -88,28 +89,28 @@ class Chain:
             entries = list(transforms or ())
         except TypeError:
             hint = f"; write [T.Lambda({name_of(transforms)})] to call it with a batch" if callable(transforms) else ""
-            raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
-        for number, entry in enumerate(entries):
+            raise TypeError(f"transforms must be a list of transforms, got {_class_name(transforms)}{hint}") from None
+        for index, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvision_transform(entry) or not is_module(entry)):
-                raise TypeError(_invalid_entry_message(entry, number))
+                raise TypeError(_invalid_entry_message(entry, index))
         entries: list[Any] = flatten(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":
             self.module = entries.pop().fn
         self.transforms = tuple(entries)
-        lines = _lines(self.transforms)
+        lines = _build_lines(self.transforms)
         for line in lines:
             check_order(line.transforms)
             check_fills(line.transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
         check_gathering([line.transforms for line in self.lines])
-        self._epoch_chains: dict[int, Chain] = {}  # the chain of each epoch
+        self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
 
     def at(self, epoch: int) -> Chain:
         """Return the chain with its sizes for an epoch (see `by_epoch`), or this chain if no size depends on the epoch.
 
         Raises:
-            TypeError, ValueError: a function returned an invalid size.
+            TypeError, ValueError: a function passed to `by_epoch` returned an invalid size.
         """
         if not self._has_epoch_sizes:
             return self
@@ -125,7 +126,7 @@ class Chain:
 
     @property
     def entries(self) -> list[Any]:
-        """The transforms and the module, if any: a list from which an equal chain can be built."""
+        """The transforms, followed by the module if there is one; `Chain(entries)` equals this chain."""
         if self.module is None:
             return [*self.transforms]
         if is_module(self.module):
@@ -153,18 +154,18 @@ class Chain:
         """The module's name in messages, such as ``"the module RandomAffine"`` or ``"Lambda(brighten)"``."""
         if self.module is None:
             return None
-        return f"the module {_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
+        return f"the module {_class_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
 
     @cached_property
     def calls(self) -> list[Custom]:
-        """The user's own transforms, without the module at the end."""
+        """The user's own transforms, except the module at the end."""
         transforms = {id(custom): custom for line in self.lines for custom in _custom_transforms(line.transforms)}
         return list(transforms.values())
 
     @cached_property
     def ends_in_state(self) -> bool:
-        """Whether the module at the end may depend on state that training changes: it is a torch module with parameters
-        or buffers, or a function, which may use any state."""
+        """Whether the module at the end may depend on state that training changes: True for a torch module with
+        parameters or buffers, and for any function, since a function may use any state."""
         return self.module is not None and (not is_module(self.module) or has_state(self.module))
 
     @cached_property
@@ -175,8 +176,8 @@ class Chain:
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
-        """The first transform that mixes images, whose arguments locate the labels; None if there is none."""
-        return next(iter(mixing_of(self.lines[0].transforms)), None)
+        """The first transform that mixes images; its arguments say where the labels are. None if no transform mixes."""
+        return next(iter(find_mixing_transforms(self.lines[0].transforms)), None)
 
     @cached_property
     def gathers(self) -> bool:
@@ -185,8 +186,8 @@ class Chain:
 
     @cached_property
     def group(self) -> tuple[str, int]:
-        """The name of the transform that combines the most samples, and their number. These samples are neighbours in
-        the epoch's order and must be in one batch. ``("", 1)`` if no transform combines samples."""
+        """The name of the transform that combines the most samples, and the number of samples that it combines, which
+        are neighbours in the epoch's order and must be in one batch. ``("", 1)`` if no transform combines samples."""
         group_sizes = [
             (type(transform).__name__, transform.gathers) for transform in self.transforms if transform.gathers > 1
         ]
@@ -196,7 +197,7 @@ class Chain:
 
     @property
     def frames(self) -> tuple[int, ...]:
-        """The frame count of each `UniformTemporalSubsample`, in order; frames are selected before all other
+        """The frame count of each `UniformTemporalSubsample`, in order. Workers select frames before all other
         transforms."""
         return tuple(
             transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
@@ -204,13 +205,13 @@ class Chain:
 
     @cached_property
     def reads_boxes(self) -> bool:
-        """Whether draws depend on the boxes of a sample."""
+        """Whether random parameters depend on the boxes of a sample."""
         return any(transform.reads_boxes for line in self.lines for transform in line.transforms)
 
     @cached_property
     def moves_pixels(self) -> bool:
-        """Whether masks, boxes and keypoints have to move with the images. The user's own transforms count if their
-        `moves_pixels` is True."""
+        """Whether masks, boxes and keypoints have to move with the images. This includes the user's own
+        transforms whose `moves_pixels` is True."""
         outlines = [outline for line in self.lines for transform in line.transforms for outline in transform.outline]
         return (
             self.gathers
@@ -236,8 +237,8 @@ class Chain:
             sizes_hw: int64 (B, 2), the sizes of their images.
             boxes: the boxes of each sample, float64 (n, 4) left, top, right, bottom; required if `reads_boxes`.
             view: the index of the view.
-            regions_tlhw: the result of `regions` for these images, if known; the crop that it came from is then not
-                drawn again.
+            regions_tlhw: the result of `regions` for these images, if known. The crop that determined the regions is
+                then not drawn again.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
@@ -248,12 +249,12 @@ class Chain:
     def regions(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views it is
-        the smallest box around the regions of all views.
+        """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views, this
+        is the smallest box around the regions of all views.
 
         Arguments and errors are as for `draw`. Only the first `Line.prefix_length` transforms are drawn: up to the last
-        transform that the region depends on, or that may refuse an image. The process that reads an image must also be
-        the process that refuses it.
+        transform that the region depends on, or that can refuse an image. An image must be
+        refused by the process that reads it.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
@@ -270,8 +271,8 @@ class Chain:
 
     @cached_property
     def resizes_late(self) -> str | None:
-        """The reason why images cannot be decoded at a reduced size, in a few words. None if they can, because the
-        first operation on them is a resize."""
+        """The reason why images cannot be decoded at a reduced size, in a few words. None if this is possible, because
+        the first operation is a resize."""
         if self.views is not None:
             return "several views use one image"
         if self.gathers:
@@ -281,8 +282,8 @@ class Chain:
     def resizes(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
-        """Return the result of `regions`, and the record of the initial resize, or None if it does not apply to all
-        images. Only for a chain whose `resizes_late` is None."""
+        """Return the result of `regions`, and the record of the initial resize, or None if that resize does not apply
+        to all images. The chain's `resizes_late` must be None."""
         [line] = self.lines
         assert line.first_change is not None
         program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
@@ -290,7 +291,7 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of all results of the first view; None if it depends on the image or the epoch."""
+        """The size of all results of the first view; None if the size depends on the image or the epoch."""
         if self._has_epoch_sizes:
             return None
         size = None
@@ -301,7 +302,7 @@ class Chain:
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that identify the transforms and their arguments, followed by the name of the
         module's class if there is a module."""
-        import hashlib  # here, since workers never need it
+        import hashlib  # imported here, since workers never need it
 
         description = repr([_describe(transform) for transform in self.transforms])
         digits = hashlib.sha256(description.encode()).hexdigest()[:16]
@@ -324,23 +325,23 @@ class Chain:
     def __reduce__(self) -> tuple[type[Chain], tuple[tuple[Transform, ...]]]:
         if not self.calls:
             return Chain, (self.transforms,)
-        from gpuload.transforms.custom import stand_ins
+        from gpuload.transforms.custom import replace_with_stand_ins
 
-        return Chain, (stand_ins(self.transforms),)
+        return Chain, (replace_with_stand_ins(self.transforms),)
 
     def __repr__(self) -> str:
         names = [repr(transform) for transform in self.transforms]
         if self.module is not None:
-            names.append(f"<module {_name(self.module)}>" if is_module(self.module) else str(self.last))
+            names.append(f"<module {_class_name(self.module)}>" if is_module(self.module) else str(self.last))
         return f"Chain([{', '.join(names)}])"
 
 
-def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
-    multi_views = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
+def _build_lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
+    multi_views = [index for index, transform in enumerate(transforms) if isinstance(transform, MultiView)]
     if len(multi_views) > 1:
         raise ValueError(
             f"transforms in an impossible order: there are two MultiViews (numbers {multi_views[0] + 1} and "
-            f"{multi_views[1] + 1}); write all views in one"
+            f"{multi_views[1] + 1}); put all views into one"
         )
     split = multi_views[0] if multi_views else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
@@ -348,9 +349,9 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     shared_lanes, next_lane = assign_lanes(before, 0)
     lines = []
     for view in views:
-        inside = flatten(view)
-        lanes, next_lane = assign_lanes((*inside, *after), next_lane)
-        lines.append(Line((*before, *inside, *after), (*shared_lanes, *lanes)))
+        view_transforms = flatten(view)
+        lanes, next_lane = assign_lanes((*view_transforms, *after), next_lane)
+        lines.append(Line((*before, *view_transforms, *after), (*shared_lanes, *lanes)))
     return tuple(lines)
 
 
@@ -364,8 +365,8 @@ def _custom_transforms(transforms: Iterable[Transform]) -> Iterator[Custom]:
 def _reachable_objects(custom: Custom) -> list[Any]:
     """Return the objects that a user's own transform can access: its attributes, and its classes' attributes and
     methods."""
-    kinds = [kind for kind in type(custom).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
-    return [custom, vars(custom), *(list(vars(kind).values()) for kind in kinds)]
+    classes = [cls for cls in type(custom).__mro__ if not f"{cls.__module__}.".startswith(("gpuload.", "builtins."))]
+    return [custom, vars(custom), *(list(vars(cls).values()) for cls in classes)]
 
 
 def _describe(transform: Transform) -> tuple[Any, ...]:
@@ -380,27 +381,27 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Transform):
         return _describe(value)
     if isinstance(value, float):
-        return value + 0.0  # -0.0 becomes 0.0, which has another repr
+        return value + 0.0  # turns -0.0 into 0.0, whose repr is different
     if depends_on_epoch(value):
         return repr(value)
     if isinstance(value, tuple | list):
         return tuple(map(_to_plain, value))
     if isinstance(value, np.ndarray):
         return _to_plain(value.tolist())
-    if callable(value):  # a function or a module, which can be identified across processes only by name
-        return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _name(value)
-    return _name(value) if type(value).__repr__ is object.__repr__ else value
+    if callable(value):  # only the name of a function or module is the same in all processes
+        return value.__name__ if isinstance(getattr(value, "__name__", 0), str) else _class_name(value)
+    return _class_name(value) if type(value).__repr__ is object.__repr__ else value
 
 
 def _depends_on_epoch(value: Any) -> bool:
-    """Return whether an argument or a transform, or an argument nested in it, depends on the epoch."""
+    """Return whether an argument or a transform depends on the epoch, or contains an argument that does."""
     if isinstance(value, Transform):
         return any(_depends_on_epoch(getattr(value, field.name)) for field in fields(value))
     return any(map(_depends_on_epoch, value)) if isinstance(value, tuple) else depends_on_epoch(value)
 
 
 def _resolve(value: Any, epoch: int) -> Any:
-    """Return an argument or a transform with each result of `by_epoch` replaced by the size for an epoch."""
+    """Return an argument or a transform with each result of `by_epoch` replaced by its size for this epoch."""
     if not _depends_on_epoch(value):
         return value
     if isinstance(value, Transform):
@@ -408,35 +409,35 @@ def _resolve(value: Any, epoch: int) -> Any:
     return tuple(_resolve(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
-def _name(entry: Any) -> str:
+def _class_name(entry: Any) -> str:
     return type(entry).__name__
 
 
-def _invalid_entry_message(entry: Any, number: int) -> str:
-    kind = type(entry) if not isinstance(entry, type) else entry
-    text = f"transforms[{number}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
+def _invalid_entry_message(entry: Any, index: int) -> str:
+    cls = type(entry) if not isinstance(entry, type) else entry
+    text = f"transforms[{index}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
     if isinstance(entry, list | tuple):
-        return f"{text}, a {kind.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
+        return f"{text}, a {cls.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
     if isinstance(entry, type) and issubclass(entry, Transform):
-        return f"transforms[{number}] is the class {entry.__name__}; write {entry.__name__}(…)"
-    if is_torchvision_transform(entry) and kind.__name__ in ("Compose", "Sequential"):
+        return f"transforms[{index}] is the class {entry.__name__}; write {entry.__name__}(…)"
+    if is_torchvision_transform(entry) and cls.__name__ in ("Compose", "Sequential"):
         return f"{text}, a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
-    if kind.__module__.startswith("torchvision."):
+    if cls.__module__.startswith("torchvision."):
         return (
-            f"{text}, a torchvision transform; write gpuload.transforms.{kind.__name__}(…) if it exists, or convert "
+            f"{text}, a torchvision transform; write gpuload.transforms.{cls.__name__}(…) if it exists, or convert "
             "the chain with gpuload.transforms.from_torchvision([…])"
         )
-    text = f"{text} ({kind.__name__}); use a transform of gpuload.transforms or a torch nn.Module"
+    text = f"{text} ({cls.__name__}); use a transform of gpuload.transforms or a torch nn.Module"
     return f"{text}, or T.Lambda({name_of(entry)}) to call it with a batch" if callable(entry) else text
 
 
 def check_order(transforms: tuple[Transform, ...]) -> None:
     """Refuse a transform that does not accept the image state that the preceding transforms produce."""
-    state, converter = "uint8", -1  # and the number of the transform that produced this state
-    for number, transform in enumerate(transforms):
+    state, converter = "uint8", -1  # the current image state, and the index of the transform that produced it
+    for index, transform in enumerate(transforms):
         if state not in transform.works_on and converter < 0:
             raise ValueError(
-                f"transforms in an impossible order: {transform.display_name} (number {number + 1}) takes "
+                f"transforms in an impossible order: {transform.display_name} (number {index + 1}) takes "
                 f"{' or '.join(transform.works_on)} images but gets {state} images; put ToDtype('float32', "
                 "scale=True) or Normalize before it"
             )
@@ -444,27 +445,27 @@ def check_order(transforms: tuple[Transform, ...]) -> None:
             later, earlier = transform.display_name, transforms[converter].display_name
             remedy = "leave one of them out" if later == earlier else f"put {later} before {earlier}"
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} "
+                f"transforms in an impossible order: {later} (number {index + 1}) cannot come after {earlier} "
                 f"(number {converter + 1}), since it takes {' or '.join(transform.works_on)} images but gets {state} "
                 f"images; {remedy}"
             )
-        if transform.makes is not None:
-            state, converter = transform.makes, number
+        if transform.output_state is not None:
+            state, converter = transform.output_state, index
 
 
 def check_fills(transforms: tuple[Transform, ...]) -> None:
-    """Refuse fills other than 0 after images are scaled to 0 … 1, since a fill is a level in 0 … 255."""
+    """Refuse fills other than 0 after images are scaled to 0 … 1, since a fill is a pixel value in 0 … 255."""
     scaler: Transform | None = None
     for transform in transforms:
         filler = None if scaler is None else _transform_with_fill(transform)
         if scaler is not None and filler is not None:
             later, earlier = filler.display_name, scaler.display_name
             raise ValueError(
-                f"{later}({filler.fill_argument}={getattr(filler, 'fill', None)!r}) is in levels, 0 … 255, but comes "
-                f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
+                f"{later}({filler.fill_argument}={getattr(filler, 'fill', None)!r}) is a pixel value in 0 … 255, but "
+                f"comes after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
                 f"{filler.fill_argument}=0"
             )
-        if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
+        if transform.output_state is not None and scaler is None and getattr(transform, "scale", True):
             scaler = transform
 
 
@@ -476,13 +477,13 @@ def _transform_with_fill(transform: Transform) -> Transform | None:
 
 
 def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-    """Bind each transform to its position. After a transform that works on finished images, all later ones must too."""
+    """Bind each transform to its position. Once a transform works on images of the final type, all later ones must."""
     bound, state, unit = [], "uint8", 1.0
     first_finished: int | None = None
-    for number, transform in enumerate(transforms):
-        # A transform that accepts normalized images accepts all finished images.
-        tail, after_custom = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
-        finished = (
+    for index, transform in enumerate(transforms):
+        # A transform that accepts normalized images accepts all images of the final type.
+        tail, after_custom = transforms[index:], first_finished is not None and _is_custom(transforms[first_finished])
+        is_finished = (
             state == "normalized"
             or first_finished is not None
             or (state == "float" and all("normalized" in later.works_on for later in tail))
@@ -490,20 +491,22 @@ def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
         only_custom_follows = all(map(_is_custom, tail))
         bound.append(
             transform.bind(
-                ChainPosition(state, finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom)
+                ChainPosition(
+                    state, is_finished, unit, only_custom_follows=only_custom_follows, after_custom=after_custom
+                )
             )
         )
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
             later, earlier = transform.display_name, transforms[first_finished].display_name
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} (number "
-                f"{first_finished + 1}), which works on finished images; put {later} before {earlier}"
+                f"transforms in an impossible order: {later} (number {index + 1}) cannot come after {earlier} (number "
+                f"{first_finished + 1}), which works on images of the final type; put {later} before {earlier}"
             )
         if bound[-1].works_on_finished and first_finished is None:
-            first_finished = number
-            _check_children(transform, number)
-        if transform.makes is not None:
-            state = transform.makes
+            first_finished = index
+            _check_children(transform, index)
+        if transform.output_state is not None:
+            state = transform.output_state
             unit = 255.0 if getattr(transform, "scale", False) else unit
     return tuple(bound)
 
@@ -513,47 +516,47 @@ def _is_custom(transform: Transform) -> bool:
     return transform.record is Call or bool(transform.children and all(map(_is_custom, transform.children)))
 
 
-def _check_children(transform: Transform, number: int) -> None:
-    """Refuse a transform that works on finished images but has a child that needs levels."""
+def _check_children(transform: Transform, index: int) -> None:
+    """Refuse a transform that works on images of the final type but has a child that needs integer pixel values."""
     for inner in flatten(transform.children):
         if "normalized" not in inner.works_on:
             raise ValueError(
-                f"transforms in an impossible order: {transform.display_name} (number {number + 1}) holds "
-                f"{inner.display_name}, which needs levels, together with a transform of your own, which gets the "
-                f"floats of ToDtype; put {transform.display_name} before ToDtype, or move {inner.display_name} "
-                "or your transform out of it"
+                f"transforms in an impossible order: {transform.display_name} (number {index + 1}) holds "
+                f"{inner.display_name}, which needs pixel values in 0 … 255, together with your own transform, which "
+                f"gets the floats of ToDtype; put {transform.display_name} before ToDtype, or move "
+                f"{inner.display_name} or your transform out of it"
             )
 
 
-def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
+def find_mixing_transforms(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
     for transform in flatten(transforms):
         if transform.mixes:  # the transform itself, or one of its children
-            mixing += mixing_of(transform.children) or [transform]
+            mixing += find_mixing_transforms(transform.children) or [transform]
     return mixing
 
 
 def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse chains that mix a sample twice, mix several views, or have mixing transforms with different arguments for
-    the labels."""
-    mixing = mixing_of(lines[0])
+    """Refuse chains that mix a sample twice, that mix several views, or whose mixing transforms have different
+    arguments for the labels."""
+    mixing = find_mixing_transforms(lines[0])
     if not mixing:
         return
     name = mixing[0].display_name
     if len(lines) > 1:
         raise ValueError(
             f"{name} cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
-            "different shares; leave one of them out"
+            "different shares; remove one of them"
         )
     _check_once(lines[0], "a chain")
-    for other in mixing[1:]:
+    for other_transform in mixing[1:]:
         for argument in ("num_classes", "labels_getter", "label_smoothing"):
-            value, other_value = getattr(mixing[0], argument), getattr(other, argument)
+            value, other_value = getattr(mixing[0], argument), getattr(other_transform, argument)
             if value != other_value:
                 raise ValueError(
-                    f"{name}({argument}={value!r}) and {other.display_name}({argument}={other_value!r}) apply to the "
-                    "labels of one batch; pass the same value to both"
+                    f"{name}({argument}={value!r}) and {other_transform.display_name}({argument}={other_value!r}) "
+                    "apply to the labels of one batch; pass the same value to both"
                 )
 
 
@@ -567,7 +570,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
     if len(lines) > 1:
         raise ValueError(
             f"{names[0]} cannot be combined with MultiView: a sample has one set of boxes and masks, but each view "
-            "would get the boxes and masks of different samples; leave one of them out"
+            "would get the boxes and masks of different samples; remove one of them"
         )
     for name in names:
         if names.count(name) > 1:
@@ -579,7 +582,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             combined_by.append(transform.display_name)
         if combined_by and transform.reads_boxes:
             raise ValueError(
-                f"{transform.display_name} draws from the boxes of a sample, which are no longer known after "
+                f"{transform.display_name} needs the boxes of each sample, which are no longer known after "
                 f"{combined_by[-1]} has combined several samples; put {transform.display_name} before {combined_by[-1]}"
             )
         if transform.drops_points and len(combined_by) < len(names):
@@ -590,7 +593,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
             raise ValueError(
                 f"{transform.display_name}(labels_getter=…) cannot be combined with {names[-1]}, which joins only "
-                f"fields that belong to boxes; leave out {names[-1]} or labels_getter"
+                f"fields that belong to boxes; remove {names[-1]} or labels_getter"
             )
 
 

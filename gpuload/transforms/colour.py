@@ -1,7 +1,7 @@
 """Transforms that change the colours of an image: jitter, grayscale, inversion, contrast, channel permutation.
 
-Names, arguments, defaults and semantics are torchvision's, but draws are per sample, and the results are exactly
-Pillow's: levels are rounded to integers in 0 … 255 after every step.
+Names, arguments, defaults and semantics are torchvision's, but random parameters are drawn per sample, and the results
+are exactly Pillow's: pixel values are rounded to integers in 0 … 255 after every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
+from gpuload.transforms.arguments import finite_number, integer, interval, is_sequence, probability
 from gpuload.transforms.base import ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
@@ -37,14 +37,14 @@ __all__ = [
 ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 
 
-def _factor_range(
+def _check_factor_range(
     name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
-    """Return the range (low, high) of a factor, or None if no factor in this range changes the image."""
+    """Return the range (low, high) of a factor, or None if this range leaves images unchanged."""
     if is_sequence(value):
         low, high = interval(name, value)
     else:
-        number = finite(name, value)
+        number = finite_number(name, value)
         if number < 0:
             raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
         low, high = center - number, center + number
@@ -58,8 +58,8 @@ def _factor_range(
 class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
-    Each factor is drawn uniformly: from the pair (low, high), or, for a number x, from max(0, 1 - x) … 1 + x (hue:
-    -x … x, in turns of the colour circle). None, or a range without an effect such as 0, disables an adjustment.
+    Each factor is drawn uniformly, from the range (low, high) or, for a number x, from max(0, 1 - x) … 1 + x (hue:
+    -x … x, in turns of the colour circle). None or 0 disables an adjustment, as does (1, 1).
 
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
@@ -75,11 +75,11 @@ class ColorJitter(Transform):
 
     record: ClassVar[type[Record]] = Ops
 
-    brightness: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
-    contrast: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
-    saturation: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    brightness: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
+    contrast: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
+    saturation: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
     hue: float | tuple[float, float] | None = argument(
-        _factor_range, default=None, center=0.0, minimum=-0.5, maximum=0.5
+        _check_factor_range, default=None, center=0.0, minimum=-0.5, maximum=0.5
     )
 
     @property
@@ -103,11 +103,11 @@ class ColorJitter(Transform):
         order = numbers[:, columns + 4].argsort(axis=1, kind="stable")
         values = np.zeros((*order.shape, VALUES))
         values[:, :, 0] = factors[np.arange(len(order))[:, None], order]
-        return Ops(codes[order], values, whole=self.needs_full_image)
+        return Ops(codes[order], values, needs_full_image=self.needs_full_image)
 
     @cached_property
     def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Arrays with the index, minimum factor, width of the range and code of each enabled adjustment."""
+        """The index, minimum factor, width of the factor's range, and code of each enabled adjustment, as arrays."""
         names = self.adjustments
         ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
         columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
@@ -116,32 +116,32 @@ class ColorJitter(Transform):
 
 
 class OneOperation(Transform):
-    """Base class of transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
+    """Base class of transforms with one operation. It is not a dataclass, so that `p` can be the last argument."""
 
     record: ClassVar[type[Record]] = Ops
     p: float
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(uniforms(1)[:, 0] < self.p)
+        return self.ops_record(uniforms(1)[:, 0] < self.p)
 
-    def ops(
+    def ops_record(
         self, applied: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None
     ) -> Ops:
-        """Return the record that applies the operation to samples where `applied`, bool (B,), is True. `values` are
-        (n,) for all samples, or (B, n)."""
+        """Return a record that applies the operation to samples where `applied`, bool (B,), is True. `values` are the
+        operation's values, (n,) for all samples or (B, n)."""
         codes = np.where(applied, code(self.operations[0]), NOTHING)[:, None]
         numbers = np.zeros((len(applied), 1, VALUES))
         operands = np.asarray(values, np.float64)
         numbers[:, 0, : operands.shape[-1]] = operands
-        return Ops(codes.astype(np.int64), numbers, whole=self.needs_full_image, channels=channels)
+        return Ops(codes.astype(np.int64), numbers, needs_full_image=self.needs_full_image, channels=channels)
 
 
 @declaration
 class Grayscale(OneOperation):
-    """Make images grey.
+    """Convert images to grayscale.
 
     Args:
-        num_output_channels: 1, or 3 for three equal channels, even if the image has one channel.
+        num_output_channels: 1, or 3 for three equal channels (also for images with one channel).
 
     Raises:
         TypeError, ValueError: the number is neither 1 nor 3.
@@ -160,7 +160,7 @@ class Grayscale(OneOperation):
         return self.num_output_channels
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
+        return self.ops_record(np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
 
 
 @declaration
@@ -170,7 +170,7 @@ class _RandomOperation(OneOperation):
 
 @declaration
 class RandomGrayscale(_RandomOperation):
-    """Make an image grey but keep its three channels, with probability `p`."""
+    """Convert an image to grayscale but keep its three channels, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
@@ -179,14 +179,14 @@ class RandomGrayscale(_RandomOperation):
 
 @declaration
 class RandomInvert(_RandomOperation):
-    """Invert the levels of an image, with probability `p`."""
+    """Invert the pixel values of an image, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("invert",)
 
 
 @declaration
 class RandomAutocontrast(_RandomOperation):
-    """Stretch the levels of each channel to the full range 0 … 255, with probability `p`."""
+    """Stretch the pixel values of each channel to the full range 0 … 255, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
     needs_full_image: ClassVar[bool] = True
@@ -202,10 +202,10 @@ class RandomEqualize(_RandomOperation):
 
 @declaration
 class RandomSolarize(OneOperation):
-    """Invert the levels at or above a threshold, with probability `p`.
+    """Invert pixel values at or above a threshold, with probability `p`.
 
     Args:
-        threshold: a level in 0 … 255; after a `ToDtype` that scales, a number up to 1 refers to the scaled image.
+        threshold: a pixel value in 0 … 255; after a `ToDtype` that scales, a number up to 1 refers to the scaled image.
         p: the probability.
 
     Raises:
@@ -215,33 +215,31 @@ class RandomSolarize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
 
-    threshold: float = argument(finite)
+    threshold: float = argument(finite_number)
     p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.threshold <= 255:
-            raise ValueError(
-                f"RandomSolarize(threshold=…) must be a level of a uint8 image, in 0 … 255, got {self.threshold:g}"
-            )
+            raise ValueError(f"RandomSolarize(threshold=…) must be a pixel value in 0 … 255, got {self.threshold:g}")
 
     def bind(self, position: ChainPosition) -> Transform:
         if position.state == "float" and position.unit > 1 and self.threshold <= 1:
             return replace(self, threshold=self.threshold * position.unit)
         if 0 < self.threshold < 1:
             raise ValueError(
-                f"RandomSolarize(threshold={self.threshold:g}) is used where images are levels in 0 … 255; write "
+                f"RandomSolarize(threshold={self.threshold:g}) is used where pixel values are in 0 … 255; write "
                 f"threshold={self.threshold * 255:g}, or put it after ToDtype('float32', scale=True)"
             )
         return self
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(uniforms(1)[:, 0] < self.p, (self.threshold,))
+        return self.ops_record(uniforms(1)[:, 0] < self.p, (self.threshold,))
 
 
 @declaration
 class RandomPosterize(OneOperation):
-    """Keep the upper bits of each level, with probability `p`.
+    """Keep only the upper bits of each pixel value, with probability `p`.
 
     Args:
         bits: the number of bits to keep, 0 … 8.
@@ -259,10 +257,10 @@ class RandomPosterize(OneOperation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bits > 8:
-            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: a level has 8 bits")
+            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: pixel values have 8 bits")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
+        return self.ops_record(uniforms(1)[:, 0] < self.p, (self.bits,))
 
 
 @declaration
@@ -270,7 +268,7 @@ class RandomAdjustSharpness(OneOperation):
     """Make an image sharper or smoother, with probability `p`.
 
     Args:
-        sharpness_factor: 0 smooths the image, 1 does not change it, 2 doubles the sharpness; not negative.
+        sharpness_factor: 0 smooths the image, 1 leaves it unchanged, 2 doubles its sharpness. Must not be negative.
         p: the probability.
 
     Raises:
@@ -278,13 +276,13 @@ class RandomAdjustSharpness(OneOperation):
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
-    needs_full_image: ClassVar[bool] = True  # border pixels are not changed, so the image's border must be known
+    needs_full_image: ClassVar[bool] = True  # pixels at the image's border are not changed, so the border must be known
 
-    sharpness_factor: float = argument(finite, allows_negative=False)
+    sharpness_factor: float = argument(finite_number, allows_negative=False)
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+        return self.ops_record(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
 
 
 @declaration
@@ -294,10 +292,10 @@ class RandomChannelPermutation(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("permute",)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
+        return self.ops_record(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
-def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf) -> tuple[float, float]:
+def _check_factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf) -> tuple[float, float]:
     low, high = interval(name, value)
     if low < minimum or high > maximum:
         raise ValueError(f"{name} must lie in {minimum:g} … {maximum:g}, got ({low:g}, {high:g})")
@@ -308,7 +306,7 @@ def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = ma
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
 
-    Each adjustment is made with probability `p` and a uniformly drawn factor. Contrast is changed either second or
+    Each adjustment is applied with probability `p`, with a uniformly drawn factor. Contrast is changed either second or
     after the hue, with equal probabilities. Finally, with probability `p`, the channels are permuted; all orders are
     equally likely.
 
@@ -325,10 +323,10 @@ class RandomPhotometricDistort(Transform):
     operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
     needs_full_image: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
-    brightness: tuple[float, float] = argument(_factors, default=(0.875, 1.125))
-    contrast: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
-    saturation: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
-    hue: tuple[float, float] = argument(_factors, default=(-0.05, 0.05), minimum=-0.5, maximum=0.5)
+    brightness: tuple[float, float] = argument(_check_factors, default=(0.875, 1.125))
+    contrast: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5))
+    saturation: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5))
+    hue: tuple[float, float] = argument(_check_factors, default=(-0.05, 0.05), minimum=-0.5, maximum=0.5)
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -336,10 +334,10 @@ class RandomPhotometricDistort(Transform):
         ranges = np.array([getattr(self, name) for name in ADJUSTMENTS])
         factors = ranges[:, 0] + numbers[:, :4] * (ranges[:, 1] - ranges[:, 0])
         applies = numbers[:, 4:9] < self.p
-        contrast_first = numbers[:, 9] < 0.5
+        is_contrast_first = numbers[:, 9] < 0.5
         # Columns: brightness, contrast, saturation, hue, contrast after the hue, permutation.
-        applies = np.column_stack([applies[:, :4], applies[:, 1] & ~contrast_first, applies[:, 4]])
-        applies[:, 1] &= contrast_first
+        applies = np.column_stack([applies[:, :4], applies[:, 1] & ~is_contrast_first, applies[:, 4]])
+        applies[:, 1] &= is_contrast_first
         codes = np.array([code(name) for name in (*ADJUSTMENTS, "contrast", "permute")])
         values = np.zeros((*applies.shape, VALUES))
         values[:, :4, 0] = factors

@@ -1,8 +1,8 @@
-"""Transforms that apply other transforms: all, one or none of them, in a fixed or random order, or once per view.
+"""Transforms that apply other transforms: all, one or none, in a fixed or random order, or once per view.
 
 A branching transform draws a path (a sequence of its children) for each sample, and returns records for each path.
-Every child has separate counter lanes, so the draws of one sample never depend on the draws of another.
-`gpuload.transforms.chain` turns a chain with a `MultiView` into one `Line` of transforms per view.
+Every child has separate counter lanes, so one sample's random parameters never depend on another sample.
+`gpuload.transforms.chain` converts a chain with a `MultiView` to one `Line` of transforms per view.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvision_transform, probability
+from gpuload.transforms.arguments import finite_number, is_module, is_sequence, is_torchvision_transform, probability
 from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import assign_lanes, draw_some
+from gpuload.transforms.line import assign_lanes, draw_for_rows
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flatten"]
@@ -24,7 +24,7 @@ __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "R
 
 @declaration
 class Identity(Transform):
-    """Leave images unchanged, like torch's and torchvision's ``Identity``; useful as an option of `RandomChoice`."""
+    """Leave images unchanged, like torch's and torchvision's ``Identity``; useful in a `RandomChoice`."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
@@ -69,7 +69,7 @@ class Compose(_Container):
         raise NotImplementedError("a chain replaces a Compose with its transforms before it draws")
 
 
-def _any_of_nested(name: str) -> Any:
+def _nested_any_property(name: str) -> Any:
     """Return a property that is True if the attribute `name` is true for any nested transform."""
     return property(lambda self: any(getattr(leaf, name) for leaf in flatten(self.transforms)))
 
@@ -78,26 +78,26 @@ def _any_of_nested(name: str) -> Any:
 class _Branching(_Container):
     """Base class of transforms that draw each child only for the samples whose path contains that child.
 
-    Children must not turn levels into floats, since all images of a batch have one dtype.
+    Children must not convert uint8 images to floats, since all images of a batch have one dtype.
     """
 
-    crops: ClassVar[bool] = _any_of_nested("crops")
-    needs_full_image: ClassVar[bool] = _any_of_nested("needs_full_image")
-    may_refuse: ClassVar[bool] = _any_of_nested("may_refuse")
-    image_only: ClassVar[bool] = _any_of_nested("image_only")
-    reads_boxes: ClassVar[bool] = _any_of_nested("reads_boxes")
-    mixes: ClassVar[bool] = _any_of_nested("mixes")
-    works_on_finished: ClassVar[bool] = _any_of_nested("works_on_finished")
+    crops: ClassVar[bool] = _nested_any_property("crops")
+    needs_full_image: ClassVar[bool] = _nested_any_property("needs_full_image")
+    may_refuse: ClassVar[bool] = _nested_any_property("may_refuse")
+    image_only: ClassVar[bool] = _nested_any_property("image_only")
+    reads_boxes: ClassVar[bool] = _nested_any_property("reads_boxes")
+    mixes: ClassVar[bool] = _nested_any_property("mixes")
+    works_on_finished: ClassVar[bool] = _nested_any_property("works_on_finished")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         container = type(self).__name__
         for child in self.transforms:
             leaves = flatten([child])
-            if any(leaf.makes for leaf in leaves):
+            if any(leaf.output_state for leaf in leaves):
                 raise ValueError(
-                    f"{container} cannot hold {type(child).__name__}, which would turn levels into floats for only "
-                    f"some images of a batch; put it after {container}"
+                    f"{container} cannot hold {type(child).__name__}, which would convert only some images of "
+                    f"a batch to floats; put it after {container}"
                 )
             if subsamplers := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
                 raise ValueError(
@@ -119,26 +119,26 @@ class _Branching(_Container):
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(state for state in EVERYWHERE if all(state in leaf.works_on for leaf in flatten(self.transforms)))
 
-    def branches(
+    def draw_paths(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, paths: Iterable[tuple[np.ndarray, Sequence[int]]]
     ) -> list[Record]:
-        """Draw the children on each path. A path is (rows of the batch, indices of children in order of
-        application)."""
+        """Draw the children on each path. A path is a pair: the batch indices of the samples that take it, and the
+        indices of the children in order of application."""
         offsets = np.cumsum([1, *(child.lanes for child in self.transforms)]).tolist()
         records: list[Record] = []
         for rows, order in paths:
             if not len(rows):
                 continue
             transforms, lanes = [], []
-            for child, offset in ((self.transforms[number], offsets[number]) for number in order):
+            for child, offset in ((self.transforms[index], offsets[index]) for index in order):
                 leaves = flatten([child])
                 transforms += leaves
                 lanes += assign_lanes(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
-            records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
+            records += draw_for_rows(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._merge_mixes(records, sizes_hw)] if self.mixes else records
 
     def _merge_mixes(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """Merge the mixing records into one record for all samples. A sample without a record is not mixed."""
+        """Merge all `Mix` records into one record for all samples. A sample without a record is not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
@@ -157,17 +157,17 @@ class RandomApply(_Branching):
 
     Args:
         transforms: a list of transforms.
-        p: the probability of applying them.
+        p: the probability of applying the transforms.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
+        TypeError, ValueError: an argument is invalid, or a transform converts images to floats.
     """
 
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
-        return self.branches(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
+        return self.draw_paths(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
 
 
 @declaration
@@ -179,7 +179,7 @@ class RandomChoice(_Branching):
         p: the probability of each transform, scaled to sum to 1; None means equal probabilities.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
+        TypeError, ValueError: an argument is invalid, or a transform converts images to floats.
     """
 
     p: Sequence[float] | None = None
@@ -193,7 +193,7 @@ class RandomChoice(_Branching):
                 f"RandomChoice(p=…) must have one number for each of the {len(self.transforms)} transforms, "
                 f"got {self.p!r}"
             )
-        numbers = tuple(finite("RandomChoice(p=…)", number) for number in self.p)
+        numbers = tuple(finite_number("RandomChoice(p=…)", number) for number in self.p)
         if min(numbers) < 0 or sum(numbers) <= 0:
             raise ValueError(f"RandomChoice(p=…) must be numbers ≥ 0 with a positive sum, got {self.p!r}")
         object.__setattr__(self, "p", numbers)
@@ -203,8 +203,8 @@ class RandomChoice(_Branching):
         ends = np.cumsum(share / share.sum())
         ends[-1] = 1.0
         choices = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
-        paths = [(np.flatnonzero(choices == number), [number]) for number in range(len(self.transforms))]
-        return self.branches(uniforms, sizes_hw, paths)
+        paths = [(np.flatnonzero(choices == index), [index]) for index in range(len(self.transforms))]
+        return self.draw_paths(uniforms, sizes_hw, paths)
 
 
 @declaration
@@ -215,15 +215,17 @@ class RandomOrder(_Branching):
         transforms: a list of transforms.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
+        TypeError, ValueError: an argument is invalid, or a transform converts images to floats.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         orders = np.argsort(uniforms(len(self.transforms)), axis=1, kind="stable")
-        distinct_orders, order_numbers = np.unique(orders, axis=0, return_inverse=True)
-        order_numbers = order_numbers.ravel()
-        paths = [(np.flatnonzero(order_numbers == n), order.tolist()) for n, order in enumerate(distinct_orders)]
-        return self.branches(uniforms, sizes_hw, paths)
+        distinct_orders, order_indices = np.unique(orders, axis=0, return_inverse=True)
+        order_indices = order_indices.ravel()
+        paths = [
+            (np.flatnonzero(order_indices == index), order.tolist()) for index, order in enumerate(distinct_orders)
+        ]
+        return self.draw_paths(uniforms, sizes_hw, paths)
 
 
 def flatten(transforms: Iterable[Transform]) -> list[Transform]:
@@ -237,11 +239,11 @@ def flatten(transforms: Iterable[Transform]) -> list[Transform]:
 def wrap_modules(transforms: Iterable[Any]) -> list[Any]:
     """Return the transforms with each torch module wrapped in a `Lambda`."""
     entries = list(transforms)
-    for number, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if is_module(entry) and not is_torchvision_transform(entry):
             from gpuload.transforms.custom import Lambda  # imported here, since few chains need it
 
-            entries[number] = Lambda(entry)
+            entries[index] = Lambda(entry)
     return entries
 
 
@@ -253,11 +255,13 @@ def check_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
         raise TypeError(f"{owner}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(wrap_modules(transforms))
     if not children:
-        raise ValueError(f"{owner}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
-    for number, child in enumerate(children):
+        raise ValueError(
+            f"{owner}(transforms=…) is empty; pass at least one transform, such as Identity(), which does nothing"
+        )
+    for index, child in enumerate(children):
         if not isinstance(child, Transform):
             raise TypeError(
-                f"{owner}(transforms=…)[{number}] is not a gpuload transform: got {child!r} ({type(child).__name__})"
+                f"{owner}(transforms=…)[{index}] is not a gpuload transform: got {child!r} ({type(child).__name__})"
             )
         if owner != "Compose" and any(isinstance(leaf, MultiView) for leaf in flatten([child])):
             raise ValueError(
@@ -268,14 +272,14 @@ def check_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
 
 @declaration
 class MultiView(Transform):
-    """Make several views of each image, each with its own transforms and its own random draws.
+    """Make several views of each image, each with its own transforms and random parameters.
 
-    A batch then has a list of N×C×H×W tensors, one per view in the order of `chains`. The file is read once, and the
-    region that covers all views is decoded once. Transforms before the `MultiView` in the chain are drawn once for all
-    views; transforms after it are drawn separately for each view.
+    The batch then contains a list of N×C×H×W tensors, one per view in the order of `chains`. The file is read once, and
+    the region that covers all views is decoded once. Transforms before the `MultiView` in the chain are drawn once for
+    all views; transforms after it are drawn separately for each view.
 
     Args:
-        chains: a list with one entry per view, which is a list of transforms or a single transform.
+        chains: a list with one entry per view: a list of transforms, or a single transform.
 
     Raises:
         TypeError, ValueError: an entry is neither a transform nor a list of transforms, or a list is empty.
@@ -292,16 +296,16 @@ class MultiView(Transform):
 
     def __post_init__(self) -> None:
         if isinstance(self.chains, Transform) or not is_sequence(self.chains) or not len(self.chains):
-            raise TypeError(f"MultiView(chains=…) must be a list with the transforms of each view, got {self.chains!r}")
+            raise TypeError(f"MultiView(chains=…) must be a list with one entry per view, got {self.chains!r}")
         chains = []
-        for number, chain in enumerate(self.chains):
+        for index, chain in enumerate(self.chains):
             chain = [chain] if isinstance(chain, Transform) else chain
-            chains.append(tuple(flatten(check_children(f"MultiView(chains=…)[{number}]", chain))))
+            chains.append(tuple(flatten(check_children(f"MultiView(chains=…)[{index}]", chain))))
         object.__setattr__(self, "chains", tuple(chains))
         for child in self.children:
             if isinstance(child, UniformTemporalSubsample):
                 raise ValueError(
-                    f"MultiView cannot hold {child.display_name}: frames are chosen once, before they are decoded; put "
+                    f"MultiView cannot hold {child.display_name}: frames are selected once, before decoding; put "
                     "it before MultiView"
                 )
 

@@ -1,5 +1,5 @@
-"""Deterministic transforms: the conversion of levels (integer pixel values 0 … 255) to floats, at the end of nearly
-every chain, and the selection of a clip's frames."""
+"""Deterministic transforms: the conversion of integer pixel values to floats, at the end of nearly every chain, and the
+selection of a clip's frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite_number, flag, integer, is_sequence
 from gpuload.transforms.base import (
     EVERYWHERE,
     ChainPosition,
@@ -57,7 +57,7 @@ class ToDtype(Transform):
         dtype, mask_dtype = self.dtype, self.mask_dtype
         if isinstance(dtype, Mapping):
             if mask_dtype is not None:
-                raise ValueError("ToDtype(mask_dtype=…) needs a single dtype for images; in a dict use the key Mask")
+                raise ValueError("ToDtype(mask_dtype=…) needs a single dtype for images; in a dict, use the key Mask")
             dtype, mask_dtype = _dtypes_by_type(dtype)
         elif dtype is None and mask_dtype is None:
             raise TypeError("ToDtype(dtype=None) does not convert images, so it needs mask_dtype=…")
@@ -70,7 +70,7 @@ class ToDtype(Transform):
         return ("uint8",) if self.dtype is not None else EVERYWHERE
 
     @property
-    def makes(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def output_state(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self.dtype in (None, "uint8") else "float"
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
@@ -94,14 +94,14 @@ def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     image_dtype = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)
     mask_dtype = dtypes[by_name["Mask"]] if "Mask" in by_name else default_dtype
     if image_dtype is None and mask_dtype is None:
-        raise TypeError(f"ToDtype(dtype={dtypes!r}) converts neither images nor masks; give a dtype for one of them")
+        raise TypeError(f"ToDtype(dtype={dtypes!r}) converts neither images nor masks; pass a dtype for one of them")
     return image_dtype, mask_dtype
 
 
-def _numbers_by_channel(name: str, value: Any) -> tuple[float, ...]:
+def _check_channel_numbers(name: str, value: Any) -> tuple[float, ...]:
     if not is_sequence(value):
         raise TypeError(f"{name} must be a sequence with one number for each channel, got {value!r}")
-    return tuple(finite(f"{name}[{channel}]", number) for channel, number in enumerate(value))
+    return tuple(finite_number(f"{name}[{channel}]", number) for channel, number in enumerate(value))
 
 
 @declaration
@@ -116,14 +116,14 @@ class Normalize(Transform):
 
     Raises:
         TypeError, ValueError: `mean` and `std` are not sequences of finite numbers of equal length, or a `std` is not
-            positive; or, in a chain, they have numbers above 2 where images are in 0 … 1, or only numbers in 0 … 1
-            where images are levels.
+            positive; or, in a chain, they contain values above 2 where images are in 0 … 1, or only values in 0 … 1
+            where images are in 0 … 255.
     """
 
-    makes: ClassVar[str | None] = "normalized"
+    output_state: ClassVar[str | None] = "normalized"
 
-    mean: tuple[float, ...] = argument(_numbers_by_channel)
-    std: tuple[float, ...] = argument(_numbers_by_channel)
+    mean: tuple[float, ...] = argument(_check_channel_numbers)
+    std: tuple[float, ...] = argument(_check_channel_numbers)
     inplace: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -142,13 +142,13 @@ class Normalize(Transform):
         largest, scaled = max(*map(abs, self.mean), *self.std), position.state == "uint8" or position.unit > 1
         if position.state != "normalized" and scaled and largest > 2:
             raise ValueError(
-                f"{self!r} is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and "
-                "std by 255, or put ToDtype('float32') right before it, which does not scale"
+                f"{self!r} is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and "
+                "std by 255, or put ToDtype('float32'), which does not scale, right before it"
             )
         if position.state == "float" and not scaled and largest <= 1 and max(self.std) < 1:
             raise ValueError(
-                f"{self!r} is for 0 … 1, but a ToDtype without scale=True leaves levels in 0 … 255; set scale=True, or "
-                "leave out the ToDtype, since Normalize scales uint8 images itself"
+                f"{self!r} is for images in 0 … 1, but a ToDtype without scale=True leaves 0 … 255; set scale=True, or "
+                "remove the ToDtype, since Normalize scales uint8 images itself"
             )
         return self
 
@@ -162,10 +162,10 @@ class Normalize(Transform):
 
 @declaration
 class UniformTemporalSubsample(Transform):
-    """Select evenly spaced frames of each clip, from the first to the last. A clip with fewer frames repeats some.
+    """Select evenly spaced frames of each clip, from the first to the last. If there are too few, some repeat.
 
-    A clip is an `Image` T×H×W×C, or a list of images. The worker selects frames before all other transforms, regardless
-    of the position in the chain, and does not decode the other frames. Masks and all other fields are not changed.
+    A clip is a T×H×W×C `Image`, or a list of images. The worker selects frames before all other transforms, regardless
+    of this transform's position in the chain, and decodes only these. Masks and all other fields are not changed.
 
     Args:
         num_samples: the number of frames.

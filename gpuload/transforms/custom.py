@@ -1,8 +1,8 @@
 """The user's own transforms: a class that draws parameters and changes pixels, or a plain function or module.
 
-Like all other transforms they draw with numpy. Each becomes a `Call` in the program, which `gpuload.stage.user_code`
-executes. All of this happens in the main process. Workers get a `StandIn` instead, since the user's code usually
-imports torch and workers do not need it.
+Like all other transforms, these transforms draw with numpy. Each becomes a `Call` in the program, which
+`gpuload.stage.user_code` executes. The user's code runs only in the main process. Workers get a `StandIn` instead,
+since the user's code usually imports torch, which workers do not need.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpuload.transforms.base import (
     copy_for_finished_images,
     declaration,
 )
-from gpuload.transforms.program.ops import Call, Record, in_params
+from gpuload.transforms.program.ops import Call, Record, map_params
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Custom", "Lambda", "StandIn", "stand_ins"]
+__all__ = ["Custom", "Lambda", "StandIn", "replace_with_stand_ins"]
 
 Per = Literal["batch", "image"]
 
@@ -38,14 +38,14 @@ class Custom(Transform):
 
     A subclass is a frozen dataclass whose fields are its arguments. It can be used anywhere in a chain, and within
     `RandomApply` and similar transforms. It defines `apply`, usually `draw`, and methods for masks, boxes and keypoints
-    if these have to move.
+    if the transform moves pixels.
 
     Class variables:
-        moves_pixels: whether the transform moves pixels. If True, samples with masks, boxes or keypoints are refused
+        moves_pixels: whether the transform moves pixels. If True, a sample with masks, boxes or keypoints is an error
             unless the class has a method for them. If False, these targets are not changed. If None, they are not
             changed, and a warning is issued once.
-        float_levels: whether `apply` gets uint8 images, which hold levels (integer pixel values 0 … 255), as float32;
-            its result is then rounded and clipped to 0 … 255. Has no effect on images that are already floats.
+        float_levels: whether `apply` gets uint8 images as float32, with values 0 … 255; its result is then rounded and
+            clipped to 0 … 255. Has no effect on images that are already floats.
 
     Example:
         >>> from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Custom(Transform):
     float_levels: ClassVar[bool] = False
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
-        """Draw the random parameters, for all samples of a batch at once; None if there are none.
+        """Draw the random parameters for all samples of a batch; return None if there are no parameters.
 
         Args:
             uniforms: ``uniforms(n)`` returns n numbers in (0, 1) for each sample, float64 (B, n). They depend only on
@@ -86,20 +86,21 @@ class Custom(Transform):
         """Transform the images.
 
         Args:
-            images: N×C×H×W on the device, of one size: the batch or a part of it, on a CPU a few images at a time.
-                Before `ToDtype` and `Normalize` they are uint8, or float32 if `float_levels`; after these, they are the
-                floats that these produce. You can change them in place; gpuload overwrites them after the call.
-            params: the result of `draw` for these images, as tensors (N, …) on the device; float64 is converted to
-                float32.
+            images: an N×C×H×W tensor on the device: the entire batch or a part of it, on a CPU a few images at a time.
+                Before `ToDtype` and `Normalize` the images are uint8, or float32 if `float_levels`; afterwards they are
+                the floats that these transforms produce. You can change them in place; gpuload overwrites them after
+                the call.
+            params: the result of `draw` for these images, as tensors of shape (N, …) on the device; float64 is
+                converted to float32.
 
         Returns:
-            N images of the same size and dtype. The result for an image must not depend on the other images.
+            N images of the same size and dtype. Each result must depend only on its own image and parameters.
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply(self, images, params)")
 
     def apply_masks(self, masks: torch.Tensor, params: Any, /) -> torch.Tensor:
-        """Transform masks like their images. Masks are N×K×H×W, K masks for each image, in the dtype of the sample's
-        mask; otherwise like `apply`."""
+        """Transform masks like their images. Masks are N×K×H×W, K masks per image, in the dtype of the sample's mask;
+        the parameters and the result are as for `apply`."""
         return masks
 
     def apply_boxes(self, boxes: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
@@ -116,7 +117,7 @@ class Custom(Transform):
         return boxes
 
     def apply_keypoints(self, points: np.ndarray, params: Any, size_hw: tuple[int, int], /) -> np.ndarray:
-        """Move the keypoints of one sample: (…, 2), x and y in pixels; otherwise like `apply_boxes`."""
+        """Move the keypoints of one sample, (…, 2): x and y in pixels. Other arguments are as for `apply_boxes`."""
         return points
 
     def has(self, method: str) -> bool:
@@ -125,7 +126,7 @@ class Custom(Transform):
 
     @property
     def per(self) -> str:
-        """Return what `apply` is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
+        """The argument of `apply`: a ``"batch"``, one ``"image"``, or any number of ``"images"`` of one size."""
         return "images"
 
     @property
@@ -139,7 +140,7 @@ class Custom(Transform):
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
         params = self.draw(uniforms, sizes_hw)
-        in_params(params, lambda array: self._check_array(array, len(sizes_hw)))
+        map_params(params, lambda array: self._check_array(array, len(sizes_hw)))
         seeds = Uniforms(uniforms.key, uniforms.positions, uniforms.lane + 1)(1)[:, 0] * 2.0**32
         return Call(transform=self, params=params, seeds=seeds.astype(np.int64))
 
@@ -161,12 +162,12 @@ class Lambda(Custom):
     are reproducible.
 
     Args:
-        fn: a function that takes images, uint8 or the floats of `ToDtype` or `Normalize`, and returns the same number
-            of images, of the same size and dtype. It can change its argument in place; gpuload overwrites it after the
-            call. At the end of a chain, a function with ``per="batch"`` can return any tensor with one entry per
-            image.
-        per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must have the same size; ``"image"`` calls it
-            with each C×H×W image.
+        fn: a function that takes images, which are uint8 or the floats from `ToDtype` or `Normalize`, and returns the
+            same number of images, of the same size and dtype. It can change its argument in place; gpuload overwrites
+            that argument after the call. At the end of a chain, a function with ``per="batch"`` can return any tensor
+            with one entry per image.
+        per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must have the same size; ``"image"`` calls
+            `fn` with each C×H×W image.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -183,7 +184,7 @@ class Lambda(Custom):
         if not callable(self.fn):
             raise TypeError(f"Lambda(fn=…) must be a function of images, got {self.fn!r} ({type(self.fn).__name__})")
         if isinstance(self.fn, Transform):
-            raise TypeError(f"Lambda(fn=…) is {self.fn!r}, which is already a transform; write it without Lambda")
+            raise TypeError(f"Lambda(fn=…) is {self.fn!r}, which is already a transform; remove the Lambda around it")
         if self.per not in get_args(Per):
             raise ValueError(f"Lambda(per=…) must be 'batch' or 'image', got {self.per!r}")
 
@@ -200,7 +201,7 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """A placeholder that replaces one of the user's own transforms in workers, which neither draw nor apply it."""
+    """A placeholder for one of the user's own transforms in workers, which neither draw nor apply such transforms."""
 
     name: str
 
@@ -214,16 +215,16 @@ class StandIn(Custom):
         )
 
 
-def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms to send to workers: each of the user's own transforms is replaced by a `StandIn`."""
+def replace_with_stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    """Return the transforms with each of the user's own transforms replaced by a `StandIn`, to be sent to workers."""
     results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform
         if isinstance(transform, Custom):
             stand_in = StandIn(transform.display_name)
         elif hasattr(transform, "chains"):
-            stand_in = replace(stand_in, chains=tuple(map(stand_ins, stand_in.chains)))
+            stand_in = replace(stand_in, chains=tuple(map(replace_with_stand_ins, stand_in.chains)))
         elif transform.children:
-            stand_in = replace(stand_in, transforms=stand_ins(transform.children))
+            stand_in = replace(stand_in, transforms=replace_with_stand_ins(transform.children))
         results.append(stand_in)
     return tuple(results)

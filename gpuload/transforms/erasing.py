@@ -1,7 +1,7 @@
 """Random erasing: overwrites boxes of an image, as in torchvision and timm.
 
-The units of the written values depend on the transform's position in the chain, which `bind` sets: levels (integer
-pixel values 0 … 255), or values of finished images (after the last transform that works on levels).
+The units of the written values depend on the transform's position in the chain, which `bind` sets. They are integer
+pixel values (0 … 255), or, after the last transform that works on integer pixel values, the units of the final type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
+from gpuload.transforms.arguments import finite_number, integer, interval, is_sequence, probability
 from gpuload.transforms.base import (
     EVERYWHERE,
     ChainPosition,
@@ -30,17 +30,19 @@ __all__ = ["Mode", "RandomErasing"]
 Mode = Literal["const", "rand", "pixel"]
 
 TRIES: Final = 10  # as in torchvision and timm
-SEED_RANGE: Final = 2.0**32  # a uniform number is (n + ½) / 2**32 with a 32-bit integer n, which is used as a seed
+SEED_RANGE: Final = (
+    2.0**32
+)  # multiplied by this, a uniform number (n + ½) / 2**32 gives its 32-bit integer n, which is a seed
 
 
-def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
+def _check_value(name: str, value: Any) -> float | tuple[float, ...] | str:
     if isinstance(value, str):
         if value != "random":
             raise ValueError(f"{name} must be 'random' if it is a string, got {value!r}")
         return value
     if not is_sequence(value):
-        return finite(name, value)
-    numbers = tuple(finite(name, number) for number in value)
+        return finite_number(name, value)
+    numbers = tuple(finite_number(name, number) for number in value)
     if not numbers:
         raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
     return numbers
@@ -50,13 +52,13 @@ def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
 class RandomErasing(Transform):
     """Overwrite one or more boxes of an image, with probability `p`.
 
-    The units of `value` depend on the position in the chain. Before `ToDtype`, `value` is a level (an integer pixel
-    value in 0 … 255). After `Normalize`, or after `ToDtype` if no later transform works on levels, images are finished,
-    and `value` is in their units. After `ToDtype` but before a transform that works on levels, `value` is in the units
-    of `ToDtype`, but rounded to a level.
+    The units of `value` depend on the position in the chain. Before `ToDtype`, `value` is an integer in 0 … 255. After
+    `Normalize`, or after `ToDtype` if no later transform works on integer pixel values, `value` is in the units of the
+    converted images. Between `ToDtype` and a transform that works on integer pixel values, `value` is in the units of
+    `ToDtype`, but rounded to the nearest of these integers.
 
-    Zhong et al., "Random erasing data augmentation", AAAI 2020; with torchvision's distribution: the first of 10 drawn
-    boxes that is smaller than the image. `mode` and the counts are timm's.
+    Zhong et al., "Random erasing data augmentation", AAAI 2020. As in torchvision, up to 10 boxes are drawn, and the
+    first one that is smaller than the image is erased. `mode`, `min_count` and `max_count` are as in timm.
 
     Args:
         p: the probability.
@@ -64,12 +66,13 @@ class RandomErasing(Transform):
             applies to their total area.
         ratio: the range of a box's height / width, greater than 0; drawn log-uniformly.
         value: a number, a sequence with one number per channel, or ``"random"``, which draws a standard normal number
-            for each pixel and channel and is only for finished images.
+            for each pixel and channel. ``"random"`` must come after all transforms that work on integer pixel values.
         inplace: for compatibility with torchvision; has no effect.
         mode: timm's modes: ``"const"`` writes `value`; ``"pixel"`` is the same as ``value="random"``; ``"rand"`` writes
             one random colour per box, of standard normal numbers. None means ``"pixel"`` if `value` is ``"random"``,
             otherwise ``"const"``.
-        min_count, max_count: bounds of the number of boxes, drawn uniformly; `max_count` is `min_count` if None.
+        min_count, max_count: the minimum and maximum number of boxes, which is drawn uniformly; a `max_count` of None
+            means `min_count`.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or `value` cannot be used at this position in a chain.
@@ -84,7 +87,7 @@ class RandomErasing(Transform):
     p: float = argument(probability, default=0.5)
     scale: tuple[float, float] = argument(interval, default=(0.02, 0.33))
     ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), positive=True)
-    value: float | Sequence[float] | str = argument(_value, default=0.0)
+    value: float | Sequence[float] | str = argument(_check_value, default=0.0)
     inplace: bool = field(default=False, compare=False)
     mode: str | None = field(default=None, kw_only=True)
     min_count: int = argument(integer, default=1, kw_only=True, minimum=1)
@@ -114,7 +117,7 @@ class RandomErasing(Transform):
 
     @property
     def kind(self) -> str:
-        """The mode in effect: ``"const"``, ``"rand"`` or ``"pixel"``."""
+        """The effective mode: ``"const"``, ``"rand"`` or ``"pixel"``."""
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
@@ -125,34 +128,38 @@ class RandomErasing(Transform):
         bound = replace(self)
         object.__setattr__(bound, "position", position)
         if not position.finished:
-            bound._check_levels(position)
+            bound._check_value_at(position)
         return bound
 
-    def _check_levels(self, position: ChainPosition) -> None:
+    def _check_value_at(self, position: ChainPosition) -> None:
         is_uint8 = position.state == "uint8"
         if self.kind != "const":
             option = f"mode={self.mode!r}" if self.mode else "value='random'"
             raise ValueError(
-                f"RandomErasing({option}) draws normal numbers, which levels cannot hold, but is "
-                + ("before ToDtype or Normalize" if is_uint8 else "before a transform that needs levels")
+                f"RandomErasing({option}) draws normal numbers, which need float images, but is "
+                + (
+                    "before ToDtype or Normalize"
+                    if is_uint8
+                    else "before a transform that needs pixel values in 0 … 255"
+                )
                 + ("; put it after Normalize" if is_uint8 else "; put it last, after Normalize")
             )
         for number in _as_tuple(self.value):
-            level = number * position.unit
-            if not 0 <= level <= 255 or (is_uint8 and level != int(level)):
-                valid_values = "whole numbers in 0 … 255"
+            pixel_value = number * position.unit
+            if not 0 <= pixel_value <= 255 or (is_uint8 and pixel_value != int(pixel_value)):
+                valid_values = "an integer in 0 … 255"
                 if position.state == "float":
-                    valid_values = f"numbers in 0 … {255 / position.unit:g}"
+                    valid_values = f"a number in 0 … {255 / position.unit:g}"
                 raise ValueError(
                     f"RandomErasing(value={self.value!r}) is used where images are "
-                    f"{'levels' if is_uint8 else 'floats that later transforms change'}, so value must be "
+                    f"{'uint8' if is_uint8 else 'floats that later transforms change'}, so value must be "
                     f"{valid_values}; to use normalized values, put it after Normalize"
                 )
 
     @property
     def written_values(self) -> tuple[float, ...]:
-        """The values that ``"const"`` writes, one for all channels or one per channel: levels before the images are
-        finished, otherwise in the units of finished images."""
+        """The values that ``"const"`` writes, one for all channels or one per channel: in the units of the final type
+        after the last transform that works on integer pixel values, otherwise in 0 … 255."""
         if self.kind != "const":
             return (0.0,)
         assert self.position is not None
@@ -170,21 +177,21 @@ class RandomErasing(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
         max_count = self.max_count or self.min_count
-        draws = uniforms(4 + max_count * (2 + 2 * TRIES))
-        erase_draws, count_draws, noise_seed_draws, box_draws = np.split(draws, [1, 2, 4], axis=1)
-        box_draws = box_draws.reshape(len(draws), max_count, 2 + 2 * TRIES)
-        counts = self.min_count + (count_draws * (max_count - self.min_count + 1)).astype(np.int64)
+        numbers = uniforms(4 + max_count * (2 + 2 * TRIES))
+        erase_numbers, count_numbers, noise_seed_numbers, box_numbers = np.split(numbers, [1, 2, 4], axis=1)
+        box_numbers = box_numbers.reshape(len(numbers), max_count, 2 + 2 * TRIES)
+        counts = self.min_count + (count_numbers * (max_count - self.min_count + 1)).astype(np.int64)
         areas = (sizes_hw.prod(axis=1, keepdims=True) / counts)[:, :, None]
-        areas = areas * scale_to_range(self.scale, box_draws[:, :, 2 : 2 + TRIES])
-        ratios = np.exp(scale_to_range(map(math.log, self.ratio), box_draws[:, :, 2 + TRIES :]))
+        areas = areas * scale_to_range(self.scale, box_numbers[:, :, 2 : 2 + TRIES])
+        ratios = np.exp(scale_to_range(map(math.log, self.ratio), box_numbers[:, :, 2 + TRIES :]))
         tried_hw = np.rint(np.sqrt(np.stack([areas * ratios, areas / ratios], axis=3))).astype(np.int64)
         fits = (tried_hw < sizes_hw[:, None, None]).all(axis=3)
         first_fitting = fits.argmax(axis=2)[:, :, None, None]
         boxes_hw = np.take_along_axis(tried_hw, first_fitting, axis=2)[:, :, 0]
-        starts = (box_draws[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
+        starts = (box_numbers[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
         boxes = np.concatenate([starts, boxes_hw], axis=2)
         exists = (
-            (erase_draws < self.p)
+            (erase_numbers < self.p)
             & (np.arange(max_count) < counts)
             & np.take_along_axis(fits, first_fitting[..., 0], axis=2)[:, :, 0]
             & (boxes_hw > 0).all(axis=2)
@@ -194,7 +201,7 @@ class RandomErasing(Transform):
         is_scaled = self.position is not None and self.position.unit != 1
         return Erase(
             boxes,
-            (noise_seed_draws * SEED_RANGE).astype(np.uint64),
+            (noise_seed_numbers * SEED_RANGE).astype(np.uint64),
             self.kind,
             self.written_values,
             user_values,

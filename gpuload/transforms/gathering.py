@@ -1,8 +1,8 @@
-"""Mosaic and CopyPaste: detection transforms that combine images of several samples.
+"""Mosaic and CopyPaste, the detection transforms that combine images of several samples.
 
 The samples are neighbours in the epoch's order, as in MixUp: the partners of position p are p XOR 1, or p XOR 1, 2 and
-3. Draws are per sample, so the result does not depend on the number of ranks. Boxes with their fields, masks and
-keypoints are transformed like the images (`gpuload.batches.gathering`).
+3. Random parameters are drawn per sample, so the result does not depend on the number of ranks. Boxes with their
+fields, masks and keypoints are transformed with the images (`gpuload.batches.gathering`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Gathering(Transform):
     drops_boxes: ClassVar[bool] = True
 
 
-def _fractions(name: str, value: Any) -> tuple[float, float]:
+def _check_fractions(name: str, value: Any) -> tuple[float, float]:
     low, high = interval(name, value)
     if not 0 <= low <= high <= 1:
         raise ValueError(f"{name} must be a range of fractions in 0 … 1, got ({low}, {high})")
@@ -35,15 +35,15 @@ def _fractions(name: str, value: Any) -> tuple[float, float]:
 
 @declaration
 class Mosaic(_Gathering):
-    """Combine four images into one, in which they meet at a random centre, as in YOLO.
+    """Combine four images into one image, in which they meet at a random centre, as in YOLO.
 
     The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre. Parts beyond the
     result are cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
     ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
 
-    The images are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3
-    of a batch), in random order, so `batch_size` must be a multiple of 4; each of the four samples gets a different
-    mosaic. A missing neighbour (at the end of an epoch, or skipped) is replaced by the sample itself.
+    The images are those at positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: at
+    indices 4k … 4k + 3 of a batch), in random order, so `batch_size` must be a multiple of 4. Each of the four samples
+    gets a different mosaic. A missing neighbour (at the end of an epoch, or skipped) is replaced by the sample itself.
 
     Boxes with their fields, instance masks and keypoints of all four samples are moved, clipped to the visible part of
     their image, and concatenated; invisible boxes are removed. Semantic masks are combined like the images. All other
@@ -56,9 +56,10 @@ class Mosaic(_Gathering):
 
     Args:
         size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
-        center_range: the range of the centre, as a fraction of height and width.
+        center_range: the range of the centre's position, as fractions of height and width.
         p: the probability of a mosaic; otherwise the image is unchanged.
-        fill: the level for gaps, in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
+        fill: the pixel value for gaps, in 0 … 255, or a sequence with one value per channel, or a dict of these by
+            type.
         labels_getter: the fields that belong to the boxes. ``"default"`` selects labels, ``"area"``, ``"iscrowd"``,
             instance masks and `Keypoints` with an entry for each box. A function, as for `SanitizeBoundingBoxes`,
             selects the fields that it returns, and instance masks.
@@ -74,7 +75,7 @@ class Mosaic(_Gathering):
     gathers: ClassVar[int] = 4
 
     size: int | tuple[int, int] = argument(size_pair)
-    center_range: tuple[float, float] = argument(_fractions, default=(0.25, 0.75))
+    center_range: tuple[float, float] = argument(_check_fractions, default=(0.25, 0.75))
     p: float = argument(probability, default=1.0)
     fill: Any = argument(fill_values, default=0)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
@@ -99,17 +100,18 @@ class CopyPaste(_Gathering):
     At least one instance of the neighbour is pasted at the same coordinates, without blending; if the neighbour's image
     has a different size, it is resized first (bilinear; masks with nearest). Pasted instances occlude the image: masks
     lose the covered pixels, fully covered instances are removed along with their box and its fields, and the box of a
-    partly covered instance shrinks to its visible pixels. Pasted instances come last. A semantic mask takes the
-    neighbour's values where instances are pasted. ``"area"`` is not recomputed. Keypoints that do not belong to boxes,
-    and all other fields, keep the values of the sample itself.
+    partly covered instance shrinks to its visible pixels. Pasted instances come after the image's own instances. A
+    semantic mask takes the neighbour's values where instances are pasted. ``"area"`` is not recomputed. Keypoints that
+    do not belong to boxes, and all other fields, keep the values of the sample itself.
 
-    The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset: rows 2k and
-    2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour is unchanged. A sample must have a
-    single `Boxes` and, in the same container or nested in it, a single `Mask` N×H×W with one mask for each box.
+    Neighbours are the samples at positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset:
+    at indices 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour is unchanged. A
+    sample must have a single `Boxes` and, in the same container or nested in it, a single N×H×W `Mask` with one mask
+    per box.
 
     Ghiasi et al., "Simple copy-paste is a strong data augmentation method for instance segmentation", CVPR 2021. As in
     torchvision's references (detection/transforms.py, `SimpleCopyPaste`), n draws with replacement select which of n
-    instances to paste; torchvision's boxes end at the last pixel, gpuload's at that pixel's far edge.
+    instances to paste. torchvision's boxes end at the last pixel, gpuload's boxes at the far edge of that pixel.
 
     Args:
         p: the probability of pasting onto an image.

@@ -1,8 +1,8 @@
-"""Transforms that move pixels and draw only a box or a coin flip: resizes, crops, borders and flips.
+"""Transforms that move pixels and draw only a box or a coin flip: resizing, cropping, padding and flipping.
 
-Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but the draws are per sample.
-Workers draw the boxes too, and decode only the pixels inside them. Borders are like those of numpy's `pad`: a constant,
-the edge, or the image mirrored as often as needed.
+Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but random parameters are
+drawn per sample. Workers draw the boxes too, and decode only the pixels inside the boxes. Padding works like numpy's
+`pad`: a constant, the edge pixels, or the image mirrored as often as needed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
     "Resize",
 ]
 
-# Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped first,
-# and whether the image is then mirrored vertically, and horizontally.
+# Row k describes the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped,
+# whether the image is then mirrored vertically, and whether it is mirrored horizontally.
 QUARTER_TURNS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -63,11 +63,11 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 @declaration
 class Resize(Resampling):
-    """Resize to a size, with antialiasing as Pillow does it.
+    """Resize to a size, with Pillow's antialiasing.
 
     Args:
-        size: the new length of the shorter side as an integer (the aspect ratio is kept); or (height, width); or None,
-            if `max_size` is the new length of the longer side; or the result of `by_epoch`.
+        size: an integer, the new length of the shorter side (the aspect ratio is preserved); or (height, width); or
+            None, if `max_size` is the new length of the longer side; or the result of `by_epoch`.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         max_size: the maximum length of the longer side; allowed only if `size` is an integer or None.
@@ -90,7 +90,7 @@ class Resize(Resampling):
         super().__post_init__()
         size, max_size = self.size, self.max_size
         if depends_on_epoch(size):
-            sizes = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
+            sizes = size.check_sizes(lambda size: replace(self, size=size).size)  # pyright: ignore
             object.__setattr__(self, "size", sizes)
             return
         if is_sequence(size):
@@ -114,7 +114,7 @@ class Resize(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         filters = self.filters(uniforms(1)[:, 0] if self.interpolation == "random" else None)
-        return Box(full_windows(sizes_hw), self._sizes(sizes_hw), filters, cuts=False)
+        return Box(full_windows(sizes_hw), self._sizes(sizes_hw), filters, clips_boxes=False)
 
     def _sizes(self, sizes_hw: np.ndarray) -> np.ndarray:
         if isinstance(self.size, tuple):
@@ -132,7 +132,7 @@ class Resize(Resampling):
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
-    """Return sizes whose shorter sides are `sides` (B,), or shorter where the longer side would exceed `max_size`."""
+    """Return sizes (B, 2) with shorter sides `sides` (B,), reduced where the longer side would exceed `max_size`."""
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
@@ -143,8 +143,8 @@ def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int
 
 
 def _orient(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    short, wide = np.maximum(short, 1), sizes_hw[:, 0] <= sizes_hw[:, 1]
-    return np.stack([np.where(wide, short, long), np.where(wide, long, short)], axis=1)
+    short, is_wide = np.maximum(short, 1), sizes_hw[:, 0] <= sizes_hw[:, 1]
+    return np.stack([np.where(is_wide, short, long), np.where(is_wide, long, short)], axis=1)
 
 
 @declaration
@@ -158,17 +158,17 @@ class FixedSizeCrop(Padding):
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
 
-    def boxes(self, starts: np.ndarray) -> Box:
-        """Return the record of boxes with these top left corners (B, 2)."""
-        return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
+    def box_record_at(self, starts: np.ndarray) -> Box:
+        """Return a `Box` record for crops with these top left corners (B, 2)."""
+        return self.box_record(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
 @declaration
 class CenterCrop(FixedSizeCrop):
-    """Crop the centre of the image; a smaller image is padded with zeros first.
+    """Crop the centre of the image; pad the image with zeros first if it is smaller.
 
     Args:
-        size: an integer (a square), or (height, width), or `by_epoch`.
+        size: an integer (a square), or (height, width), or the result of `by_epoch`.
 
     Raises:
         TypeError, ValueError: the size is invalid.
@@ -176,8 +176,8 @@ class CenterCrop(FixedSizeCrop):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)
-        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
-        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
+        # torchvision pads by ⌊missing / 2⌋ at the top and left, and rounds the corner of a crop half to even.
+        return self.box_record_at(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
 def padding_sides(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
@@ -202,12 +202,12 @@ class RandomCrop(FixedSizeCrop):
     """Crop a box of a given size at a random position.
 
     Args:
-        size: an integer (a square), or (height, width), or `by_epoch`.
+        size: an integer (a square), or (height, width), or the result of `by_epoch`.
         padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
             bottom), or (left, top, right, bottom). None means no padding.
         pad_if_needed: whether to pad an image that is smaller than the crop, on each side by the number of missing
             pixels.
-        fill: the level of the padding in 0 … 255, or a sequence with one level per channel; only for
+        fill: the pixel value of the padding, 0 … 255, or a sequence with one value per channel; only for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
@@ -240,12 +240,12 @@ class RandomCrop(FixedSizeCrop):
             raise DrawError(
                 f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"
                 f"{f', with its padding {padded[row, 0]}×{padded[row, 1]}' if self.padding else ''}; "
-                "use pad_if_needed=True, or a Resize before it",
+                "use pad_if_needed=True, or put a Resize before it",
                 row,
             )
         spare = padded - np.array(self.size, np.int64)
         starts = (uniforms(2) * (spare + 1)).astype(np.int64)
-        return self.boxes(starts - padding_before)
+        return self.box_record_at(starts - padding_before)
 
 
 @declaration
@@ -288,8 +288,8 @@ class _RandomTurn(Transform):
 class RandomRotate90(_RandomTurn):
     """Rotate by 0°, 90°, 180° or 270°, equally likely, with probability `p`.
 
-    So even with ``p=1`` a quarter of the images are unchanged, as in albumentations (where the default of `p` is 1
-    since version 2, and was 0.5 before). If an image is not square, its size can change, so end the chain with a crop
+    So even with ``p=1``, a quarter of the images are unchanged, as in albumentations (whose default for `p` is 1 since
+    version 2, and was 0.5 before). If an image is not square, its size can change, so end the chain with a crop
     or a ``Resize((height, width))``.
 
     Args:
@@ -328,9 +328,9 @@ class RandomTranspose(_RandomTurn):
 
 # torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) draws an area and an aspect ratio up to ten
 # times until the box fits into the image, and falls back to the largest central box with an allowed ratio. Here each
-# sample uses 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random
-# filter). All ten boxes are computed in one step: this takes 250 µs for a chunk of 16 images, while computing the later
-# boxes only where the first does not fit took 600 µs.
+# sample uses 22 random numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random
+# filter). All ten boxes are computed in one step, which takes 250 µs for a chunk of 16 images. Computing the other nine
+# boxes only for images where the first box does not fit took 600 µs.
 TRIES: Final = 10
 
 
@@ -341,7 +341,7 @@ class RandomResizedCrop(Resampling):
     The resampling filter is cut off at the box: pixels outside the box have no effect on the result.
 
     Args:
-        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
+        size: the size of the result: an integer (a square), or (height, width), or the result of `by_epoch`.
         scale: the minimum and maximum area of the box, as fractions of the image's area.
         ratio: the minimum and maximum aspect ratio (width / height) of the box, which is drawn log-uniformly.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
@@ -371,17 +371,19 @@ class RandomResizedCrop(Resampling):
         rows, tries = np.arange(len(fits)), fits.argmax(axis=1)
         boxes_hw = np.stack([heights[rows, tries], widths[rows, tries]], axis=1).astype(np.int64)
         starts = (numbers[:, :2] * (sizes_hw - boxes_hw + 1)).astype(np.int64)
-        failed = ~fits[rows, tries]
-        if failed.any():
-            boxes_hw[failed] = self._largest_sizes(sizes_hw[failed])
-            starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
-        return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
+        has_no_fit = ~fits[rows, tries]
+        if has_no_fit.any():
+            boxes_hw[has_no_fit] = self._largest_sizes(sizes_hw[has_no_fit])
+            starts[has_no_fit] = (sizes_hw[has_no_fit] - boxes_hw[has_no_fit]) // 2
+        return self._make_record(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
     def record_from_regions(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
-        # The box is the region, so only the random number for the filter is needed.
-        return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
+        # The regions are the boxes, so only the random numbers for the filter are needed.
+        return self._make_record(
+            regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None
+        )
 
-    def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
+    def _make_record(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
         sizes_hw = np.empty((len(boxes_tlhw), 2), np.int64)
         sizes_hw[:] = self.size
         return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
@@ -407,8 +409,8 @@ class Pad(Padding):
     Args:
         padding: the width of the border: one number for all sides, (left and right, top and bottom), or (left, top,
             right, bottom). Negative numbers crop the image.
-        fill: the level of the border in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
-            For uint16 images levels are in 0 … 65535; for float32 images they are any numbers. Only for
+        fill: the pixel value of the border, 0 … 255, or a sequence with one value per channel, or a dict of these by
+            type. The range is 0 … 65535 for uint16 images, and unlimited for float32 images. Only for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
@@ -453,7 +455,7 @@ class Pad(Padding):
                 "(height × width); reduce the padding, or put a Resize before it",
                 row,
             )
-        return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
+        return self.box_record(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None:
@@ -464,10 +466,11 @@ class Pad(Padding):
 
 @declaration
 class RandomZoomOut(Padding):
-    """Put the image at a random position on a larger canvas, with probability `p`.
+    """Place the image at a random position on a larger canvas, with probability `p`.
 
     Args:
-        fill: the level of the canvas in 0 … 255, or a sequence with one level per channel, or a dict of levels by type.
+        fill: the pixel value of the canvas, 0 … 255, or a sequence with one value per channel, or a dict of these by
+            type.
         side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
 
@@ -488,9 +491,9 @@ class RandomZoomOut(Padding):
         numbers = uniforms(4)
         factors = np.where(numbers[:, 0] < self.p, scale_to_range(self.side_range, numbers[:, 1]), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
-        # torchvision draws the left offset first.
+        # columns 3, 2: torchvision draws the left offset before the top offset
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)
-        return self.box(-starts, sizes)
+        return self.box_record(-starts, sizes)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return size_hw if self.p == 0 else None

@@ -1,10 +1,10 @@
-"""Converts chains of torchvision and timm to chains of gpuload, without importing torch or either library.
+"""Converts torchvision and timm chains to gpuload chains, without importing torch, torchvision or timm.
 
-torchvision's transforms, of both `torchvision.transforms` and `torchvision.transforms.v2`, are recognised by the names
-of their classes and modules. Each is converted to gpuload's transform of the same name; its attributes become the
-fields of the same names, with the exceptions in the tables below. Semantics and defaults of `from_timm` are those of
+torchvision transforms, from `torchvision.transforms` or `torchvision.transforms.v2`, are recognised by the names of
+their classes and modules. Each is converted to the gpuload transform with the same name. Its attributes become the
+fields with the same names, except for the cases in the tables below. Semantics and defaults of `from_timm` are those of
 timm 1.0 (timm/data/transforms_factory.py), for chains without timm's prefetcher. An unsupported transform or argument
-raises an error with its name and its place in the chain; the converted chain never has different semantics.
+raises an error with its name and its position in the chain; the converted chain never has different semantics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from gpuload.transforms.arguments import finite, integer, is_sequence, is_torchvision_transform, probability, size_pair
+from gpuload.transforms.arguments import (
+    finite_number,
+    integer,
+    is_sequence,
+    is_torchvision_transform,
+    probability,
+    size_pair,
+)
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
@@ -43,8 +50,9 @@ RENAMED: Final[dict[tuple[str, str], str]] = {
     ("RandomIoUCrop", "sampler_options"): "options",
 }
 
-# The presets of models' weights, in `torchvision.transforms._presets`, with the remedy for each. ImageClassification is
-# not here because it is converted to four transforms. Names in braces are attributes of the preset.
+# The presets in `torchvision.transforms._presets`, which belong to model weights, with the remedy for each.
+# ImageClassification is not in this table because it is converted to four transforms. Names in braces are attributes of
+# the preset.
 PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # dropped if resize_size is None
 PRESETS: Final[dict[str, str]] = {
     "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
@@ -61,7 +69,7 @@ PRESETS: Final[dict[str, str]] = {
 
 
 def from_torchvision(transforms: Any) -> list[Transform]:
-    """Convert torchvision's transforms to gpuload's.
+    """Convert torchvision transforms to gpuload transforms.
 
     All arguments are preserved, but random parameters are drawn per sample. ``ToImage``, ``PILToTensor``,
     ``ToPureTensor`` and ``ToPILImage`` are dropped, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
@@ -73,7 +81,7 @@ def from_torchvision(transforms: Any) -> list[Transform]:
             `torchvision.transforms.v2` or `torchvision.transforms`.
 
     Returns:
-        A list for ``Loader(transforms=…)``, to which more transforms can be added.
+        A list of transforms for ``Loader(transforms=…)``; you can add more transforms to it.
 
     Raises:
         TypeError: an entry is not a torchvision transform, or is a ``Lambda``.
@@ -84,37 +92,36 @@ def from_torchvision(transforms: Any) -> list[Transform]:
         from_torchvision(v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4)]))
         # [RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))]
     """
-    return _Reader().chain(transforms)
+    return _Converter().convert_chain(transforms)
 
 
-class _Reader:
-    """A conversion of one chain, from the first transform to the last, which keeps track of the `ToDtype` that converts
-    images to floats."""
+class _Converter:
+    """A converter for one chain. It keeps track of the `ToDtype` that converts images to floats."""
 
     def __init__(self) -> None:
         self._to_float: ToDtype | None = None
 
-    def chain(self, transforms: Any) -> list[Transform]:
+    def convert_chain(self, transforms: Any) -> list[Transform]:
         chain: list[Transform] = []
-        for transform in self._read_all(transforms, "transforms"):
-            if not isinstance(transform, ToDtype) or not transform.makes:
+        for transform in self._convert_all(transforms, "transforms"):
+            if not isinstance(transform, ToDtype) or not transform.output_state:
                 chain.append(transform)
             elif self._to_float is None:
                 self._to_float = transform
                 chain.append(transform)
             else:
                 # A conversion from floats to floats only changes the dtype, which the first ToDtype can set.
-                number = chain.index(self._to_float)
+                index = chain.index(self._to_float)
                 masks = transform.mask_dtype or self._to_float.mask_dtype
                 self._to_float = dataclasses.replace(self._to_float, dtype=transform.dtype, mask_dtype=masks)
-                chain[number] = self._to_float
+                chain[index] = self._to_float
         return chain
 
-    def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
+    def _convert_all(self, entry: Any, path: str) -> Iterator[Transform]:
         for inner, inner_path in _flatten(entry, path):
-            yield from self._read(inner, inner_path)
+            yield from self._convert(inner, inner_path)
 
-    def _read(self, entry: Any, path: str) -> Iterator[Transform]:
+    def _convert(self, entry: Any, path: str) -> Iterator[Transform]:
         name, location = type(entry).__name__, f"from_torchvision: {path}"
         if isinstance(entry, Transform):
             yield entry
@@ -128,7 +135,7 @@ class _Reader:
         elif name == "ImageClassification":
             yield from _convert_classification(entry, location)
         elif name in CONTAINERS:
-            yield from self._container(name, entry, path)
+            yield from self._convert_container(name, entry, path)
         elif name in TO_DTYPE:
             dtype = "float32" if name == "ToTensor" else entry.dtype
             transform = _construct(
@@ -136,36 +143,36 @@ class _Reader:
             )
             if transform.dtype == "uint8":
                 self._check_no_floats(f"{location}, {name},")
-            if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
+            if transform.output_state or transform.mask_dtype:  # a conversion from uint8 to uint8 changes nothing
                 yield transform
         elif name == "Identity":
             yield Identity()
         elif name == "ToPILImage":
             if entry.mode is not None:
                 raise ValueError(
-                    f"{location}, ToPILImage(mode={entry.mode!r}), changes the mode of images; leave it out, and "
+                    f"{location}, ToPILImage(mode={entry.mode!r}), changes the mode of images; remove it, and "
                     "decode them in this mode with gpuload.Encoded(…, mode=…)"
                 )
             self._check_no_floats(f"{location}, ToPILImage,")
         elif name not in TYPE_CONVERSIONS:
-            kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
-            if not (isinstance(kind, type) and issubclass(kind, Transform)):
+            cls = getattr(importlib.import_module("gpuload.transforms"), name, None)
+            if not (isinstance(cls, type) and issubclass(cls, Transform)):
                 raise ValueError(
                     f"{location} is {name}, which gpuload does not have; call it in the dataset's __getitem__, or "
                     f"wrap it in an nn.Module that takes a batch, and {MODULE_REMEDY}"
                 )
-            yield _construct(kind, self._arguments(kind, entry), location)
+            yield _construct(cls, self._read_arguments(cls, entry), location)
 
-    def _container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
+    def _convert_container(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
         """Convert a transform with children. Each child of a `RandomChoice` or `RandomOrder` must remain one child, so
-        if a child is converted to several transforms, these are wrapped in a `Compose`."""
+        if a child becomes several transforms, wrap them in a `Compose`."""
         children_path, arguments = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
-            children = list(self._read_all(list(entry.transforms), children_path))
+            children = list(self._convert_all(list(entry.transforms), children_path))
         else:
             child_chains = [
-                list(self._read_all(inner, f"{children_path}[{number}]"))
-                for number, inner in enumerate(entry.transforms)
+                list(self._convert_all(inner, f"{children_path}[{index}]"))
+                for index, inner in enumerate(entry.transforms)
             ]
             children = [
                 chain[0] if len(chain) == 1 else Compose(chain) if chain else Identity() for chain in child_chains
@@ -180,13 +187,13 @@ class _Reader:
     def _check_no_floats(self, subject: str) -> None:
         if self._to_float is not None:
             raise ValueError(
-                f"{subject} converts floats back to levels; leave out both this transform and the earlier conversion "
+                f"{subject} converts floats back to uint8; remove both this transform and the earlier conversion "
                 "to floats: until Normalize, gpuload always computes as if images were uint8"
             )
 
-    def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
-        name, arguments = kind.__name__, {}
-        field_names = {field.name for field in dataclasses.fields(kind)}
+    def _read_arguments(self, cls: type[Transform], entry: Any) -> dict[str, Any]:
+        name, arguments = cls.__name__, {}
+        field_names = {field.name for field in dataclasses.fields(cls)}
         for argument, parameter in inspect.signature(type(entry)).parameters.items():
             value = _to_plain(getattr(entry, RENAMED.get((name, argument), argument)))
             if argument in field_names or value != parameter.default:
@@ -198,10 +205,10 @@ class _Reader:
             is_single = is_sequence(value) and len(value) == 1
             arguments["value"] = "random" if value is None else value[0] if is_single else value
         if name == "RandomCrop" and is_v2 and is_sequence(padding) and len(padding) == 4:
-            left, right, top, bottom = padding  # the argument's order is left, top, right, bottom
+            left, right, top, bottom = padding  # v2 stores this order, but takes left, top, right, bottom
             arguments["padding"] = left, top, right, bottom
         if "fill" in arguments and self._to_float is None:
-            arguments["fill"] = _whole_levels(arguments["fill"])
+            arguments["fill"] = _truncate_fill(arguments["fill"])
         return arguments
 
 
@@ -216,26 +223,26 @@ def _flatten(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
     if not isinstance(entry, list | tuple):
         yield entry, path
         return
-    for number, inner in enumerate(entry):
-        yield from _flatten(inner, f"{path}[{number}]")
+    for index, inner in enumerate(entry):
+        yield from _flatten(inner, f"{path}[{index}]")
 
 
 def _is_from_torchvision(entry: Any) -> bool:
-    kind = type(entry)
-    if kind.__module__.startswith("torch.nn.modules."):
-        return kind.__name__ in ("Identity", "ModuleList", "Sequential")
+    cls = type(entry)
+    if cls.__module__.startswith("torch.nn.modules."):
+        return cls.__name__ in ("Identity", "ModuleList", "Sequential")
     return is_torchvision_transform(entry)
 
 
-def _construct(kind: Any, arguments: dict[str, Any], location: str) -> Any:
+def _construct(cls: Any, arguments: dict[str, Any], location: str) -> Any:
     try:
-        return kind(**arguments)
+        return cls(**arguments)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{location}: {error}") from None
 
 
 def _convert_classification(preset: Any, location: str) -> Iterator[Transform]:
-    """Convert the preset ``ImageClassification``, which calls functions instead of holding transforms."""
+    """Convert the preset ``ImageClassification``, which calls functions instead of containing transforms."""
     resize = {"size": _to_plain(preset.resize_size), "interpolation": _to_plain(preset.interpolation)}
     yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, location)
     yield _construct(CenterCrop, {"size": _to_plain(preset.crop_size)}, location)
@@ -244,7 +251,7 @@ def _convert_classification(preset: Any, location: str) -> Iterator[Transform]:
 
 
 def _preset_remedy(preset: Any) -> str:
-    """Return the remedy for a preset in `PRESETS`, with the preset's numbers filled in."""
+    """Return the remedy for a preset in `PRESETS`, with the preset's attributes filled in."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
         text = text.replace(PRESET_RESIZE, "")
@@ -252,45 +259,45 @@ def _preset_remedy(preset: Any) -> str:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert enumerations and torchvision's label getters to gpuload's names for them, and tensors to numbers."""
+    """Convert enumerations to their values, torchvision's label getters to gpuload's names, and tensors to numbers."""
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         return value.value
     if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
         return value.tolist()
     if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
-        # torchvision's MixUp and CutMix replace labels_getter="default" and None with their own functions.
+        # torchvision's MixUp and CutMix replace labels_getter="default" and labels_getter=None with functions.
         return "default" if value.__name__ == "_find_labels_default_heuristic" else None
     if isinstance(value, list | tuple):
         return tuple(_to_plain(entry) for entry in value)
     return value
 
 
-def _whole_levels(fill: Any) -> Any:
-    """Truncate a colour such as (123.675, 116.28, 103.53) to levels, as torchvision does for uint8 images."""
+def _truncate_fill(fill: Any) -> Any:
+    """Truncate a colour such as (123.675, 116.28, 103.53) to integers, as torchvision does for uint8 images."""
     if isinstance(fill, float):
         return int(fill) if math.isfinite(fill) else fill
     if isinstance(fill, tuple):
-        return tuple(map(_whole_levels, fill))
+        return tuple(map(_truncate_fill, fill))
     if isinstance(fill, defaultdict) and fill.default_factory is not None:
-        default_level = _whole_levels(_to_plain(fill.default_factory()))
+        default_value = _truncate_fill(_to_plain(fill.default_factory()))
         return defaultdict(
-            lambda: default_level, {kind: _whole_levels(_to_plain(level)) for kind, level in fill.items()}
+            lambda: default_value, {cls: _truncate_fill(_to_plain(value)) for cls, value in fill.items()}
         )
     if isinstance(fill, Mapping):
-        return {kind: _whole_levels(_to_plain(level)) for kind, level in fill.items()}
+        return {cls: _truncate_fill(_to_plain(value)) for cls, value in fill.items()}
     return fill
 
 
 def _foreign_message(entry: Any, location: str) -> str:
-    kind = type(entry)
-    text = f"{location} is not a torchvision transform: got {entry!r} ({kind.__module__}.{kind.__name__})"
+    cls = type(entry)
+    text = f"{location} is not a torchvision transform: got {entry!r} ({cls.__module__}.{cls.__name__})"
     if isinstance(entry, type):
         return f"{location} is the class {entry.__name__}; write {entry.__name__}(…)"
-    if kind.__module__.split(".")[0] == "timm":
+    if cls.__module__.split(".")[0] == "timm":
         return f"{text}; write from_timm(data_config, …) for timm's chains"
-    if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
+    if any(base.__module__ == "torch.nn.modules.module" for base in cls.__mro__):
         return (
-            f"{text}; remove it from the chain; if it takes a batch, {MODULE_REMEDY}; if it takes one image, call it "
+            f"{text}; remove it from the chain. If it takes a batch, {MODULE_REMEDY}; if it takes one image, call it "
             "in the dataset's __getitem__"
         )
     return (
@@ -323,16 +330,20 @@ DEFAULTS: Final[dict[str, Any]] = {
 }  # fmt: skip
 CROP_PCT: Final = 0.875
 
-# The other arguments of create_transform: the values that have no effect, and the reason or remedy for other values.
+# The other arguments of create_transform: the values that have no effect, and the reason why other values are refused,
+# with the remedy.
 REFUSED_TIMM_ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "naflex": ((False,), "it makes patches of images of many sizes, which are not a batch of images; leave it out"),
-    "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
-    "re_num_splits": ((0, 1), "gpuload draws for each image separately, so a batch has no splits; leave it out"),
-    "separate": ((False,), "it returns three chains; leave it out, and split the returned list yourself"),
-    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported; leave it out"),
-    "use_prefetcher": ((False,), "gpuload itself moves batches to the device; leave it out"),
+    "naflex": ((False,), "it makes patches of images of many sizes, which are not a batch of images; remove it"),
+    "patchify": (
+        (False,),
+        "gpuload makes no patches; make them from the batch, for example in an nn.Module at the end of the chain",
+    ),
+    "re_num_splits": ((0, 1), "gpuload draws for each image separately, so a batch has no splits; remove it"),
+    "separate": ((False,), "it returns three chains; remove it, and split the returned list yourself"),
+    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported; remove it"),
+    "use_prefetcher": ((False,), "gpuload itself moves batches to the device; remove it"),
 }
-# These arguments are ignored, since they only have an effect together with an argument in `REFUSED_TIMM_ARGUMENTS`.
+# These arguments are ignored, since they have an effect only together with an argument in `REFUSED_TIMM_ARGUMENTS`.
 IGNORED_TIMM_ARGUMENTS: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
 
 
@@ -360,21 +371,21 @@ def from_timm(
     crop_border_pixels: int | Default | None = TIMM,
     normalize: bool | Default = TIMM,
 ) -> list[Transform]:
-    """Convert timm's preprocessing to gpuload's transforms.
+    """Convert timm's preprocessing to gpuload transforms.
 
-    The value of an omitted argument (``TIMM``) comes from `data_config`, or else is timm's default.
+    An omitted argument (``TIMM``) gets its value from `data_config`, or else timm's default.
 
     Args:
         data_config: the result of ``timm.data.resolve_model_data_config(model)``: input_size, interpolation, mean, std,
             crop_pct, crop_mode. It can also contain any of the arguments below.
         is_training: whether to return the chain for training, with augmentation, or the chain for evaluation.
-        no_aug: whether to omit the augmentation from the chain for training.
+        no_aug: whether to leave out the augmentation from the chain for training.
         train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a central or
             random crop).
         scale, ratio: the ranges of the random crop; None means timm's ranges.
         hflip, vflip: the probabilities of flips.
         color_jitter: one number for brightness, contrast and saturation, or three numbers, or four with hue; None means
-            no jitter. Ignored if `auto_augment` is given, unless that string contains ``3a``.
+            no jitter. Ignored if `auto_augment` is a string, unless that string contains ``3a``.
         color_jitter_prob: the probability of the jitter; None means always.
         grayscale_prob, gaussian_blur_prob: the probabilities of grayscale and blur.
         auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
@@ -382,13 +393,13 @@ def from_timm(
         interpolation: ``"random"`` (bilinear or bicubic, drawn for each sample), or the name of a filter.
         re_prob, re_mode, re_count: the probability, mode and maximum count of `RandomErasing`.
         crop_pct, crop_mode, crop_border_pixels: the crop for evaluation.
-        normalize: False means that batches are uint8.
+        normalize: whether to convert batches to float32 and normalize them; otherwise they are uint8.
 
     Returns:
-        A list for ``Loader(transforms=…)``.
+        A list of transforms for ``Loader(transforms=…)``.
 
     Raises:
-        TypeError, ValueError: an argument is invalid or not supported; the message names it.
+        TypeError, ValueError: an argument is invalid or not supported; the message names the argument.
 
     Example:
         >>> config = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
@@ -396,26 +407,26 @@ def from_timm(
         [Resize(size=248, interpolation='bicubic'), CenterCrop(size=(224, 224))]
     """
     arguments = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
-    options = _options(data_config, arguments)
+    options = _merge_options(data_config, arguments)
     size = options["input_size"]  # (channels, height, width), (height, width) or one side
     size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
     if not is_training:
-        chain = _evaluation_chain(options, size_hw)
+        chain = _build_evaluation_chain(options, size_hw)
     elif options["no_aug"]:
         filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
         chain = [Resize(size_hw, interpolation=filter_name), CenterCrop(size_hw)]
     else:
-        chain = [*_crop_and_flips(options, size_hw), *_colour_changes(options, size_hw)]
+        chain = [*_build_crop_and_flips(options, size_hw), *_build_colour_changes(options, size_hw)]
     if not options["normalize"]:
         return chain
     chain += [ToDtype("float32", scale=True), Normalize(mean=options["mean"], std=options["std"])]
     if is_training and not options["no_aug"] and options["re_prob"] > 0:
-        chain.append(_random_erasing(options))
+        chain.append(_build_random_erasing(options))
     return chain
 
 
-def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return all of timm's options: each is the argument, or else the value in `data_config`, or else the default."""
+def _merge_options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of all options: from the arguments, or else from `data_config`, or else timm's defaults."""
     if data_config is not None and not isinstance(data_config, Mapping):
         raise TypeError(
             "from_timm(data_config=…) must be a dict, such as the result of "
@@ -436,11 +447,11 @@ def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -
         )
     for name, value in arguments.items():
         if name in config and config[name] != value:
-            # Training scripts override these values of a model's configuration.
+            # Training scripts may override these values of a model's configuration, so a difference is not an error.
             if name in ("interpolation", "crop_pct", "crop_mode"):
                 continue
             raise ValueError(
-                f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}; leave one out"
+                f"from_timm: {name} is passed twice, as {value!r} and in data_config as {config[name]!r}; remove one"
             )
     options = {**DEFAULTS, **config, **arguments}
     for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
@@ -448,11 +459,15 @@ def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -
     return options
 
 
-def _evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+def _build_evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     filter_name = options["interpolation"]
     if filter_name == "random":
-        raise ValueError("from_timm: interpolation='random' is only for training; pass a filter's name for evaluation")
-    crop_fraction = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
+        raise ValueError(
+            "from_timm: interpolation='random' is only for training; pass the name of a filter, such as 'bicubic'"
+        )
+    crop_fraction = (
+        CROP_PCT if options["crop_pct"] is None else finite_number("from_timm(crop_pct=…)", options["crop_pct"])
+    )
     if not 0 < crop_fraction <= 1:
         raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {crop_fraction}")
     scaled_hw = math.floor(size_hw[0] / crop_fraction), math.floor(size_hw[1] / crop_fraction)
@@ -462,7 +477,7 @@ def _evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -> list
     crop: Transform = CenterCrop(size_hw)
     if mode == "border":
         resize = ResizeKeepRatio(scaled_hw, longest=1.0, interpolation=filter_name)
-        crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * level) for level in options["mean"]))
+        crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * value) for value in options["mean"]))
     elif mode == "squash" or scaled_hw[0] == scaled_hw[1]:
         resize = Resize(scaled_hw if mode == "squash" else scaled_hw[0], interpolation=filter_name)
     else:
@@ -470,8 +485,8 @@ def _evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -> list
     return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
-def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's primary transforms: a crop and flips."""
+def _build_crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """Return what timm calls primary transforms: a crop and flips."""
     mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
     chain: list[Transform]
     if mode == "rrc":
@@ -500,14 +515,14 @@ def _crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
     return chain
 
 
-def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
-    """Return timm's secondary transforms: automatic augmentation or jitter, grayscale, and blur."""
+def _build_colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """Return what timm calls secondary transforms: automatic augmentation or jitter, grayscale, and blur."""
     chain: list[Transform] = []
     auto_augment = options["auto_augment"]
     if auto_augment:
-        chain.append(_auto_augment(options, size_hw))
+        chain.append(_build_auto_augment(options, size_hw))
     if options["color_jitter"] is not None and (not auto_augment or "3a" in auto_augment):
-        jitter = _color_jitter(options["color_jitter"])
+        jitter = _build_color_jitter(options["color_jitter"])
         jitter_probability = options["color_jitter_prob"]
         chain.append(jitter if jitter_probability is None else RandomApply([jitter], p=jitter_probability))
     if options["grayscale_prob"]:
@@ -517,23 +532,23 @@ def _colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> list[T
     return chain
 
 
-def _color_jitter(value: Any) -> ColorJitter:
+def _build_color_jitter(value: Any) -> ColorJitter:
     strengths = tuple(value) if is_sequence(value) else (value,) * 3
     if len(strengths) not in (3, 4):
         raise ValueError(
-            "from_timm(color_jitter=…) must be one number, or three (brightness, contrast, saturation), or four, with "
-            f"hue; got {value!r}"
+            "from_timm(color_jitter=…) must be one number, three (brightness, contrast, saturation) or four "
+            f"(with hue), got {value!r}"
         )
     return ColorJitter(*strengths)
 
 
-def _auto_augment(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
+def _build_auto_augment(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
     text = options["auto_augment"]
     if not isinstance(text, str):
         raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
     hparams: dict[str, Any] = {
         "translate_const": int(min(size_hw) * 0.45),
-        "img_mean": tuple(min(255, round(255 * level)) for level in options["mean"]),
+        "img_mean": tuple(min(255, round(255 * value)) for value in options["mean"]),
     }
     if options["interpolation"] != "random":
         hparams["interpolation"] = options["interpolation"]
@@ -542,7 +557,7 @@ def _auto_augment(options: dict[str, Any], size_hw: tuple[int, int]) -> Transfor
     return (TimmRandAugment if text.startswith("rand") else TimmAutoAugment)(text, hparams)
 
 
-def _random_erasing(options: dict[str, Any]) -> Transform:
+def _build_random_erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
     count = integer("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
     return RandomErasing(

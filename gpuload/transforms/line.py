@@ -1,7 +1,7 @@
 """Draws the records of a line of transforms for a batch, as a `Program`.
 
 Each transform draws from separate counter lanes. It gets the image sizes after the preceding transforms and, if it
-reads boxes, the boxes after these transforms.
+reads boxes, the boxes after the preceding transforms.
 """
 
 from __future__ import annotations
@@ -21,41 +21,43 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
-__all__ = ["Line", "assign_lanes", "draw_some"]
+__all__ = ["Line", "assign_lanes", "draw_for_rows"]
 
-_set_field: Final = object.__setattr__  # only for newly created records; `dataclasses.replace` takes ten times as long
+_set_field: Final = object.__setattr__  # used only on new records; `dataclasses.replace` is ten times as slow
 
 
 @dataclass(frozen=True)
 class Line:
-    """A sequence of transforms in order of application, each with the number of its first counter lane."""
+    """A sequence of transforms in order of application, each with the index of its first counter lane."""
 
     transforms: tuple[Transform, ...]
     lanes: tuple[int, ...]
 
     @cached_property
     def prefix_length(self) -> int:
-        """The number of transforms that a worker draws, starting with the first: up to the last crop before a transform
-        that needs the complete image, since these crops determine the region to decode, and at least up to the last
-        transform that may refuse an image."""
+        """The number of transforms at the beginning that a worker draws. They end with the last crop before a transform
+        that needs the complete image, since these crops determine the region to decode, or with the last transform that
+        can refuse an image, whichever is later."""
         length = 0
-        for number, transform in enumerate(self.transforms):
+        for index, transform in enumerate(self.transforms):
             if transform.needs_full_image:
                 break
             if transform.crops:
-                length = number + 1
-        return max([length, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
+                length = index + 1
+        return max([length, *(index + 1 for index, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @cached_property
     def first_change(self) -> int | None:
-        """The index of the first transform that changes pixels."""
-        changing = (any(issubclass(outline.kind, CHANGES_PIXELS) for outline in t.outline) for t in self.transforms)
-        return next((number for number, changes in enumerate(changing) if changes), None)
+        """The index of the first transform that changes pixels; None if there is none."""
+        changes_pixels = (
+            any(issubclass(outline.kind, CHANGES_PIXELS) for outline in t.outline) for t in self.transforms
+        )
+        return next((index for index, changes in enumerate(changes_pixels) if changes), None)
 
     @cached_property
     def resizes_late(self) -> str | None:
         """The reason why the first transform that changes pixels cannot start from an image of reduced size, in a few
-        words. None if it can, because it resizes with a smoothing filter."""
+        words. None if this is possible, because that transform resizes with a smoothing filter."""
         if self.first_change is None:
             return "no transform resizes"
         resize = self.transforms[self.first_change]
@@ -70,8 +72,8 @@ class Line:
 
     @cached_property
     def late_from(self) -> int | None:
-        """The index of the first transform that works on finished images."""
-        return next((number for number, transform in enumerate(self.transforms) if transform.works_on_finished), None)
+        """The index of the first transform that works on images of the final type; None if there is none."""
+        return next((index for index, transform in enumerate(self.transforms) if transform.works_on_finished), None)
 
     def draw(
         self,
@@ -84,8 +86,8 @@ class Line:
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
         """Draw the records of all transforms, or of the first `steps` transforms. `regions_tlhw` are the regions that a
-        worker drew for these images, if known. If the worker drew only the first transform, it is then not drawn
-        again."""
+        worker drew for these images, if known. They replace drawing the first transform if the worker drew only that
+        transform."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
@@ -101,10 +103,10 @@ def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list
     return lanes, next_lane
 
 
-def draw_some(
+def draw_for_rows(
     transforms: Sequence[Transform], lanes: Sequence[int], uniforms: Uniforms, sizes_hw: np.ndarray, rows: np.ndarray
 ) -> list[Record]:
-    """Draw the records of consecutive transforms that are applied only to `rows` of a batch."""
+    """Draw the records of consecutive transforms for only the images with the batch indices `rows`."""
     try:
         records, _ = _draw(transforms, lanes, uniforms.take(rows), sizes_hw[rows])
     except DrawError as error:
@@ -125,7 +127,7 @@ def _draw(
     regions that the first transform drew in a worker, if known."""
     records: list[Record] = []
     boxes = uniforms.boxes
-    last_reader = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
+    last_reader = max((index for index, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
         step_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last_reader else None)
         new_records = (
@@ -140,7 +142,7 @@ def _draw(
             new_records = [new_records]
         for record in new_records:
             _set_field(record, "step", step)
-            sizes_hw = record.resized(sizes_hw)
+            sizes_hw = record.sizes_after(sizes_hw)
         if boxes is not None and step < last_reader:
             boxes = move_boxes(new_records, boxes)
         records += new_records

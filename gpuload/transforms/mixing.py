@@ -1,9 +1,9 @@
-"""MixUp and CutMix: mix each image with its neighbour's image, and its label with the neighbour's label.
+"""MixUp and CutMix, which mix each image with its neighbour's image, and its label with the neighbour's label.
 
 torchvision pairs a batch's samples by rolling the batch, and draws one share for the entire batch. Here the image at
-position p of the epoch's order is mixed with the image at position p XOR 1, each with its own draws, so the result does
-not depend on the number of ranks. The main process pairs the rows (`gpuload.batches.mixing`); it pairs other rows if
-samples are repeated (see `MixUp`).
+position p of the epoch's order is mixed with the image at position p XOR 1, each with its own random parameters, so the
+result does not depend on the number of ranks. The main process pairs the images (`gpuload.batches.mixing`). If samples
+are repeated, it uses other pairs (see `MixUp`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count
-from gpuload.transforms.arguments import finite, integer
+from gpuload.transforms.arguments import finite_number, integer
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -29,10 +29,10 @@ class _Mixing(Transform):
     works_on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
-    alpha: float = argument(finite, default=1.0, kw_only=True)
+    alpha: float = argument(finite_number, default=1.0, kw_only=True)
     num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
-    label_smoothing: float = argument(finite, default=0.0, kw_only=True)
+    label_smoothing: float = argument(finite_number, default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,11 +49,11 @@ class _Mixing(Transform):
         if smoothing and self.labels_getter is None:
             raise ValueError(
                 f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None means that there are no "
-                "labels; leave label_smoothing out, or set labels_getter"
+                "labels; remove label_smoothing, or set labels_getter"
             )
 
-    def shares(self, uniforms: Uniforms, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the share of each image in its mixture, (B,), and `count` more uniform numbers, (B, count)."""
+    def draw_shares(self, uniforms: Uniforms, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the share of each image in its mixture, (B,). Also return `count` more uniform numbers, (B, count)."""
         numbers = uniforms(count + beta_count(self.alpha, self.alpha))
         return beta(numbers[:, count:], self.alpha, self.alpha), numbers[:, :count]
 
@@ -63,12 +63,12 @@ class MixUp(_Mixing):
     """Blend each image with its neighbour's image, and each label with the neighbour's label.
 
     The share λ is drawn from Beta(α, α) for each sample: image = λ · image + (1 - λ) · neighbour's image, and likewise
-    for the label. The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable
-    dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the end of
-    an epoch or next to a skipped sample, is unchanged. Must come after `ToDtype` or `Normalize`.
+    for the label. Neighbours are the samples at positions 2k and 2k + 1 of the epoch's order (with a sampler or an
+    iterable dataset: at indices 2k and 2k + 1 of a batch), so `batch_size` must be even. A sample without a neighbour,
+    at the end of an epoch or next to a skipped sample, is unchanged. Must come after `ToDtype` or `Normalize`.
 
-    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a global batch apart, so
-    that no sample is mixed with a repeat of itself. If a batch is too small for this, its samples are unchanged.
+    With ``Loader(repeats=…)`` neighbours are at indices k and k + N/2 of a rank's N samples, half a global batch apart,
+    so that no sample is mixed with a repeat of itself. If a batch is too small for this, its samples are unchanged.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for an entire batch.
 
@@ -94,17 +94,17 @@ class MixUp(_Mixing):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
-        share, _ = self.shares(uniforms)
+        share, _ = self.draw_shares(uniforms)
         return Mix(share, np.zeros((len(share), 4), np.int64))
 
 
 @declaration
 class CutMix(_Mixing):
-    """Paste a box of the neighbour's image into each image, and mix the labels by its area.
+    """Paste a box of the neighbour's image into each image, and mix the labels in proportion to the box's area.
 
     With λ from Beta(α, α), the box covers about 1 - λ of the image's area and has the image's aspect ratio. Its centre
-    is drawn uniformly, and the box is clipped to the image. The share of the image's own label is the share of its
-    remaining pixels. Everything else is as for `MixUp`.
+    is drawn uniformly, and the box is clipped to the image. The weight of the image's own label is the fraction of its
+    pixels that remain. Everything else is as for `MixUp`.
 
     Yun et al., "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019.
 
@@ -120,7 +120,7 @@ class CutMix(_Mixing):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
-        share, centres = self.shares(uniforms, 2)
+        share, centres = self.draw_shares(uniforms, 2)
         middle = (centres * sizes_hw).astype(np.int64)
         half = (0.5 * np.sqrt(1 - share)[:, None] * sizes_hw).astype(np.int64)
         start, end = np.maximum(middle - half, 0), np.minimum(middle + half, sizes_hw)

@@ -1,7 +1,7 @@
-"""gpuload's equivalents of other libraries' names and arguments, for errors about names that do not exist.
+"""gpuload's equivalents of other libraries' names and arguments, for error messages about unknown names.
 
-The module is imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found,
-and by `gpuload.transforms.interop`. Does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
+This module is imported when a name in `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found,
+and by `gpuload.transforms.interop`. It does not import torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ USABLE_AS_IS: Final = (
     "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "random_split",
 )  # fmt: skip
 
-# Transforms that albumentations has and gpuload does not.
+# Transforms of albumentations that gpuload does not have.
 ALBUMENTATIONS_ONLY: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
     "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
@@ -60,7 +60,7 @@ ALBUMENTATIONS_ONLY: Final = (
 
 CUSTOM_REMEDY: Final = "for a transform of your own write a subclass of Custom, or Lambda(function)"
 TENSOR_REMEDY: Final = "leave it out: batches hold tensors, whatever the dataset returns"
-PROBABILITY_HINT: Final = "RandomApply([…], p=…) gives it a probability"
+PROBABILITY_HINT: Final = "RandomApply([…], p=…) applies it with a probability"
 DEVICE_REMEDY: Final = "leave it out: gpuload.Loader(device=…) moves batches to the device"
 
 # Transforms that only convert an image to another Python type; gpuload's batches are always tensors.
@@ -68,20 +68,20 @@ TYPE_CONVERSIONS: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "
 
 TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # these become gpuload's ToDtype
 
-# How to add a module that takes a batch, which `from_torchvision` does not convert.
+# The remedy for modules that take a batch, which `from_torchvision` does not convert.
 MODULE_REMEDY: Final = "write transforms=[*T.from_torchvision(…), module]"
 
-# Transforms of torchvision that gpuload does not have, with the remedies.
+# torchvision transforms that gpuload does not have, with the remedies.
 UNSUPPORTED: Final[dict[str, str]] = {
-    "FiveCrop": "it makes five images from one; write MultiView([...]) with a chain for each",
+    "FiveCrop": "it makes five images from one; write MultiView([…]) with one chain per image",
     "Lambda": (
-        "torchvision calls its function with every part of a sample; gpuload's T.Lambda(fn, per='image') calls it with "
-        "each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
+        "torchvision calls its function with every part of a sample; with gpuload, write T.Lambda(fn, per='image') to "
+        "call it with each image, a C×H×W tensor, or T.Lambda(fn) to call it with a batch"
     ),
-    "LinearTransformation": f"apply it to the finished batch, or wrap it in an nn.Module, and {MODULE_REMEDY}",
+    "LinearTransformation": f"apply it to the batch, or wrap it in an nn.Module, and {MODULE_REMEDY}",
     "RGB": "leave it out: gpuload.Encoded decodes every file to RGB",
     "SetClampingMode": "leave it out: gpuload clips boxes to the image, like torchvision's mode 'soft'",
-    "TenCrop": "it makes ten images from one; write MultiView([...]) with a chain for each",
+    "TenCrop": "it makes ten images from one; write MultiView([…]) with one chain per image",
 }
 
 # Other names that a user may look for in `gpuload.transforms`.
@@ -151,7 +151,7 @@ TRANSFORMS: Final = {
     "LabelMixup": "write MixUp(num_classes=…), which mixes the labels too",
     "MixupToOneHot": "write MixUp(num_classes=…), which makes labels soft",
     "ModuleWrapper": "write the module itself, at the end of the transforms",
-    "NormalizeImage": "write Normalize(mean, std), with numbers for images in 0 … 1",
+    "NormalizeImage": "write Normalize(mean, std), with mean and std for images in 0 … 1",
     "RandomResizedCropRGBImageDecoder": "write RandomResizedCrop(size)",
     "RandomTranslate": "write RandomCrop(size, padding=…)",
     "SimpleRGBImageDecoder": "leave it out: gpuload.Loader decodes the result of gpuload.read",
@@ -200,17 +200,17 @@ ARGUMENTS: Final = {
 
 
 def missing_name_error(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a gpuload module does not have. It suggests the equivalent of another library's
-    name, or else a similar name."""
+    """Return the error for a name that a gpuload module does not have. The message suggests gpuload's equivalent of
+    another library's name, or else a similar name."""
     text, obj = f"module {module!r} has no attribute {name!r}", sys.modules[module]
     if not name.startswith("_"):
-        hint = _in_transforms(name) if "." in module else _in_gpuload(name)
+        hint = _hint_for_transform_name(name) if "." in module else _hint_for_top_level_name(name)
         if hint := hint or closest(name, obj.__all__):
-            text, obj = f"{text}; {hint}", None  # otherwise Python would add its own suggestion from `obj`
+            text, obj = f"{text}; {hint}", None  # without `obj`, Python does not add another suggestion
     return AttributeError(text, name=name, obj=obj)
 
 
-def _in_gpuload(name: str) -> str | None:
+def _hint_for_top_level_name(name: str) -> str | None:
     if name in sys.modules["gpuload.transforms"].__all__:
         return f"write gpuload.transforms.{name}"
     if name in USABLE_AS_IS:
@@ -218,7 +218,7 @@ def _in_gpuload(name: str) -> str | None:
     return TOP_LEVEL.get(name)
 
 
-def _in_transforms(name: str) -> str | None:
+def _hint_for_transform_name(name: str) -> str | None:
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True), or leave it out: Normalize scales too, and batches hold tensors"
     if name in TYPE_CONVERSIONS:

@@ -1,15 +1,16 @@
-"""Automatic augmentation: one engine for all methods, and torchvision's four methods.
+"""Automatic augmentation: one implementation for all methods, and torchvision's four methods.
 
-A method has a `Table` of the operations named in the papers; a *kind* is an index into it. The method's `Recipe`
-defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or as an entry of a
-policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no effect to the
-maximum. They are computed in float32, as in torchvision: shifts are truncated to whole pixels, so a difference in the
-last bit can become a difference of one pixel. timm's methods are in `gpuload.transforms.timm_policies`. Boxes, masks
-and keypoints are refused, as in torchvision, because the published methods are for classification.
+A method has a `Table` of the operations named in the papers; a *kind* is an index into this table. The method's
+`Recipe` defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or as an
+entry of a policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no
+effect to the maximum. They are computed in float32, as in torchvision, because shifts are truncated to whole pixels: a
+difference in the last bit could become a difference of one pixel. timm's methods are in
+`gpuload.transforms.timm_policies`. Samples with boxes, masks or keypoints are refused, as in torchvision, because the
+published methods are for classification.
 
-The policies are from Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; the spaces are
-from "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; and Hendrycks et al., "AugMix", ICLR
-2020; with the ranges of torchvision 0.28.
+The policies are from Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019. The spaces of
+operations are from "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; and Hendrycks et al.,
+"AugMix", ICLR 2020. The ranges are those of torchvision 0.28.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, integer, interpolation_name
+from gpuload.transforms.arguments import Interpolation, fill_values, finite_number, flag, integer, interpolation_name
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
@@ -37,14 +38,14 @@ __all__ = [
 ]  # fmt: skip
 
 WARP, SOLARIZE_ADD = code("warp"), code("solarize_add")
-ROTATE: Final = 0  # sets all coefficients of a warp; other operations set one
+ROTATE: Final = 0  # a rotation sets all coefficients of a warp; other operations set one
 COEFFICIENTS: Final = {"Rotate": ROTATE, "ShearX": 1, "TranslateX": 2, "ShearY": 3, "TranslateY": 5}
-SOLARIZE_ADD_BELOW: Final = 128.0  # the operation raises levels below this
+SOLARIZE_ADD_BELOW: Final = 128.0  # the operation adds to pixel values below this
 MAX_DEPTH: Final = 3  # the maximum depth of a chain whose depth is drawn
 
 
 class Kind(NamedTuple):
-    """An operation, whose value is `offset` + `scale` · strength, clipped to `bounds`. If `signed`, the strength gets a
+    """An operation whose value is `offset` + `scale` · strength, clipped to `bounds`. If `signed`, the strength gets a
     random sign; if `is_integer`, the product is truncated to an integer."""
 
     operation: str
@@ -56,7 +57,7 @@ class Kind(NamedTuple):
 
 
 class Table:
-    """The operations of a library; all attributes except `names` are arrays indexed by kind."""
+    """The operations of a library. All attributes except `names` and `has_integers` are arrays indexed by kind."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self.names = tuple(kinds)
@@ -70,21 +71,21 @@ class Table:
         self.shifts = np.array([name.startswith("Translate") for name in kinds])
         self.sides = np.array([int(name == "TranslateX") for name in kinds])  # the index of the side in (height, width)
 
-    def numbers(self, names: Iterable[str]) -> np.ndarray:
-        """Return the kinds, int64, of the operations with these names."""
+    def find_kinds(self, names: Iterable[str]) -> np.ndarray:
+        """Return the kinds of the operations with these names, int64 (n,)."""
         return np.array([self.names.index(name) for name in names], np.int64)
 
     def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the rows and columns of the shifts among kinds (B, n), and the length of the side along each shift."""
+        """Return the indices (rows, columns) of the shifts among kinds (B, n), and the image's length along each."""
         rows, columns = self.shifts[kinds].nonzero()
         return rows, columns, sizes_hw[rows, self.sides[kinds[rows, columns]]]
 
-    def operations(self, kinds: np.ndarray, strengths: np.ndarray, sizes_hw: np.ndarray) -> tuple[Any, Any]:
-        """Return the codes, int64 (B, n), and values, float64 (B, n, `VALUES`), of kinds with signed strengths (B, n).
+    def encode_operations(self, kinds: np.ndarray, strengths: np.ndarray, sizes_hw: np.ndarray) -> tuple[Any, Any]:
+        """Return the codes, int64 (B, n), and values, float64 (B, n, `VALUES`), for kinds and signed strengths (B, n).
 
-        The values of a warp are Pillow's coefficients. The strength of a shear, about the top left corner, is its
-        tangent; the strength of a shift is the offset added to an output coordinate; the strength of a rotation, about
-        the centre, is its angle in degrees, counterclockwise.
+        The values of a warp are Pillow's coefficients. The strength of a shear, about the top left corner, is the
+        tangent of its angle; the strength of a shift is the offset added to an output coordinate; the strength of a
+        rotation, about the centre, is its angle in degrees, counterclockwise.
         """
         amounts, codes = strengths * self.scales[kinds], self.codes[kinds]
         values = np.zeros((*kinds.shape, VALUES))
@@ -97,16 +98,20 @@ class Table:
         else:
             amounts += self.offsets[kinds]
         values[..., 0] = amounts
-        warps = codes == WARP
-        if warps.any():
-            amounts, columns, sizes_hw = amounts[warps], self.coefficients[kinds[warps]], sizes_hw[warps.nonzero()[0]]
+        is_warp = codes == WARP
+        if is_warp.any():
+            amounts, columns, sizes_hw = (
+                amounts[is_warp],
+                self.coefficients[kinds[is_warp]],
+                sizes_hw[is_warp.nonzero()[0]],
+            )
             coefficients = np.empty((len(columns), VALUES))
             coefficients[:] = IDENTITY
             coefficients[np.arange(len(columns)), columns] = amounts
-            rotations = columns == ROTATE
-            if rotations.any():
-                coefficients[rotations] = rotation_coefficients(amounts[rotations], None, sizes_hw[rotations])[0]
-            values[warps] = coefficients
+            is_rotation = columns == ROTATE
+            if is_rotation.any():
+                coefficients[is_rotation] = rotation_coefficients(amounts[is_rotation], None, sizes_hw[is_rotation])[0]
+            values[is_warp] = coefficients
         return codes, values
 
 
@@ -115,15 +120,15 @@ class Recipe(NamedTuple):
 
     Attributes:
         kinds: int64 (n,), the kinds to draw from; or (n, `count`), the entries of a policy, one of which is drawn.
-        magnitudes: the magnitude of each operation: one number, or float64 with the shape of a policy's `kinds`.
+        magnitudes: one magnitude for all operations, or float64 with the shape of a policy's `kinds`.
         probabilities: the probability of each operation, a number or an array like `magnitudes`; None means 1.
         count: the number of consecutive operations.
-        bins: if not 0, magnitudes are drawn instead, as integers in 0 … `bins` - 1.
+        bins: if not 0, `magnitudes` is ignored, and magnitudes are drawn as integers in 0 … `bins` - 1.
         weights: float64 (n,), the weights for drawing kinds without replacement; None means that kinds are drawn
             uniformly with replacement.
         width: the number of chains of `count` operations to mix with the image; 0 means no mixing.
-        alpha: the parameter of the distributions of the chains' shares.
-        random_depth: whether the depth of each chain is drawn, 1 … `count`.
+        alpha: the parameter of the beta and Dirichlet distributions of the weights in the mixture.
+        random_depth: whether the depth of each chain is drawn from 1 … `count`.
     """
 
     kinds: np.ndarray
@@ -138,7 +143,7 @@ class Recipe(NamedTuple):
 
 
 class AutomaticAugment(Transform):
-    """Base class of all methods; not a dataclass, so that arguments can follow each library's order."""
+    """Base class of all methods. It is not a dataclass, so that arguments can follow each library's order."""
 
     image_only: ClassVar[bool] = True
     needs_full_image: ClassVar[bool] = True  # for histograms, means and rotations
@@ -146,7 +151,7 @@ class AutomaticAugment(Transform):
 
     table: ClassVar[Table]
     # timm draws a filter and a deviation for each operation. A sign is negative if the drawn number is at least 0.5
-    # (in torchvision: below 0.5), and the drawn share of a mixture belongs to the chains, not to the image.
+    # (in torchvision: below 0.5), and the weight drawn for a mixture is that of the chains, not that of the image.
     is_timm: ClassVar[bool] = False
 
     @property
@@ -161,7 +166,7 @@ class AutomaticAugment(Transform):
 
     @property
     def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple(sorted({OPS[number] for number in self.table.codes[self.recipe.kinds].ravel().tolist()}))
+        return tuple(sorted({OPS[operation] for operation in self.table.codes[self.recipe.kinds].ravel().tolist()}))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
@@ -183,7 +188,7 @@ class AutomaticAugment(Transform):
         if recipe.weights is None:
             indices = (choices * len(recipe.kinds)).astype(np.int64)
         else:
-            # The order of exponential waiting times with these rates is distributed like draws without replacement.
+            # Sorting exponential waiting times with these rates is equivalent to drawing without replacement.
             indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.count]
         magnitudes: Any = recipe.magnitudes
         probabilities: Any = recipe.probabilities
@@ -195,7 +200,7 @@ class AutomaticAugment(Transform):
             magnitudes = (bins * recipe.bins).astype(np.int64)
         strengths = self.strengths(kinds, magnitudes, signs, spread, sizes_hw)
         negative = self.table.signed[kinds] & ((signs < 0.5) != self.is_timm)
-        codes, values = self.table.operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
+        codes, values = self.table.encode_operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
         if probabilities is not None:
             codes[coins >= probabilities] = NOTHING
         names, fill = self.filter_names, self.outside.image
@@ -206,26 +211,26 @@ class AutomaticAugment(Transform):
             drawn_filters = np.array([FILTERS.index(name) for name in names])[filters]
         if not width:
             return Ops(codes, values, drawn_filters, fill)
-        depths, originals, shares = mixture
+        depth_numbers, beta_numbers, dirichlet_numbers = mixture
         if recipe.random_depth:
-            codes[np.arange(recipe.count) > (depths * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
-        share = beta(originals, alpha, alpha)[:, None]
+            codes[np.arange(recipe.count) > (depth_numbers * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
+        share = beta(beta_numbers, alpha, alpha)[:, None]
         image_share, chains_share = (1 - share, share) if self.is_timm else (share, 1 - share)
-        weights = np.concatenate([image_share, chains_share * dirichlet(shares, [alpha] * width)], axis=1)
+        weights = np.concatenate([image_share, chains_share * dirichlet(dirichlet_numbers, [alpha] * width)], axis=1)
         return Mixture(codes, values, weights, drawn_filters, fill)
 
 
 @lru_cache(maxsize=16)
 def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the kinds (int64), magnitudes and probabilities (float64) of a policy, each (entries, 2).
+    """Return the kinds (int64), magnitudes and probabilities (float64) of a policy, each of shape (entries, 2).
 
-    The text has entries separated by semicolons. An entry has one or two operations separated by a comma, each with its
-    name, probability, and magnitude if the operation has one.
+    The text consists of entries separated by semicolons. An entry has one or two operations separated by a comma. An
+    operation is its name, its probability and, if it has a magnitude, the magnitude.
     """
     entries = [[part.split() for part in entry.split(",")] for entry in text.split(";")]
     for entry in entries:
         entry.extend([[entry[0][0], "0"]] * (2 - len(entry)))  # padding with probability 0
-    kinds = np.array([table.numbers(part[0] for part in entry) for entry in entries])
+    kinds = np.array([table.find_kinds(part[0] for part in entry) for entry in entries])
     magnitudes, probabilities = (
         np.array([[float((*part, "0")[column]) for part in entry] for entry in entries]) for column in (2, 1)
     )
@@ -239,7 +244,7 @@ TORCHVISION: Final = Table(
         "Identity": Kind("identity"),
         "ShearX": Kind("warp", scale=1.0, signed=True),
         "ShearY": Kind("warp", scale=1.0, signed=True),
-        # A positive magnitude moves the image right; coefficients map the result back to the input.
+        # A positive magnitude moves the image right. The scale is negative because warps map results to inputs.
         "TranslateX": Kind("warp", scale=-1.0, signed=True),
         "TranslateY": Kind("warp", scale=-1.0, signed=True),
         "Rotate": Kind("warp", scale=1.0, signed=True),
@@ -260,9 +265,9 @@ TORCHVISION: Final = Table(
 class Space:
     """The operations that one method draws from, and their maximum magnitudes.
 
-    `shear` is a tangent, `rotate` an angle in degrees, `enhance` is added to a factor of 1; `translate` is a fraction
-    of the image's side, or a number of pixels if `pixels`. `bits` are the numbers of bits that posterize keeps in
-    the first and in the last bin.
+    `shear` is a tangent, `rotate` an angle in degrees; `enhance` is added to a factor of 1; `translate` is a fraction
+    of the image's side, or a number of pixels if `pixels`. `bits` are the numbers of bits that posterize keeps at the
+    first and at the last bin.
     """
 
     names: tuple[str, ...]
@@ -275,32 +280,32 @@ class Space:
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        return TORCHVISION.numbers(self.names)
+        return TORCHVISION.find_kinds(self.names)
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Return the unsigned magnitudes, float64 (B, n), of kinds (B, n) in these bins; shifts in whole pixels."""
-        magnitudes = _magnitudes(self, count)[kinds, bins]
+        """Return the unsigned magnitudes, float64 (B, n), of kinds (B, n) at these bins. Shifts are in whole pixels."""
+        magnitudes = _magnitude_table(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.find_shifts(kinds, sizes_hw)
             if len(rows):
-                magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
+                magnitudes[rows, columns] = np.trunc(_ramp_values(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
 
 
 @lru_cache(maxsize=32)
-def _magnitudes(space: Space, count: int) -> np.ndarray:
-    """Return magnitudes by kind and bin. The caller replaces shifts that are fractions of the image's size."""
+def _magnitude_table(space: Space, count: int) -> np.ndarray:
+    """Return a table of magnitudes, indexed by kind and bin. Callers replace shifts that are fractions of a side."""
     bins, (first, last) = np.arange(count), space.bits
-    shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
+    shear, shift, enhance = (_ramp_values(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
-    zeros, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
-    turn, shift = _ramp(space.rotate, count, bins), np.trunc(shift)
-    return np.array([zeros, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, zeros, zeros, zeros])
+    zeros, solarize = np.zeros(count), _ramp_values(1.0, count, bins, down=True)
+    rotate, shift = _ramp_values(space.rotate, count, bins), np.trunc(shift)
+    return np.array([zeros, shear, shear, shift, shift, rotate, *[enhance] * 4, bits, solarize, zeros, zeros, zeros])
 
 
-def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:
-    """Return the values of ramps from 0 to `ends`, or down to 0, as torch's linspace computes them: from the nearer
-    end, in float32 steps, rounded to float32 once."""
+def _ramp_values(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool = False) -> np.ndarray:
+    """Return the values of ramps from 0 to `ends`, or from `ends` to 0 if `down`, as torch's linspace computes them:
+    starting at the nearer end, with a float32 step, and rounded to float32 once."""
     tops = np.asarray(ends, np.float64).astype(np.float32)
     step = (tops / np.float32(count - 1)).astype(np.float64)
     descending = count - 1 - bins
@@ -313,13 +318,13 @@ KINDS: Final = TORCHVISION.names
 AUTO_SPACE: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
 RAND_SPACE: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
 WIDE_SPACE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
-# Keyed by `all_ops`: all operations, or only those that are not part of robustness benchmarks.
+# Keyed by `all_ops`; False leaves out the operations that are part of robustness benchmarks.
 MIX_SPACES: Final = {
     all_ops: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if all_ops else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
     for all_ops in (True, False)
 }
 
-# Pairs of operations: name, probability, and the bin out of 10 if the operation has a magnitude.
+# Pairs of operations: the name, the probability and, if the operation has a magnitude, its bin out of 10.
 IMAGENET: Final = """
     Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6;
     Posterize .6 7, Posterize .6 6; Equalize .4, Solarize .2 4; Equalize .4, Rotate .8 8;
@@ -375,7 +380,7 @@ class TorchvisionAugment(AutomaticAugment):
         return self.space.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
 
 
-def _policy_name(name: str, value: Any) -> str:
+def _check_policy(name: str, value: Any) -> str:
     policy = value.value if isinstance(value, enum.Enum) else value
     if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, POLICIES))}, got {value!r}")
@@ -389,7 +394,7 @@ class AutoAugment(TorchvisionAugment):
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None means black.
+        fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -401,7 +406,7 @@ class AutoAugment(TorchvisionAugment):
 
     space: ClassVar[Space] = AUTO_SPACE
 
-    policy: str = argument(_policy_name, default="imagenet")
+    policy: str = argument(_check_policy, default="imagenet")
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
@@ -412,14 +417,14 @@ class AutoAugment(TorchvisionAugment):
 
 @declaration
 class RandAugment(TorchvisionAugment):
-    """Apply `num_ops` operations, each drawn from 14, all with the same magnitude.
+    """Apply `num_ops` operations with the same magnitude, each drawn from 14 operations.
 
     Args:
         num_ops: the number of operations.
         magnitude: the magnitude, as the index of a bin, starting from 0.
         num_magnitude_bins: the number of bins from no effect to the maximum, at least 2.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None means black.
+        fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -453,12 +458,12 @@ class RandAugment(TorchvisionAugment):
 
 @declaration
 class TrivialAugmentWide(TorchvisionAugment):
-    """Apply one operation, drawn from 14, with a random magnitude from a wide range.
+    """Apply one operation, drawn from 14 operations, with a random magnitude from a wide range.
 
     Args:
         num_magnitude_bins: the number of bins from no effect to the maximum, at least 2.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None means black.
+        fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -483,17 +488,17 @@ class TrivialAugmentWide(TorchvisionAugment):
 class AugMix(TorchvisionAugment):
     """Mix an image with the results of several chains of random operations on it.
 
-    The share of the image itself has a beta distribution; the chains' shares of the remainder have a Dirichlet
+    The weight of the image itself has a beta distribution; the chains' shares of the remainder have a Dirichlet
     distribution.
 
     Args:
-        severity: the number of magnitude bins to draw from, counted from the smallest; 1 … 10.
+        severity: magnitudes are drawn from this number of bins, starting with the smallest; 1 … 10.
         mixture_width: the number of chains.
         chain_depth: the number of operations in each chain; if it is 0 or less, the number is drawn from 1 … 3.
         alpha: the parameter of both distributions, greater than 0.
         all_ops: whether to include brightness, colour, contrast and sharpness.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None means black.
+        fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -508,7 +513,7 @@ class AugMix(TorchvisionAugment):
     severity: int = argument(integer, default=3, minimum=1)
     mixture_width: int = argument(integer, default=3, minimum=1)
     chain_depth: int = argument(integer, default=-1, minimum=None)
-    alpha: float = argument(finite, default=1.0)
+    alpha: float = argument(finite_number, default=1.0)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")
     fill: Any = argument(fill_values, default=None, uint8=True)

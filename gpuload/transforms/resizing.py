@@ -1,10 +1,10 @@
-"""Transforms that resize to a random size, and timm's resizes and crops.
+"""Transforms that resize to a random size, and timm's resizing and cropping transforms.
 
 Names, arguments, defaults and distributions are torchvision's, except for `CenterCropOrPad`, `RandomCropOrPad`,
-`ResizeKeepRatio` and `TrimBorder`, which come from `timm.data.transforms` (1.0) and are used by `from_timm`.
+`ResizeKeepRatio` and `TrimBorder`, which come from `timm.data.transforms` (1.0) and which `from_timm` uses.
 torchvision's Resize rounds sides down and fits the shorter side; timm's resize rounds to the nearest integer and can
-fit the longer side. timm's crops pad with a colour or with the mirrored image. A side is always at least one pixel
-long, where torchvision raises an error.
+fit the longer side. timm's crops pad with a colour or with the mirrored image. A side is at least one pixel long,
+even if torchvision would raise an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
     fill_values,
-    finite,
+    finite_number,
     flag,
     integer,
     interpolation_name,
@@ -46,22 +46,22 @@ __all__ = [
 
 @declaration
 class _Resizing(Resampling):
-    """Base class of the random resizes, which draw two numbers: one for the size and one for a random filter."""
+    """Base class of the random resizes, which use two random numbers: one for the size, one for a random filter."""
 
-    def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Return the sizes of the results, from one uniform number per image."""
+    def compute_sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+        """Return the sizes of the results, given one uniform number per image."""
         raise NotImplementedError
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2)
-        sizes = np.maximum(self.sizes(numbers[:, 0], sizes_hw), 1)
-        return Box(full_windows(sizes_hw), sizes, self.filters(numbers[:, 1]), cuts=False)
+        sizes = np.maximum(self.compute_sizes(numbers[:, 0], sizes_hw), 1)
+        return Box(full_windows(sizes_hw), sizes, self.filters(numbers[:, 1]), clips_boxes=False)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
+def _check_pair(name: str, value: Any) -> tuple[int, int]:
     if not is_sequence(value) or len(value) != 2:
         raise TypeError(f"{name} must be (height, width), got {value!r}")
     return size_pair(name, value)
@@ -72,8 +72,8 @@ class ScaleJitter(_Resizing):
     """Resize to fit into a target size multiplied by a random factor (large scale jittering).
 
     Args:
-        target_size: (height, width). As in torchvision, its width applies to the image's height, and its height to the
-            image's width.
+        target_size: (height, width). As in torchvision, the target width limits the image's height, and the target
+            height limits the image's width.
         scale_range: the minimum and maximum factor.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
@@ -83,17 +83,17 @@ class ScaleJitter(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    target_size: tuple[int, int] = argument(_pair)
+    target_size: tuple[int, int] = argument(_check_pair)
     scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), positive=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
-    def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+    def compute_sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
         return (sizes_hw * (fit * scale_to_range(self.scale_range, numbers))[:, None]).astype(np.int64)
 
 
-def _lengths(name: str, value: Any) -> tuple[int, ...]:
+def _check_lengths(name: str, value: Any) -> tuple[int, ...]:
     lengths = value if is_sequence(value) else (value,)
     if not len(lengths):
         raise ValueError(f"{name} must be a length or a list of lengths, got {value!r}")
@@ -115,12 +115,12 @@ class RandomShortestSize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int | Sequence[int] = argument(_lengths)
+    min_size: int | Sequence[int] = argument(_check_lengths)
     max_size: int | None = argument(integer, default=None, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
-    def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+    def compute_sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = np.array(self.min_size, np.int64)
         factors = lengths[(numbers * len(lengths)).astype(np.int64)] / sizes_hw.min(axis=1)
         if self.max_size is not None:
@@ -156,7 +156,7 @@ class RandomResize(_Resizing):
                 "length is max_size - 1"
             )
 
-    def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
+    def compute_sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = self.min_size + (numbers * (self.max_size - self.min_size)).astype(np.int64)
         return sizes_by_shorter_side(sizes_hw, lengths)
 
@@ -167,13 +167,13 @@ class ResizeKeepRatio(Resampling):
 
     Args:
         size: an integer (a square), or (height, width).
-        longest: 0 means that the result covers the size, 1 that it fits into the size; fractions are in between.
+        longest: 0 means that the result covers the size, 1 that the result fits into it; fractions interpolate.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         random_scale_prob: the probability of scaling the result by a random factor.
         random_scale_range: the minimum and maximum factor, greater than 0.
-        random_scale_area: whether `random_scale_range` is a range of areas, as for the area of a crop: the factor is
-            then 1 / √x, with x drawn from the range.
+        random_scale_area: whether `random_scale_range` is a range of crop areas; the factor is then 1 / √x, with x
+            drawn from the range.
         random_aspect_prob: the probability of changing the aspect ratio by a random factor.
         random_aspect_range: the minimum and maximum factor, which is drawn log-uniformly.
 
@@ -186,7 +186,7 @@ class ResizeKeepRatio(Resampling):
     """
 
     size: int | tuple[int, int] = argument(size_pair)
-    longest: float = argument(finite, default=0.0)
+    longest: float = argument(finite_number, default=0.0)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     random_scale_prob: float = argument(probability, default=0.0)
     random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), positive=True)
@@ -208,7 +208,9 @@ class ResizeKeepRatio(Resampling):
         root = np.exp(scale_to_range(map(math.log, self.random_aspect_range), numbers[:, 3]) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
-        return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
+        return Box(
+            full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), clips_boxes=False
+        )
 
     def _sizes(self, sizes_hw: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
         ratios = sizes_hw / np.array(self.size)
@@ -239,7 +241,7 @@ class RandomCropOrPad(FixedSizeCrop):
 
     Args:
         size: an integer (a square), or (height, width).
-        fill: the level of the padding in 0 … 255, or a sequence with one level per channel; only for
+        fill: the pixel value of the padding, 0 … 255, or a sequence with one value per channel; only for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
 
@@ -252,7 +254,7 @@ class RandomCropOrPad(FixedSizeCrop):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)
-        return self.boxes((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
+        return self.box_record_at((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
 
 
 @declaration
@@ -260,11 +262,11 @@ class TrimBorder(Padding):
     """Crop a border of the same width on all sides.
 
     Args:
-        border_size: the width in pixels.
+        border_size: the width of the border in pixels.
 
     Raises:
         TypeError, ValueError: the width is not an integer, or is negative.
-        DrawError: (when drawn) the entire image would be removed.
+        DrawError: (when drawn) the border covers the entire image.
     """
 
     crops: ClassVar[bool] = True
@@ -282,7 +284,7 @@ class TrimBorder(Padding):
                 "use a smaller border, or put a Resize before it",
                 row,
             )
-        return self.box(np.full_like(cropped_hw, self.border_size), cropped_hw)
+        return self.box_record(np.full_like(cropped_hw, self.border_size), cropped_hw)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if size_hw is None else (size_hw[0] - 2 * self.border_size, size_hw[1] - 2 * self.border_size)

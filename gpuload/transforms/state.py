@@ -1,9 +1,10 @@
 """Detects user code that refers to state that training may change, such as a module's parameters.
 
-This code must run after the training steps that were issued before it; otherwise it could read the state too early, or
-while the state is being written. A false positive only prevents preparing batches ahead of time.
+Such code must run after the training steps that were issued before it; otherwise it could read the state too early, or
+while the state is being written. The only effect of a false positive is that batches are not prepared ahead of time.
 
-Runs in the main process, once per chain. Does not import torch: modules cannot exist before other code has imported it.
+This module runs in the main process, once per chain. It does not import torch: if no other code has imported torch,
+there are no torch modules to find.
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ from gpuload.transforms.arguments import is_module
 __all__ = ["has_state"]
 
 MAX_OBJECTS: Final = 10_000  # the maximum number of objects to search for modules
-LEAF_TYPES: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # hold no modules
+LEAF_TYPES: Final = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    np.ndarray,
+    type,
+    ModuleType,
+)  # cannot refer to modules
 LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # their globals are not searched
-OPAQUE: Final = (
-    "gpuload",
-    "logging",
-    "numpy",
-)  # attributes of their objects are not searched either: there are too many
+# The attributes of these libraries' objects are not searched either, because there are too many.
+OPAQUE: Final = ("gpuload", "logging", "numpy")
 
 
 def has_state(entry: Any) -> bool:
     """Return whether an object is, or refers to, a torch module with parameters or buffers, or a tensor that requires
-    gradients; training may change these at any time. References are attributes, items of collections, and a function's
+    gradients, which training may change at any time. References are attributes, items of collections, and a function's
     closure, bound object and globals. Also return True if the object refers to more than `MAX_OBJECTS` objects."""
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
     pending = [entry]
@@ -65,24 +73,24 @@ def _referents(entry: Any) -> Iterable[Any]:
     return [] if _package(type(entry)) in OPAQUE else _attributes(entry)
 
 
-def _globals(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """Yield the globals used by a function or its nested functions, and also globals with the name of an attribute that
-    is used, since code objects do not distinguish these."""
-    yield from (names[name] for name in code.co_names if name in names)
+def _globals(code: CodeType, module_globals: dict[str, Any]) -> Iterator[Any]:
+    """Yield the globals used by a function or its nested functions. Also yield globals that have the name of an
+    attribute that the code uses, since code objects do not distinguish global names from attribute names."""
+    yield from (module_globals[name] for name in code.co_names if name in module_globals)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _globals(inner, names)
+            yield from _globals(inner, module_globals)
 
 
 def _attributes(entry: Any) -> Iterator[Any]:
     """Yield the attributes of an object, including slots, and its class's ``__call__``."""
     yield from list(getattr(entry, "__dict__", {}).values())
-    kinds = type(entry).__mro__
-    for slots in (vars(kind).get("__slots__", ()) for kind in kinds):
+    classes = type(entry).__mro__
+    for slots in (vars(cls).get("__slots__", ()) for cls in classes):
         yield from (getattr(entry, name, None) for name in ((slots,) if isinstance(slots, str) else slots))
-    yield next((vars(kind)["__call__"] for kind in kinds if "__call__" in vars(kind)), None)
+    yield next((vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)), None)
 
 
 def _package(entry: Any) -> str:
-    """Return the top-level package of a function or a class."""
+    """Return the name of the top-level package of a function or a class."""
     return str(entry.__module__).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Transforms for the boxes and keypoints of a sample: a crop that depends on the boxes, and sanitizing transforms.
+"""Transforms for the boxes and keypoints of a sample: a crop that depends on boxes, and clamping and sanitizing.
 
 Names, arguments, defaults and semantics are torchvision's. When a box is removed, its fields are removed too: its
 label, its entries in other fields that `labels_getter` returns, and its instance mask (`gpuload.workers.box_fields`).
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.datasets.sample import format_name
-from gpuload.transforms.arguments import finite, integer, is_sequence, label_getter
+from gpuload.transforms.arguments import finite_number, integer, is_sequence, label_getter
 from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
@@ -26,28 +26,28 @@ __all__ = [
 ]
 
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-# torchvision has no limit. One of its seven options always ends the search, so a sample for which no crop is ever
-# accepted needs more than this many rounds with a probability of 1 in 5 million.
+# torchvision has no limit. One of its seven options always ends the search, so even if no crop is ever accepted, a
+# sample needs more rounds than this only with a probability of 1 in 5 million.
 ROUNDS: Final = 100
 NUMBERS_PER_TRIAL: Final = 4  # two uniform numbers for the size, two for the corner
 
 
 @declaration
 class RandomIoUCrop(Padding):
-    """Crop a part of the image that overlaps at least one of the sample's boxes by a random amount, as in SSD.
+    """Crop a part of the image that overlaps at least one of the sample's boxes by a random minimum, as in SSD.
 
     A minimum overlap (intersection over union) is drawn from `sampler_options`; 1 or more means that the image is not
     cropped. Otherwise up to `trials` crops are drawn, until a crop has an allowed aspect ratio, contains the centre of
-    a box, and has at least the minimum overlap with one of the boxes whose centre it contains. If all trials fail,
-    another minimum overlap is drawn. Boxes whose centres are outside are removed, along with their fields: those
-    selected by the chain's `SanitizeBoundingBoxes`, or by default labels, if found, and instance masks. (torchvision
-    shrinks such boxes to nothing, and relies on SanitizeBoundingBoxes to remove them.)
+    a box, and has at least the minimum overlap with one of the boxes whose centres it contains. If all trials fail,
+    another minimum overlap is drawn. Boxes whose centres are outside the crop are removed, along with their
+    fields: the fields selected by the chain's `SanitizeBoundingBoxes`, or by default labels (if found) and instance
+    masks. (torchvision shrinks such boxes to nothing, and relies on SanitizeBoundingBoxes to remove them.)
 
     A sample without boxes is unchanged.
 
     Args:
-        min_scale, max_scale: bounds of the height and the width, as fractions of the image's height and width.
-        min_aspect_ratio, max_aspect_ratio: bounds of width / height.
+        min_scale, max_scale: bounds of the crop's height and width, as fractions of the image's height and width.
+        min_aspect_ratio, max_aspect_ratio: bounds of the crop's width / height.
         sampler_options: the overlaps to draw from; None means 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
         trials: the number of crops to try for each drawn overlap.
 
@@ -59,10 +59,10 @@ class RandomIoUCrop(Padding):
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
-    min_scale: float = argument(finite, default=0.3)
-    max_scale: float = argument(finite, default=1.0)
-    min_aspect_ratio: float = argument(finite, default=0.5)
-    max_aspect_ratio: float = argument(finite, default=2.0)
+    min_scale: float = argument(finite_number, default=0.3)
+    max_scale: float = argument(finite_number, default=1.0)
+    min_aspect_ratio: float = argument(finite_number, default=0.5)
+    max_aspect_ratio: float = argument(finite_number, default=2.0)
     sampler_options: Sequence[float] | None = None
     trials: int = argument(integer, default=40, minimum=1)
 
@@ -76,13 +76,13 @@ class RandomIoUCrop(Padding):
         options = OPTIONS if self.sampler_options is None else self.sampler_options
         if not is_sequence(options) or not len(options):
             raise TypeError(f"{name}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
-        options = tuple(finite(f"{name}(sampler_options=…)", option) for option in options)
+        options = tuple(finite_number(f"{name}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
             raise ValueError(
-                "RandomIoUCrop draws from the boxes of a sample, but the sample has none; return gpuload.Boxes from "
+                "RandomIoUCrop needs the boxes of a sample, but the sample has none; return gpuload.Boxes from "
                 "the dataset"
             )
         boxes = uniforms.boxes
@@ -90,23 +90,23 @@ class RandomIoUCrop(Padding):
         kept_boxes = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
         remaining_rows = np.array([row for row, array in enumerate(boxes) if len(array)], np.int64)
         count = 1 + NUMBERS_PER_TRIAL * self.trials
-        for number in range(ROUNDS):
+        for round_index in range(ROUNDS):
             if not len(remaining_rows):
                 break
-            numbers = uniforms.take(remaining_rows)((number + 1) * count)[:, number * count :]
+            numbers = uniforms.take(remaining_rows)((round_index + 1) * count)[:, round_index * count :]
             is_done = np.zeros(len(remaining_rows), np.bool_)
             for index, row in enumerate(remaining_rows.tolist()):
                 is_done[index] = self._run_round(
                     numbers[index], sizes_hw[row], boxes[row], regions[row], kept_boxes[row]
                 )
             remaining_rows = remaining_rows[~is_done]
-        return self.box(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
+        return self.box_record(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
 
     def _run_round(
         self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, region: np.ndarray, kept_boxes: np.ndarray
     ) -> bool:
-        """Draw a minimum overlap and all its trials. Write the first accepted crop to `region` and `kept_boxes`, and
-        return whether the search is over."""
+        """Draw a minimum overlap and its trials. Write the first accepted crop to `region` and `kept_boxes`. Return
+        whether the search is over: a crop was accepted, or the image is not to be cropped."""
         options = self.sampler_options
         assert options is not None
         overlap = options[int(numbers[0] * len(options))]
@@ -124,7 +124,7 @@ class RandomIoUCrop(Padding):
         crops = np.stack([left, top, left + new_width, top + new_height], axis=1)
         centres = (boxes[:, :2] + boxes[:, 2:]) * 0.5
         has_centre = np.all((crops[:, None, :2] < centres) & (centres < crops[:, None, 2:]), axis=2)  # trials × boxes
-        # A crop without any box centre gets -1, which is less than any overlap.
+        # A crop that contains no box centre gets -1, which is less than any overlap.
         is_accepted &= np.where(has_centre, _overlaps(crops, boxes), -1.0).max(axis=1) >= max(overlap, 0.0)
         if not is_accepted.any():
             return False
@@ -138,7 +138,7 @@ class RandomIoUCrop(Padding):
 
 
 def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of crops (m, 4) and boxes (n, 4), float64 (m, n)."""
+    """Return the intersection over union of each crop (m, 4) with each box (n, 4), float64 (m, n)."""
     start = np.maximum(crops[:, None, :2], boxes[:, :2])
     end = np.minimum(crops[:, None, 2:], boxes[:, 2:])
     intersection = np.maximum(end - start, 0).prod(axis=2)
@@ -147,8 +147,8 @@ def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return np.divide(intersection, union, out=np.zeros(intersection.shape), where=union > 0)
 
 
-def _size(name: str, value: Any) -> float:
-    number = finite(name, value)
+def _check_minimum(name: str, value: Any) -> float:
+    number = finite_number(name, value)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number:g}")
     return number
@@ -163,11 +163,11 @@ class SanitizeBoundingBoxes(Transform):
         min_area: the minimum area of a box, in square pixels.
         labels_getter: the fields of the boxes, in addition to instance masks (N×H×W for N boxes, in the container of
             the boxes). ``"default"`` selects keypoints (N×K×2), ``"area"``, ``"iscrowd"`` and ``"visibility"`` with one
-            entry per box in the container of the boxes, and labels. It finds labels like torchvision: in a sample that
-            is a dict, or in the dict at index 1 of a tuple or list, they are under the key ``"labels"`` (upper or lower
-            case), or else under the first key that contains ``"label"``; otherwise they are the entry at index 1, if it
-            is an array or tensor. A function takes the sample as the dataset returns it, and returns a field, or a
-            tuple or list of fields. None selects no fields.
+            entry per box in the container of the boxes, and labels. It finds labels as torchvision does: in a sample
+            that is a dict, or in the dict at index 1 of a tuple or list, under the key ``"labels"`` (upper or lower
+            case), or else under the first key that contains ``"label"``. Otherwise the entry at index 1 is used as the
+            labels, if it is an array or tensor. A function takes the sample as the dataset returns it, and returns a
+            field, or a tuple or list of fields. None selects no fields.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -177,9 +177,9 @@ class SanitizeBoundingBoxes(Transform):
     drops_boxes: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Tidy
 
-    min_size: float = argument(_size, default=1.0)
-    min_area: float = argument(_size, default=1.0)
-    # Not compared: it does not affect which boxes are kept, and functions are different objects in each process.
+    min_size: float = argument(_check_minimum, default=1.0)
+    min_area: float = argument(_check_minimum, default=1.0)
+    # Not compared, since it does not affect which boxes remain, and functions differ between processes.
     labels_getter: Callable[[Any], Any] | str | None = argument(
         label_getter, default="default", compare=False, target="boxes", allows_none=True
     )
@@ -194,7 +194,7 @@ class ClampBoundingBoxes(Transform):
 
     Args:
         clamping_mode: ``"auto"``, ``"hard"`` or ``"soft"``, which are equivalent for boxes that are not rotated; None
-            does not change boxes.
+            means that boxes are not changed.
 
     Raises:
         ValueError: the mode is unknown.
@@ -221,7 +221,7 @@ class ClampBoundingBoxes(Transform):
 
 @declaration
 class ConvertBoundingBoxFormat(Transform):
-    """Convert boxes from their format to another format.
+    """Convert boxes to another format.
 
     Args:
         format: the new format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in upper or lower case, or torchvision's
@@ -257,7 +257,7 @@ class ClampKeyPoints(Transform):
 
 @declaration
 class SanitizeKeyPoints(Transform):
-    """Remove keypoints outside their image, along with their fields. If keypoints are grouped, (N, …, 2), a group is
+    """Remove keypoints outside their image, along with their fields. If keypoints form groups, (N, …, 2), a group is
     removed if any of its keypoints is outside.
 
     A sample must have exactly one `Keypoints`.
@@ -274,7 +274,7 @@ class SanitizeKeyPoints(Transform):
     drops_points: ClassVar[bool] = True
     record: ClassVar[type[Record]] = TidyPoints
 
-    # Not compared: it does not affect which keypoints are kept, and functions are different objects in each process.
+    # Not compared, since it does not affect which keypoints remain, and functions differ between processes.
     labels_getter: Callable[[Any], Any] | str | None = argument(
         label_getter, default=None, compare=False, target="keypoints", allows_none=True
     )

@@ -1,10 +1,10 @@
 """timm's RandAugment, AutoAugment and AugMix, configured by the strings of timm's recipes.
 
-Semantics and numbers are those of `timm.data.auto_augment`, timm 1.0. The policy ``original`` is from Cubuk et al.,
+Semantics and constants are those of `timm.data.auto_augment` in timm 1.0. The policy ``original`` is from Cubuk et al.,
 "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` from the TPU implementation of
 EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. The suffix ``r`` selects a posterize operation whose
-strength grows with the magnitude. Unlike the published RandAugment, timm's version skips each operation with a
-probability, can vary magnitudes, and shifts by fractions of pixels.
+strength grows with the magnitude. Unlike the published RandAugment, timm's version skips operations at random, can vary
+magnitudes, and can shift by fractions of a pixel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.rng.distributions import normal
-from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
+from gpuload.transforms.arguments import fill_values, finite_number, interpolation_name, is_sequence
 from gpuload.transforms.base import declaration
 from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, Recipe, Table, policy
 from gpuload.transforms.program.ops import Mixture, Record
@@ -58,40 +58,40 @@ TIMM: Final = Table(
 RANDOM_BLUR: Final = TIMM.names.index("GaussianBlurRand")
 
 HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
-FULL_MAGNITUDE: Final = 10.0  # the magnitude of an operation's full strength, and the default maximum
-UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means "inf", which draws magnitudes uniformly
+FULL_MAGNITUDE: Final = 10.0  # the magnitude that means full strength, and the default maximum
+UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means "inf": magnitudes are drawn uniformly
 
 
-def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the kinds of comma-separated names, and their weights if each name is followed by a weight."""
+def _parse_choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the kinds with these comma-separated names, and the weights that follow the names, or None."""
     entries = [entry.split() for entry in text.split(",")]
     weights = np.array([float(entry[1]) for entry in entries]) if len(entries[0]) > 1 else None
-    return TIMM.numbers(entry[0] for entry in entries), weights
+    return TIMM.find_kinds(entry[0] for entry in entries), weights
 
 
-# The sets of operations that RandAugment draws from: the default, the set for "inc1", and the sets for "t…".
+# RandAugment draws operations from one of these sets: the default, the set for "inc1", and the sets for "t…".
 _DEFAULT_NAMES: Final = (
     "AutoContrast, Equalize, Invert, Rotate, Posterize, Solarize, SolarizeAdd, Color, Contrast, Brightness, Sharpness, "
     "ShearX, ShearY, TranslateX, TranslateY"
 )
-DEFAULT_SET: Final = _choices(_DEFAULT_NAMES)
-INCREASING_SET: Final = _choices(
+DEFAULT_SET: Final = _parse_choices(_DEFAULT_NAMES)
+INCREASING_SET: Final = _parse_choices(
     re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _DEFAULT_NAMES)
 )
 SETS: Final = {
-    "weights": _choices(
+    "weights": _parse_choices(
         "Rotate 3, ShearX 2, ShearY 2, TranslateX 1, TranslateY 1, ColorIncreasing .25, SharpnessIncreasing .25, "
         "AutoContrast .25, SolarizeIncreasing .05, SolarizeAdd .05, ContrastIncreasing .05, BrightnessIncreasing .05, "
         "Equalize .05, PosterizeIncreasing .05, Invert .05"
     ),
-    "3a": _choices("SolarizeIncreasing, Desaturate, GaussianBlur"),
-    "3aw": _choices(
+    "3a": _parse_choices("SolarizeIncreasing, Desaturate, GaussianBlur"),
+    "3aw": _parse_choices(
         "SolarizeIncreasing 6, Desaturate 6, GaussianBlur 6, Rotate 3, ShearX 2, ShearY 2, PosterizeIncreasing 1, "
         "AutoContrast 1, ColorIncreasing 1, SharpnessIncreasing 1, ContrastIncreasing 1, BrightnessIncreasing 1, "
         "Equalize 1, Invert 1"
     ),
 }
-AUGMIX_KINDS, _ = _choices(
+AUGMIX_KINDS, _ = _parse_choices(
     "AutoContrast, ColorIncreasing, ContrastIncreasing, BrightnessIncreasing, SharpnessIncreasing, Equalize, Rotate, "
     "PosterizeIncreasing, SolarizeIncreasing, ShearX, ShearY, TranslateX, TranslateY"
 )
@@ -121,7 +121,7 @@ class TimmAugment(AutomaticAugment):
     fill_argument: ClassVar[str] = "hparams['img_mean']"
     example: ClassVar[str]  # a config, for messages
     heads: ClassVar[tuple[str, ...]]  # the allowed first parts of a config
-    defaults: ClassVar[dict[str, Any]]  # the values of omitted parts
+    defaults: ClassVar[dict[str, Any]]  # the values of the parts that a config omits
 
     config: str
     hparams: Any
@@ -131,16 +131,16 @@ class TimmAugment(AutomaticAugment):
         if not isinstance(self.config, str):
             raise TypeError(f"{name}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
         object.__setattr__(self, "hparams", _check_hparams(name, self.hparams))
-        self.recipe  # noqa: B018  # raises if the config is invalid
+        self.recipe  # noqa: B018  # raises a ValueError if the config is invalid
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The config as a dict: numbers keyed by their letters, the set by ``"t"``, and the first part by ``""``."""
+        """The parsed config: a dict of numbers keyed by letters; key ``"t"`` has the set, key ``""`` the first part."""
         return _parse_config(type(self), self.config)
 
     @property
     def fill(self) -> Any:
-        """The fill level outside an image."""
+        """The pixel values outside an image."""
         return dict(self.hparams).get("img_mean", (128, 128, 128))
 
     @property
@@ -157,13 +157,14 @@ class TimmAugment(AutomaticAugment):
         elif deviation:
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
         max_magnitude = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
-        levels = np.clip(magnitudes, 0.0, max_magnitude) / FULL_MAGNITUDE
-        # For a random blur, 2 · level is the maximum radius; the unused sign number draws a radius from 0.1 to this.
-        levels = np.where(kinds == RANDOM_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
+        strengths = np.clip(magnitudes, 0.0, max_magnitude) / FULL_MAGNITUDE
+        # The maximum radius of a random blur is 2 · strength. A blur has no sign, so the random number for the sign
+        # draws the radius, from 0.1 to the maximum.
+        strengths = np.where(kinds == RANDOM_BLUR, signs * (np.clip(strengths * 2.0, 0.0, 2.0) - 0.1), strengths)
         rows, columns, sides = TIMM.find_shifts(kinds, sizes_hw)
-        levels[rows, columns] *= hparams.get("translate_pct", 0.45)
-        levels[rows, columns] *= sides
-        return levels
+        strengths[rows, columns] *= hparams.get("translate_pct", 0.45)
+        strengths[rows, columns] *= sides
+        return strengths
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
@@ -188,7 +189,7 @@ def _check_hparams(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
         elif name == "magnitude_max" and value is None:
             continue  # timm's default maximum
         else:
-            number = math.inf if name == "magnitude_std" and value == math.inf else finite(label, value)
+            number = math.inf if name == "magnitude_std" and value == math.inf else finite_number(label, value)
             if number < 0:
                 raise ValueError(f"{label} must not be negative, got {number:g}")
             checked[name] = number
@@ -232,13 +233,13 @@ class TimmRandAugment(TimmAugment):
     """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
 
     Args:
-        config: ``"rand"``, then parts separated by dashes, in any order (defaults in parentheses): ``m``, the
+        config: `` "rand"``, then parts separated by dashes, in any order (defaults in parentheses): ``m``, the
             magnitude, an integer (10); ``n``, the number of operations (2); ``p``, the probability of each operation
             (0.5); ``mstd``, the standard deviation of the magnitude (0), where ``inf`` or more than 100 means uniform
-            in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, operations whose strength grows with the
-            magnitude; ``t``, another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``, from older strings,
-            is refused, as in timm.
-        hparams: a dict with any of these keys: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
+            in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, which selects operations whose strength grows with
+            the magnitude; ``t``, which selects another set of operations: ``tweights``, ``t3a`` or ``t3aw``. ``w``,
+            which older strings contain, is an error, as in timm.
+        hparams: a dict with any of these keys: ``img_mean``, the pixel values outside the image ((128, 128, 128));
             ``interpolation``, a filter, or several filters from which one is drawn for each operation ("random", the
             default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a fraction of the side (0.45);
             ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
@@ -309,7 +310,7 @@ class TimmAugMix(TimmAugment):
         config: ``"augmix"``, then parts separated by dashes (defaults in parentheses): ``m``, the magnitude, an integer
             (3); ``w``, the number of chains (3); ``d``, the number of operations in each chain (drawn from 1 … 3);
             ``a``, the parameter of the beta and Dirichlet distributions of the shares (1); ``mstd``, the standard
-            deviation of the magnitude (uniform in 0 … m). ``b1``, timm's faster blending, is refused.
+            deviation of the magnitude (uniform in 0 … m). ``b1``, timm's faster blending, is an error.
         hparams: as for `TimmRandAugment`.
 
     Raises:
@@ -332,7 +333,9 @@ class TimmAugMix(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         if parts["b"]:
-            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with different shares; remove -b1")
+            raise ValueError(
+                f"TimmAugMix(config={self.config!r}): b1, timm's faster blending, is not supported; remove -b1"
+            )
         for key in ("w", "a"):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")

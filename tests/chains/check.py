@@ -40,7 +40,7 @@ def check(example: Tried, backend: str) -> None:
     found = run(backend, example.chain, draws, given, example.dtype)
     _compare(example, expected, found, allowed, late, "the whole chain")
     transforms = example.chain.lines[0].transforms[: levels.late_from]
-    if len(transforms) > 1 and not any(transform.makes for transform in transforms[:-1]):
+    if len(transforms) > 1 and not any(transform.output_state for transform in transforms[:-1]):
         _check_steps(example, backend, levels, transforms)
 
 
@@ -62,7 +62,7 @@ def _check_steps(example: Tried, backend: str, levels: T.Program, transforms: Se
     own, images = STEPS[backend], example.images
     exact = True
     for number, transform in enumerate(transforms):
-        if transform.makes:
+        if transform.output_state:
             break
         step, chain = _part(levels, transforms, number, number + 1)
         given = RaggedImages.from_arrays(images)
@@ -82,7 +82,7 @@ def _check_steps(example: Tried, backend: str, levels: T.Program, transforms: Se
 
 def _part(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
     """Some of the transforms, without those that make numbers of levels: what was drawn, and a chain of them."""
-    kept = [number for number in range(start, end) if not transforms[number].makes]
+    kept = [number for number in range(start, end) if not transforms[number].output_state]
     part = program.part(program.place_of(start), program.place_of(end))
     records = [replace(record, step=kept.index(record.step)) for record in part.records if record.step in kept]
     return T.Program(tuple(records), part.sizes_hw, part.results_hw), T.Chain([transforms[number] for number in kept])

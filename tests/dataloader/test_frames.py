@@ -60,7 +60,7 @@ def test_what_cannot_be():
         T.UniformTemporalSubsample(0)
     with pytest.raises(ValueError, match="RandomApply cannot hold UniformTemporalSubsample: all clips of"):
         T.RandomApply([T.UniformTemporalSubsample(2)])
-    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are chosen once"):
+    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are selected once"):
         T.Chain([T.MultiView([[T.UniformTemporalSubsample(2)], [T.CenterCrop(3)]])])
     with pytest.raises(gl.SampleError, match=r"UniformTemporalSubsample takes a video clip.*but this sample has none"):
         batches(lambda i: frames(i)[0], [T.UniformTemporalSubsample(2)])

@@ -14,27 +14,27 @@ import lacking
 import pytest
 
 import gpuload as gl
-from gpuload.packing.durable import BUFFER, draft, explain_full_disk, record_of
+from gpuload.packing.durable import BUFFER_BYTES, explain_full_disk, open_draft, size_and_hash
 
 from .conftest import content
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, BUFFER - 1, BUFFER, 3 * BUFFER + 5])
+@pytest.mark.parametrize("nbytes", [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 5])
 def test_a_file_has_what_was_written_in_order_and_its_hash(tmp_path: Path, nbytes: int) -> None:
     large = os.urandom(nbytes)
-    with draft(str(tmp_path / "file"), str(tmp_path)) as file:
+    with open_draft(str(tmp_path / "file"), str(tmp_path)) as file:
         for piece in (b"zero", large, memoryview(b"one"), large[: nbytes // 2]):
             assert file.write(piece) == len(piece)
     data = b"zero" + large + b"one" + large[: nbytes // 2]
     assert (tmp_path / "file").read_bytes() == data
-    assert record_of(file) == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert size_and_hash(file) == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     def write(data: bytes, *, fails: bool) -> None:
-        with draft(str(path), str(tmp_path)) as file:
+        with open_draft(str(path), str(tmp_path)) as file:
             file.write(data)
             assert not path.exists()
             if fails:

@@ -14,7 +14,7 @@ from gpuload.datasets.sample import Encoded
 from gpuload.decode.cut import is_cuttable
 from gpuload.decode.header import scan_markers
 from gpuload.errors import DecodeError
-from gpuload.packing.images import ImageOptions, Images
+from gpuload.packing.images import ImageConverter, ImageOptions
 
 PROFILE = b"an ICC profile, or what stands for one"
 
@@ -28,8 +28,8 @@ def encoded(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120,
 
 
 def made(data: bytes, **options: Any) -> tuple[bytes, dict[str, int]]:
-    images = Images(ImageOptions(**options))
-    return images.bytes_of(Encoded(data)), images.kept
+    images = ImageConverter(ImageOptions(**options))
+    return images.convert_to_bytes(Encoded(data)), images.unchanged_counts
 
 
 def opened(data: bytes) -> Image.Image:
@@ -123,8 +123,8 @@ def test_only_a_check_finds_damage_within() -> None:
 
 
 def test_pixels_of_an_array_are_the_middle_square() -> None:
-    images = Images(ImageOptions(short_side=20))
-    pixels = images.pixels_of(Encoded(encoded("L", "PNG"), "L"))
+    images = ImageConverter(ImageOptions(short_side=20))
+    pixels = images.convert_to_pixels(Encoded(encoded("L", "PNG"), "L"))
     expected = opened(encoded("L", "PNG")).resize((20, 20), Image.Resampling.LANCZOS, box=(20, 0, 100, 80))
     np.testing.assert_array_equal(pixels[:, :, 0], np.asarray(expected))
     assert pixels.shape == (20, 20, 1)
@@ -134,7 +134,7 @@ def test_pixels_are_turned_upright_if_that_is_asked_for() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = Encoded(encoded(exif=exif))
-    stored, upright = (Images(ImageOptions(exif=turn)).pixels_of(data) for turn in (False, True))
+    stored, upright = (ImageConverter(ImageOptions(exif=turn)).convert_to_pixels(data) for turn in (False, True))
     assert (stored.shape, upright.shape) == ((80, 120, 3), (120, 80, 3))
     np.testing.assert_array_equal(upright, np.rot90(stored, -1))
 

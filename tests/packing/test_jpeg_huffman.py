@@ -7,7 +7,7 @@ from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.decode.header import end_of_scan, mcu_layout, mcus, scan_start
-from gpuload.packing.jpeg_huffman import Table, complete, read_blocks, read_tables, walk, write_tables
+from gpuload.packing.jpeg_huffman import Table, add_codes, read_blocks, read_tables, walk_scan, write_tables
 
 FULL = Table(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
 
@@ -23,7 +23,7 @@ def walked(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.
     tables, _ = read_tables(jpeg, header)
     blocks = read_blocks(jpeg, header, tables)
     in_row, rows = mcus(header, mcu_layout(jpeg, header)[0])
-    return walk(scan_of(jpeg) if scan is None else scan, blocks, in_row * rows)
+    return walk_scan(scan_of(jpeg) if scan is None else scan, blocks, in_row * rows)
 
 
 def test_codes_are_counted_up():
@@ -31,19 +31,19 @@ def test_codes_are_counted_up():
 
 
 def test_codes_that_are_added_leave_the_others_as_they_are():
-    more = complete(FULL, (0, 7, 8, 9))
+    more = add_codes(FULL, (0, 7, 8, 9))
     codes = more.codes()
     assert {symbol: codes[symbol] for symbol in range(4)} == FULL.codes()
     assert {symbol: codes[symbol] for symbol in (7, 8, 9)} == {7: (0b11100, 5), 8: (0b11101, 5), 9: (0b11110, 5)}
-    assert complete(FULL, (3, 2)) is FULL
+    assert add_codes(FULL, (3, 2)) is FULL
     one = Table(bytes((1,)) + bytes(15), b"\0")
-    assert complete(one, (1,)).codes() == {0: (0, 1), 1: (0b10, 2)}
-    assert complete(Table(bytes(16), b""), (5,)).codes() == {5: (0, 1)}
+    assert add_codes(one, (1,)).codes() == {0: (0, 1), 1: (0b10, 2)}
+    assert add_codes(Table(bytes(16), b""), (5,)).codes() == {5: (0, 1)}
 
 
 def test_a_table_without_room_cannot_be_completed():
     full = Table(bytes((1,) * 16), bytes(range(16)))
-    assert complete(full, (200,)) is None
+    assert add_codes(full, (200,)) is None
 
 
 def test_tables_are_read_as_they_were_written():

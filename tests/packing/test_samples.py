@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpuload.packing.samples import CHUNK, each_sample
+from gpuload.packing.samples import CHUNK, read_samples
 
 COUNT = 5 * CHUNK + 3
 
@@ -35,7 +35,7 @@ class Blocks(Numbers):
 @pytest.mark.parametrize("kind", [Numbers, Blocks])
 def test_samples_come_in_order_with_an_error_in_the_place_of_one(kind: type[Numbers]) -> None:
     dataset = kind()
-    samples = dict(each_sample(dataset, range(2, COUNT)))
+    samples = dict(read_samples(dataset, range(2, COUNT)))
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
     assert all(index == sample for index, sample in samples.items())
@@ -49,7 +49,7 @@ def test_other_errors_are_not_of_one_sample() -> None:
             raise RuntimeError("a mistake")
 
     with pytest.raises(RuntimeError, match="a mistake"):
-        dict(each_sample(Broken(), range(3)))
+        dict(read_samples(Broken(), range(3)))
 
 
 def test_what_a_dataset_draws_is_its_own_affair() -> None:
@@ -60,4 +60,4 @@ def test_what_a_dataset_draws_is_its_own_affair() -> None:
     random.seed(5)
     expected = [random.random() for _ in range(3)]
     random.seed(5)
-    assert [sample for _, sample in each_sample(Draws(), range(3))] == expected
+    assert [sample for _, sample in read_samples(Draws(), range(3))] == expected

@@ -13,7 +13,7 @@ import lacking
 import pytest
 
 import gpuload as gl
-from gpuload.packing.manifest import open_packed, seal
+from gpuload.packing.manifest import add_hash, open_packed
 
 from .conftest import content
 
@@ -53,7 +53,7 @@ def test_a_damaged_sample_is_named(packed: Packing, to: str) -> None:
     }[to]
     (problem,) = gl.verify(path)
     assert problem.startswith(f"{file.name} is damaged {what}"), problem
-    assert problem.endswith(f"(samples {first} to {after - 1} of the packed dataset)")
+    assert problem.endswith(f"(samples {first} to {after - 1} of the source dataset)")
 
 
 def test_hashes_are_those_of_sha256sum(packed: Packing) -> None:
@@ -99,7 +99,7 @@ def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
         f"{held[2]['file']} is missing",
         "shard-99999.tar is unexpected: the manifest does not list it, but a wildcard would include it; remove it",
         f"{held[1]['file']} has 1,000 bytes instead of {held[1]['bytes']:,} (samples {held[1]['first']} to "
-        f"{held[2]['first'] - 1} of the packed dataset)",
+        f"{held[2]['first'] - 1} of the source dataset)",
     ]
 
 
@@ -121,7 +121,7 @@ def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
     assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["files"]["data.mdb"]
-    (path / "manifest.json").write_text(json.dumps(seal(manifest)))
+    (path / "manifest.json").write_text(json.dumps(add_hash(manifest)))
     assert gl.verify(path) == [
         "data.mdb has no hash in manifest.json: it was packed by an earlier gpuload; pack it again"
     ]

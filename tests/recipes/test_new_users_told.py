@@ -196,7 +196,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "ToDtype without scale": (
         lambda: load(scene, [*MOVE, T.ToDtype("float32"), NORMALIZE]),
-        ("set scale=True, or leave out the ToDtype",),
+        ("set scale=True, or remove the ToDtype",),
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
     "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),

@@ -47,8 +47,8 @@ def sizes_of(n: int) -> np.ndarray:
         ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float images; leave one of them out"),
         (
             [T.ToDtype("float32"), Kornias(), T.CenterCrop(8)],
-            "CenterCrop (number 3) cannot come after the module kornia's Kornias (number 2), which works on finished "
-            "images; put CenterCrop before the module kornia's Kornias",
+            "CenterCrop (number 3) cannot come after the module kornia's Kornias (number 2), which works on "
+            "images of the final type; put CenterCrop before the module kornia's Kornias",
         ),
         ([T.ToDtype("float32"), T.Lambda(abs), T.CenterCrop(8)], "cannot come after Lambda(abs) (number 2), which"),
     ],
@@ -244,7 +244,7 @@ def test_an_image_smaller_than_the_crop_is_named():
     sizes = np.array([[60, 60], [60, 40], [10, 60]])
     text = (
         "RandomCrop(size=(30, 50)): the image is smaller than the crop, 60×40 (height × width); use "
-        "pad_if_needed=True, or a Resize before it"
+        "pad_if_needed=True, or put a Resize before it"
     )
     for method in (chain.draw, chain.regions):
         with pytest.raises(DrawError, match=re.escape(text)) as caught:

@@ -29,15 +29,15 @@ def draw(transform, n: int = N, seed: int = 8):
         (lambda: T.RandomInvert(-0.1), ValueError, "RandomInvert(p=…) is a probability and must lie in 0 … 1"),
         (lambda: T.RandomEqualize("x"), TypeError, "RandomEqualize(p=…) must be a number, got 'x' (str)"),
         (lambda: T.RandomAutocontrast(2), ValueError, "RandomAutocontrast(p=…) is a probability"),
-        (lambda: T.RandomSolarize(256), ValueError, "RandomSolarize(threshold=…) must be a level of a uint8 image"),
+        (lambda: T.RandomSolarize(256), ValueError, "RandomSolarize(threshold=…) must be a pixel value in 0 … 255"),
         (lambda: T.RandomSolarize(128, 7), ValueError, "RandomSolarize(p=…) is a probability and must lie in 0 … 1"),
         (
             lambda: T.Chain([T.RandomSolarize(0.5)]),
             ValueError,
-            "RandomSolarize(threshold=0.5) is used where images are levels in 0 … 255; write threshold=127.5, or "
+            "RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255; write threshold=127.5, or "
             "put it",
         ),
-        (lambda: T.RandomPosterize(9), ValueError, "RandomPosterize(bits=…) must lie in 0 … 8, got 9: a level has"),
+        (lambda: T.RandomPosterize(9), ValueError, "RandomPosterize(bits=…) must lie in 0 … 8, got 9: pixel"),
         (lambda: T.RandomPosterize(-1), ValueError, "RandomPosterize(bits=…) must be at least 0, got -1"),
         (lambda: T.RandomPosterize(2.0), TypeError, "RandomPosterize(bits=…) must be an integer, got 2.0 (float)"),
         (lambda: T.RandomAdjustSharpness(-1), ValueError, "(sharpness_factor=…) must not be negative, got -1"),

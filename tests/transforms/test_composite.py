@@ -129,7 +129,7 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
     [
         (lambda: T.RandomApply([T.Identity()], p=1.5), ValueError, "RandomApply(p=…) is a probability and must lie in"),
         (lambda: T.RandomApply(T.Identity()), TypeError, "RandomApply(transforms=…) must be a list of transforms"),
-        (lambda: T.RandomApply([]), ValueError, "RandomApply(transforms=…) is empty; give at least one transform"),
+        (lambda: T.RandomApply([]), ValueError, "RandomApply(transforms=…) is empty; pass at least one transform"),
         (
             lambda: T.RandomOrder([len]),
             TypeError,
@@ -149,12 +149,12 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.RandomApply([NORMALIZE]),
             ValueError,
-            "RandomApply cannot hold Normalize, which would turn levels into",
+            "RandomApply cannot hold Normalize, which would convert only some images",
         ),
         (
             lambda: T.RandomChoice([T.Compose([T.ToDtype("float32")])]),
             ValueError,
-            "RandomChoice cannot hold Compose, which would turn levels",
+            "RandomChoice cannot hold Compose, which would convert only some images",
         ),
         (lambda: T.RandomApply([T.MultiView([[T.Identity()]])]), ValueError, "RandomApply cannot hold a MultiView"),
         (
@@ -343,18 +343,18 @@ def test_ragged_views_come_as_lists():
         (
             lambda: T.MultiView(T.Identity()),
             TypeError,
-            "MultiView(chains=…) must be a list with the transforms",
+            "MultiView(chains=…) must be a list with one entry per view",
         ),
         (
             lambda: T.MultiView([]),
             TypeError,
-            "MultiView(chains=…) must be a list with the transforms",
+            "MultiView(chains=…) must be a list with one entry per view",
         ),
         (lambda: T.MultiView([[len]]), TypeError, "MultiView(chains=…)[0](transforms=…)[0] is not a gpuload transform"),
         (
             lambda: T.Chain([T.MultiView([LOCAL]), T.MultiView([LOCAL])]),
             ValueError,
-            "there are two MultiViews (numbers 1 and 2); write all views in one",
+            "there are two MultiViews (numbers 1 and 2); put all views into one",
         ),
         (
             lambda: T.Chain([T.MultiView([LOCAL, [NORMALIZE]]), NORMALIZE]),
@@ -371,5 +371,5 @@ def test_refused_by_multi_view(make, error, text):
 def test_a_compose_in_a_view_is_the_list_that_it_holds():
     inner = T.Compose([T.Resize((4, 4))])
     assert T.MultiView([[inner], [T.Resize(8)]]) == T.MultiView([[T.Resize((4, 4))], [T.Resize(8)]])
-    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are chosen once"):
+    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are selected once"):
         T.MultiView([[T.Compose([T.UniformTemporalSubsample(2)]), T.Resize((4, 4))]])

@@ -15,8 +15,8 @@ FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 @pytest.mark.parametrize("before", [[], [T.ToDtype("float32", scale=True)], [T.CenterCrop(8)]])
 def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
     text = (
-        r"is for levels, 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide its mean and std by 255, or "
-        r"put ToDtype\('float32'\) right before it"
+        r"is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and std by 255, or "
+        r"put ToDtype\('float32'\), which does not scale, right before it"
     )
     for normalize in (LEVELS, T.Normalize((0.0,) * 3, (255.0,) * 3)):
         with pytest.raises(ValueError, match=text):
@@ -24,7 +24,7 @@ def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
 
 
 def test_a_mean_of_0_to_1_is_refused_where_levels_are_converted_as_they_are():
-    text = r"is for 0 … 1, but a ToDtype without scale=True leaves levels in 0 … 255; set scale=True, or"
+    text = r"is for images in 0 … 1, but a ToDtype without scale=True leaves 0 … 255; set scale=True, or"
     with pytest.raises(ValueError, match=text):
         T.Chain([T.ToDtype("float32"), T.RandomHorizontalFlip(), FLOATS])
 

@@ -161,7 +161,7 @@ def test_a_fingerprint_has_the_arguments_and_no_address():
     ("make", "error", "text"),
     [
         (lambda: T.Lambda(3), TypeError, "Lambda(fn=…) must be a function of images, got 3 (int)"),
-        (lambda: T.Lambda(T.Resize(8)), TypeError, "which is already a transform; write it without Lambda"),
+        (lambda: T.Lambda(T.Resize(8)), TypeError, "which is already a transform; remove the Lambda"),
         (lambda: T.Lambda(abs, per="sample"), ValueError, "Lambda(per=…) must be 'batch' or 'image', got 'sample'"),
     ],
 )
@@ -181,8 +181,8 @@ def test_beside_what_needs_levels_it_may_not_get_floats():
     held = T.RandomApply([Several(), T.ColorJitter(0.5)])
     T.Chain([held, NORMALIZE])
     text = (
-        "RandomApply (number 2) holds ColorJitter, which needs levels, together with a transform of your own, which "
-        "gets the floats of ToDtype; put RandomApply before ToDtype, or move ColorJitter or "
+        "RandomApply (number 2) holds ColorJitter, which needs pixel values in 0 … 255, together with your own "
+        "transform, which gets the floats of ToDtype; put RandomApply before ToDtype, or move ColorJitter or "
         "your transform out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -211,6 +211,8 @@ def test_boxes_that_do_not_come_back_are_an_error():
             return boxes[:1]
 
     program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
-    text = "Loses.apply_boxes must return a numpy array of the input's shape, (2, 4); got an array of shape (1, 4)"
+    text = (
+        "Loses.apply_boxes must return a numpy array with the shape of its input, (2, 4); got an array of shape (1, 4)"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
         apply_records(program.records, [SampleTargets([np.zeros((2, 4))])])

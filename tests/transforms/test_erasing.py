@@ -56,31 +56,31 @@ def test_arguments_that_cannot_be(arguments, error, text):
     [
         (
             [T.RandomErasing(value="random"), NORMALIZE],
-            "RandomErasing(value='random') draws normal numbers, which levels cannot hold, but is before ToDtype "
+            "RandomErasing(value='random') draws normal numbers, which need float images, but is before ToDtype "
             "or Normalize; put it after Normalize",
         ),
-        ([T.RandomErasing(mode="rand")], "RandomErasing(mode='rand') draws normal numbers, which levels cannot hold"),
+        ([T.RandomErasing(mode="rand")], "RandomErasing(mode='rand') draws normal numbers, which need float images"),
         (
             [FLOAT, T.RandomErasing(value="random"), NORMALIZE],
-            "which levels cannot hold, but is before a transform that needs levels; put it last, after Normalize",
+            "but is before a transform that needs pixel values in 0 … 255; put it last, after Normalize",
         ),
-        ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which levels cannot hold"),
+        ([FLOAT, T.RandomApply([T.RandomErasing(value="random")]), T.CenterCrop(3)], "which need float images"),
         (
             [T.RandomErasing(value=0.5), NORMALIZE],
-            "RandomErasing(value=0.5) is used where images are levels, so value must be whole numbers in 0 … 255; "
+            "RandomErasing(value=0.5) is used where images are uint8, so value must be an integer in 0 … 255; "
             "to use normalized values, put it after Normalize",
         ),
         (
             [T.RandomErasing(value=(1, 2, 256))],
-            "RandomErasing(value=(1.0, 2.0, 256.0)) is used where images are levels",
+            "RandomErasing(value=(1.0, 2.0, 256.0)) is used where images are uint8",
         ),
         (
             [FLOAT, T.RandomErasing(value=2), NORMALIZE],
-            "is used where images are floats that later transforms change, so value must be numbers in 0 … 1; to",
+            "is used where images are floats that later transforms change, so value must be a number in 0 … 1; to",
         ),
         (
             [T.ToDtype("float32"), T.RandomErasing(value=-1), NORMALIZE],
-            "so value must be numbers in 0 … 255; to use normalized values, put it after Normalize",
+            "so value must be a number in 0 … 255; to use normalized values, put it after Normalize",
         ),
         (
             [NORMALIZE, T.RandomErasing(), T.CenterCrop(8)],

@@ -58,7 +58,7 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
     [
         (
             [T.Mosaic(40), T.RandomIoUCrop()],
-            "RandomIoUCrop draws from the boxes of a sample, which are no longer known after Mosaic has "
+            "RandomIoUCrop needs the boxes of each sample, which are no longer known after Mosaic has "
             "combined several samples; put RandomIoUCrop before Mosaic",
         ),
         ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic cannot be combined with MultiView: a sample has"),

@@ -251,7 +251,7 @@ def test_a_fill_between_levels_is_cut_as_on_uint8_images():
         assert ours.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
     # Behind the conversion a fill is no level.
-    with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is in levels, 0 … 255, but comes after ToDtype"):
+    with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is a pixel value in 0 … 255, but comes after ToDtype"):
         T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
 
@@ -321,7 +321,7 @@ class Own(nn.Module):
             lambda: v2.Lambda(second),
             TypeError,
             "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
-            "sample; gpuload's T.Lambda(fn, per='image') calls",
+            "sample; with gpuload, write T.Lambda(fn, per='image') to call",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (
@@ -341,24 +341,24 @@ class Own(nn.Module):
             "transforms[0]: Resize(antialias=…) must be True, False or None",
         ),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
-        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would turn"),
+        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would convert"),
         (
             lambda: [v1.ToTensor(), v1.ToPILImage()],
             ValueError,
-            "transforms[1], ToPILImage, converts floats back to levels",
+            "transforms[1], ToPILImage, converts floats back to uint8",
         ),
         (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
         (
             lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
             ValueError,
-            "transforms[1], ToDtype, converts floats back to levels; leave out both",
+            "transforms[1], ToDtype, converts floats back to uint8; remove both",
         ),
         (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (
             lambda: [v2.Resize(8), Own()],
             TypeError,
-            "remove it from the chain; if it takes a batch, write transforms=[*T.from_torchvision(…), module]",
+            "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]",
         ),
     ],
 )
@@ -616,7 +616,7 @@ def test_what_training_scripts_override():
         (({"crop_mode": "zoom"},), ValueError, "from_timm(crop_mode=…) must be 'center', 'squash' or 'border'"),
         (({"train_crop_mode": "zoom"}, True), ValueError, "(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr'"),
         (({"hflip": 1.5}, True), ValueError, "from_timm(hflip=…) is a probability and must lie in 0 … 1"),
-        (({"color_jitter": (1, 2)}, True), ValueError, "from_timm(color_jitter=…) must be one number, or three"),
+        (({"color_jitter": (1, 2)}, True), ValueError, "from_timm(color_jitter=…) must be one number, three"),
         (({"auto_augment": 3}, True), TypeError, "from_timm(auto_augment=…) must be a string, got 3 (int)"),
         (({"auto_augment": "v1"}, True), ValueError, "TimmAutoAugment(config=…) must begin with one of 'original'"),
         (({"auto_augment": "rand-x9"}, True), ValueError, "rand-x9"),
@@ -630,5 +630,5 @@ def test_refused_from_timm(arguments, error, text):
 
 
 def test_a_contradiction_is_refused():
-    with pytest.raises(ValueError, match=re.escape("hflip is given twice, as 0.5 and in data_config as 0.1")):
+    with pytest.raises(ValueError, match=re.escape("hflip is passed twice, as 0.5 and in data_config as 0.1")):
         T.from_timm({**CONFIG, "hflip": 0.1}, True, hflip=0.5)

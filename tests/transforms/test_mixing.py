@@ -35,7 +35,7 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
         (
             {"label_smoothing": 0.1, "labels_getter": None},
             ValueError,
-            "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; leave",
+            "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; remove",
         ),
         ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
         ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),
@@ -61,7 +61,8 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ),
         (
             [FLOAT, T.CutMix(), NORMALIZE],
-            "Normalize (number 3) cannot come after CutMix (number 2), which works on finished images; put Normalize "
+            "Normalize (number 3) cannot come after CutMix (number 2), which works on images of the "
+            "final type; put Normalize "
             "before CutMix",
         ),
         ([FLOAT, T.RandomApply([T.CutMix()]), T.CenterCrop(8)], "CenterCrop (number 3) cannot come after RandomApply"),

@@ -30,7 +30,7 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
         ),
         (T, "ToPILImage", "leave it out: batches hold tensors, whatever the dataset returns"),
         (T, "InterpolationMode", "write its name, as in Resize(224, interpolation='bicubic')"),
-        (T, "FiveCrop", "it makes five images from one; write MultiView([...]) with a chain for each"),
+        (T, "FiveCrop", "it makes five images from one; write MultiView([…]) with one chain per image"),
         (T, "Loader", "write gpuload.Loader"),
         (T, "Mixup", "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for"),
         (T, "Cutout", "write RandomErasing(p, scale, ratio=(1, 1))"),

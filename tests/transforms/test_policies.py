@@ -59,7 +59,7 @@ def simulated(original, n: int = N) -> list[tuple]:
             original(image)
             kinds = np.array([[KINDS.index(kind) for kind, _ in found]], np.int64).reshape(1, -1)
             magnitudes = np.array([[magnitude for _, magnitude in found]]).reshape(1, -1)
-            results += described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
+            results += described(Ops(*TORCHVISION.encode_operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
     return results
 
 
@@ -115,7 +115,7 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
-    params = Ops(*TORCHVISION.operations(np.full((count, 1), number), magnitudes, sizes))
+    params = Ops(*TORCHVISION.encode_operations(np.full((count, 1), number), magnitudes, sizes))
     draws = program(ours, params, sizes)
     results = compile_stage(T.Chain([ours]), device="cpu")(
         RaggedImages.from_arrays([np.asarray(picture)] * count), draws
@@ -213,7 +213,7 @@ def test_defaults_and_arguments_in_order():
             lambda: T.AutoAugment("coco"),
             "AutoAugment(policy=…) must be one of 'imagenet', 'cifar10', 'svhn', got 'coco'",
         ),
-        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) must be levels"),
+        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) must be integers in 0 … 255"),
         (lambda: T.RandAugment(-1), "RandAugment(num_ops=…) must be at least 0, got -1"),
         (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
         (
@@ -298,7 +298,9 @@ def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ..
             counts.append(len(found))
     kinds = np.array([[KINDS.index(kind)] for kind, _ in made])
     magnitudes = np.array([[magnitude] for _, magnitude in made])
-    described_ = described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1)))))
+    described_ = described(
+        Ops(*TORCHVISION.encode_operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1))))
+    )
     return [entry for (entry,) in described_], counts, np.array(weights)
 
 
@@ -413,7 +415,7 @@ def test_defaults():
         ({"alpha": -1.5}, "AugMix(alpha=…) must be greater than 0, got -1.5"),
         ({"alpha": float("nan")}, "AugMix(alpha=…) must be finite, got nan"),
         ({"all_ops": "yes"}, "AugMix(all_ops=…) must be True or False, got 'yes'"),
-        ({"fill": -1}, "AugMix(fill=…) must be levels"),
+        ({"fill": -1}, "AugMix(fill=…) must be integers in 0 … 255"),
     ],
 )
 def test_wrong_arguments_of_aug_mix(arguments, text):

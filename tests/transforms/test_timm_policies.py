@@ -135,7 +135,7 @@ def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
         (lambda: T.TimmAugMix("augmix-w0"), "TimmAugMix(config='augmix-w0'): w must be greater than 0"),
         (
             lambda: T.TimmAugMix("augmix-b1"),
-            "TimmAugMix(config='augmix-b1'): b1 blends with different shares; remove -b1",
+            "TimmAugMix(config='augmix-b1'): b1, timm's faster blending, is not supported; remove -b1",
         ),
     ],
 )
@@ -270,7 +270,7 @@ def test_operations_are_timms(published, name, monkeypatch):
     kinds, sizes = np.full((len(rows), 1), number), np.tile([[HEIGHT, WIDTH]], (len(rows), 1))
     strengths = ours.strengths(kinds, magnitudes, negative, np.zeros((len(rows), 2)), sizes)
     strengths = np.where(TIMM.signed[kinds] & (negative > 0.5), -strengths, strengths)
-    params = Ops(*TIMM.operations(kinds, strengths, sizes), np.array([[filter_] for _, _, filter_ in rows]))
+    params = Ops(*TIMM.encode_operations(kinds, strengths, sizes), np.array([[filter_] for _, _, filter_ in rows]))
     images = RaggedImages.from_arrays([np.asarray(picture)] * len(rows))
     results = compile_stage(T.Chain([ours]), device="cpu")(images, program(ours, params, sizes))
     operation = published.AugmentOp(name, hparams=hparams)
@@ -336,7 +336,7 @@ def test_fill_and_repr():
         (("rand", {"magnitude_std": -1}), "TimmRandAugment(hparams['magnitude_std']) must not be negative, got -1"),
         (("rand", {"translate_pct": "x"}), "TimmRandAugment(hparams['translate_pct']) must be a number, got 'x'"),
         (("rand", {"interpolation": "box"}), "TimmRandAugment(hparams['interpolation']) must be one of 'nearest'"),
-        (("rand", {"img_mean": (1, 2, 300)}), "TimmRandAugment(hparams['img_mean']) must be levels"),
+        (("rand", {"img_mean": (1, 2, 300)}), "TimmRandAugment(hparams['img_mean']) must be integers"),
     ],
 )
 def test_wrong_arguments_of_rand_augment(arguments, text):

@@ -85,7 +85,9 @@ def test_arguments_have_one_form():
 def test_a_fill_in_levels_comes_before_scaling(scaled, within):
     for transform in (T.RandomRotation(5, fill=9), T.Pad(2, fill=9), T.RandomCrop(8, fill=9, pad_if_needed=True)):
         name = type(transform).__name__
-        text = f"{name}(fill=(9,)) is in levels, 0 … 255, but comes after ToDtype, which scales images to 0 … 1; put"
+        text = (
+            f"{name}(fill=(9,)) is a pixel value in 0 … 255, but comes after ToDtype, which scales images to 0 … 1; put"
+        )
         inner = T.RandomApply([transform]) if within else transform
         with pytest.raises(ValueError, match=re.escape(text)):
             T.Chain([*scaled, inner])

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["cache_folder", "cached"]
+__all__ = ["cache_folder", "load_or_build"]
 
 LEAST_BYTES: Final = 1 << 20  # building a smaller index takes no longer than loading it
 IDENTITY: Final = "identity.json"
-NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # nothing can be written here, so nothing is cached
+NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # not writable, so nothing is cached
 
 Arrays = dict[str, np.ndarray]
 
@@ -56,7 +56,7 @@ def _temporary_folder() -> str | None:
     return path if is_private else None
 
 
-def cached(
+def load_or_build(
     path: str,
     identity: Any,
     build: Callable[[], Arrays],
@@ -76,26 +76,24 @@ def cached(
         is_cacheable: a function that returns whether newly built arrays may be cached.
         min_bytes: smaller indexes are not cached. Default: `LEAST_BYTES`.
     """
-    file = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
+    cache_path = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
     encoded_identity = json.dumps([path, identity]).encode()
     arrays: Arrays | None = None
-    with contextlib.suppress(Exception):  # zipfile and NumPy raise many types for a damaged file
-        arrays = _read(file, encoded_identity)
-    with contextlib.suppress(
-        OSError, ValueError, KeyError, TypeError
-    ):  # the arrays may differ from those that `is_fresh` expects
+    with contextlib.suppress(Exception):  # zipfile and NumPy raise many types of errors for a damaged file
+        arrays = _read(cache_path, encoded_identity)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the arrays may not be what `is_fresh` expects
         if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()
     minimum = LEAST_BYTES if min_bytes is None else min_bytes
     if sum(array.nbytes for array in arrays.values()) >= minimum and is_cacheable(arrays):
-        with contextlib.suppress(OSError, ValueError):  # a wrong clock may be before 1980, where zip times begin
-            _write(file, encoded_identity, arrays)
+        with contextlib.suppress(OSError, ValueError):  # zip cannot store times before 1980, as from a wrong clock
+            _write(cache_path, encoded_identity, arrays)
     return arrays
 
 
 def _read(path: str, identity: bytes) -> Arrays | None:
-    """Return the arrays in a file; None if the file belongs to another source."""
+    """Return the arrays in a file; None if the file has another identity, or its sizes are inconsistent."""
     with zipfile.ZipFile(path) as file:
         # A damaged zip directory or array header must not allocate more memory than the file has bytes.
         if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path) or file.read(IDENTITY) != identity:

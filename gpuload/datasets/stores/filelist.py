@@ -33,9 +33,9 @@ from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import LazySequence, Paths
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
-from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, naming_file, stamp, value_of
+from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, replace_errors, stamp, value_of
 from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
-Rows = Iterable[tuple[int, Sequence[Any]]]  # for each row: its line or number; its cells (the path, then the targets)
+Rows = Iterable[tuple[int, Sequence[Any]]]  # for each row: its line or row number, and its cells (path and targets)
 INDEX_VERSION: Final = 3  # cached indexes of other versions are rebuilt
-NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (UTF-16 text is full of NUL bytes): save it as UTF-8"
+NUL: Final = "a NUL byte, so it is damaged or not in UTF-8 (UTF-16 text is full of NUL bytes); save the table as UTF-8"
 TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # recognized by name, without importing the libraries
 SEPARATORS: Final = (",", ";", "\t", "|")
 INTEGER: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 PADDED: Final = re.compile(r"0[0-9]+")
 INT64_LIMIT: Final = 1 << 63
-CELLS_PER_STRAY: Final = 10  # at most one cell in this many counts as a stray
+CELLS_PER_STRAY: Final = 10  # a column may have at most one stray cell per this number of cells
 INT64_DIGITS: Final = 20  # the longest int64, including the sign
-MIN_CELLS: Final = 4  # a shorter column has no strays
+MIN_CELLS: Final = 4  # in a shorter column, no cell counts as a stray
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,8 +100,8 @@ class FileList(ImageFileDataset):
         manifest: a CSV file (tab-separated if its name ends in ``.tsv`` or ``.txt``), a ``.parquet`` file (needs
             pyarrow: ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a file name
             that contains ``{index}``.
-        path: the column of paths: its name, or for a CSV file without a header, its number, counted from 0.
-        target: the column of targets, by name or number; None for no targets; or a list of columns: each target is
+        path: the column of paths: its name, or for a CSV file without a header, its index, counted from 0.
+        target: the column of targets, by name or index; None for no targets; or a list of columns: each target is
             then a dict keyed by column. Numbers are used unchanged. If any cell of a column is not a number, all its
             cells are class names, and each target is the index of its name among the sorted names. Text such as
             ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
@@ -160,12 +160,12 @@ class FileList(ImageFileDataset):
         is_table = any((cls.__module__.partition(".")[0], cls.__name__) in TABLES for cls in type(manifest).__mro__)
         name = "" if is_table else os.fsdecode(manifest)
         if "{index" in name:
-            self._generate(name, root, count, start, labels, class_names(classes), storage_options)
+            self._use_generated_names(name, root, count, start, labels, class_names(classes), storage_options)
             return
         if count is not None or start or labels is not None:
             raise ValueError(
                 "count=, start= and labels= are for generated names such as 'img_{index:07d}.jpg', but the manifest is "
-                f"{'a table' if is_table else repr(name)}; leave these arguments out"
+                f"{'a table' if is_table else repr(name)}; omit these arguments"
             )
         selection = _select_columns(path, target, classes)
         (_, *columns), _ = selection
@@ -173,24 +173,24 @@ class FileList(ImageFileDataset):
             self._remote = remote_options(root, storage_options)
             folder = absolute_path("." if root is None else root)
             source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *selection)
-            arrays = _pack(_table_rows(manifest, source), source)
+            arrays = _pack_rows(_table_rows(manifest, source), source)
         else:
             remote = remote_options([manifest, root], storage_options)
-            file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", streams=True)
+            file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", allow_streams=True)
             folder = os.path.dirname(file) if root is None else absolute_path(root)
             delimiter = _check_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
-            read, unit = (
+            read_rows, unit = (
                 (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
             )
             source = Source(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None
-            arrays = cached(
+            arrays = load_or_build(
                 file,
                 [INDEX_VERSION, *stamp(file, remote), *scope_of(remote), folder, *selection, delimiter],
-                lambda: _pack(read(file, source, remote), source),
+                lambda: _pack_rows(read_rows(file, source, remote), source),
             )
         self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
-        targets: list[Any] = [arrays[f"targets {number}"] for number in range(len(columns))]
+        targets: list[Any] = [arrays[f"targets {column_index}"] for column_index in range(len(columns))]
         names, messages = json.loads(arrays["words"].tobytes())
         self.labels: Any = next(iter(targets), None)
         self.classes: Any = next(iter(names), None)
@@ -200,11 +200,11 @@ class FileList(ImageFileDataset):
         for message in messages:
             warnings.warn(message, stacklevel=3)
 
-    def _generate(
+    def _use_generated_names(
         self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
     ) -> None:
         remote = remote_options([pattern, root], storage_options)
-        self.paths = _numbered_paths(pattern, root, count, start)
+        self.paths = _generate_paths(pattern, root, count, start)
         self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
         self.classes = classes
         if classes is not None:
@@ -229,7 +229,7 @@ class Source(NamedTuple):
     """The manifest or table that is being read.
 
     Attributes:
-        name, unit: what messages call the table, and its rows (``"line"`` or ``"row"``).
+        name, unit: the words with which messages refer to the table, and to one of its rows (``"line"`` or ``"row"``).
         root, has_root: the folder that paths are relative to, and whether the user has passed it.
         columns: the column of paths, followed by the target columns.
         classes: for each target column, the class names that the user has passed, or None.
@@ -242,9 +242,9 @@ class Source(NamedTuple):
     columns: list[str | int]
     classes: list[list[str] | None]
 
-    def row_name(self, number: int) -> str:
-        """Return what messages call a row."""
-        return f"{self.unit} {number} of {self.name}"
+    def row_name(self, row_number: int) -> str:
+        """Return the words with which messages refer to a row."""
+        return f"{self.unit} {row_number} of {self.name}"
 
 
 def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
@@ -252,7 +252,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
     target column."""
     if target is None or isinstance(target, str | int):
         if classes is not None and target is None:
-            raise ValueError("classes= names the targets, but target=None reads no targets; leave out one of them")
+            raise ValueError("classes= names the targets, but target=None reads no targets; omit one of them")
         return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
@@ -271,7 +271,7 @@ def _check_delimiter(delimiter: str | None) -> str | None:
 def _class_indices_of_labels(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
     """Convert labels, which are class names or class indices, to class indices."""
     if labels is None:
-        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or leave out classes=")
+        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or omit classes=")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise ValueError(
             f"with classes=, labels must be one class name or class index per image, got {labels.dtype} of shape "
@@ -288,20 +288,21 @@ def _class_indices_of_labels(labels: np.ndarray | None, classes: list[str]) -> n
     return labels
 
 
-def _class_indices(values: list[Any], classes: list[str], where: Callable[[int], str]) -> np.ndarray:
-    """Return the index of each value in the list of class names; `where` describes a value's position in errors."""
+def _class_indices(values: list[Any], classes: list[str], describe_position: Callable[[int], str]) -> np.ndarray:
+    """Return the index of each value in the list of class names. Errors name a value's position as `describe_position`
+    does."""
     indices = {name: index for index, name in enumerate(classes)}
-    for number, value in enumerate(values):
+    for row, value in enumerate(values):
         if str(value) not in indices:
-            check_known_class(str(value), indices, where(number))
+            check_known_class(str(value), indices, describe_position(row))
     return shrink_integers(np.array([indices[str(value)] for value in values]))
 
 
-def _numbered_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
+def _generate_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
     if type(count) is not int or count < 1:
-        raise ValueError(f"generated names need count=, a number of images of 1 or more, got {count!r}")
+        raise ValueError(f"generated names need count=, the number of images, an int of 1 or more, got {count!r}")
     if type(start) is not int:
-        raise ValueError(f"start must be a whole number, the first index, got {start!r}")
+        raise ValueError(f"start must be the first index, an int, got {start!r}")
     try:
         pattern.format(index=start)
     except (ValueError, LookupError) as error:
@@ -335,11 +336,11 @@ def _table_rows(table: Any, source: Source) -> Rows:
 def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
     columns = list(map(str, source.columns))
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
-    with naming_file(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
-        opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
-    with naming_file(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
-        batches = opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False)
-        yield from _arrow_rows(batches, opened.schema_arrow.names, columns, source)
+    with replace_errors(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
+        parquet_file = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
+    with replace_errors(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), parquet_file:
+        batches = parquet_file.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False)
+        yield from _arrow_rows(batches, parquet_file.schema_arrow.names, columns, source)
 
 
 def _arrow_rows(batches: Iterable[Any], names: list[str], columns: Sequence[str | int], source: Source) -> Rows:
@@ -361,11 +362,11 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
     columns = source.columns
     if len({type(column) for column in columns}) > 1:
         raise ValueError(
-            f"path and target must either be column names, or column numbers (for a file without a header), got "
+            f"path and target must be either column names, or column indices (for a file without a header), got "
             f"{columns}"
         )
-    with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
-        rows = csv.reader(opened, delimiter=delimiter, strict=True)
+    with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as text_file:
+        rows = csv.reader(text_file, delimiter=delimiter, strict=True)
         try:
             if isinstance(columns[0], str):
                 names = next(rows, [])
@@ -378,7 +379,7 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
                 if not row:
                     continue
                 if len(row) <= last:
-                    separator = next((char for char in SEPARATORS if len(delimiter.join(row).split(char)) > last), None)
+                    separator = next((sep for sep in SEPARATORS if len(delimiter.join(row).split(sep)) > last), None)
                     hint = (
                         "" if separator is None else f"; if {separator!r} separates them, pass delimiter={separator!r}"
                     )
@@ -402,8 +403,8 @@ def _check_header(file: str, names: list[str], required: list[str], delimiter: s
     for column in required:
         if column in names:
             continue
-        remedy = "Select columns with path= and target=, by number if the file has no header"
-        separator = next((char for char in SEPARATORS if set(required) <= set(text.split(char))), None)
+        remedy = "Select columns with path= and target=, by index if the file has no header"
+        separator = next((sep for sep in SEPARATORS if set(required) <= set(text.split(sep))), None)
         similar = next((name for name in names if name.strip().casefold() == column.strip().casefold()), None)
         if separator is not None:
             remedy = f"Its columns are separated by {separator!r}: pass delimiter={separator!r}"
@@ -412,18 +413,18 @@ def _check_header(file: str, names: list[str], required: list[str], delimiter: s
         raise ValueError(f"{file!r} has no column {column!r}; its first line is {names}. {remedy}")
 
 
-def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
+def _pack_rows(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     """Read all rows. Return the paths relative to the root, in one buffer; an array for each target column; and, as
     JSON, the class names of each column and the warnings."""
-    joined, lengths = bytearray(), array("q")
+    path_bytes, lengths = bytearray(), array("q")
     columns: list[list[Any]] = [[] for _ in source.classes]
-    numbers = array("q")  # the line or number of each row
-    for number, (path, *values) in rows:
-        where = source.row_name(number)
-        relative = _relative(path, where, source)
-        joined += relative
+    row_numbers = array("q")  # the line or row number of each row
+    for row_number, (path, *values) in rows:
+        where = source.row_name(row_number)
+        relative = _encode_relative_path(path, where, source)
+        path_bytes += relative
         lengths.append(len(relative))
-        numbers.append(number)
+        row_numbers.append(row_number)
         for column, value in zip(columns, values, strict=True):
             if value is None or value == "":
                 raise ValueError(f"{where} has no target; remove such rows, or pass target=None to read no targets")
@@ -432,22 +433,22 @@ def _pack(rows: Rows, source: Source) -> dict[str, np.ndarray]:
             column.append(value)
     if not lengths:
         raise ValueError(f"{source.name} lists no images")
-    paths = Paths.pack(source.root, joined, lengths)
+    paths = Paths.pack(source.root, path_bytes, lengths)
     arrays = {"data": paths.data, "offsets": paths.offsets}
-    texts: tuple[list[Any], list[str]] = [], []
+    names_and_warnings: tuple[list[Any], list[str]] = [], []
     for index, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
         if names is not None:
-            targets = _class_indices(values, names, lambda row: source.row_name(numbers[row]))
+            targets = _class_indices(values, names, lambda row: source.row_name(row_numbers[row]))
         else:
             targets, names = encode_targets(values)
-            if names is not None and (stray_numbers := stray_cells(values)):
-                texts[1].append(_stray_warning(values, stray_numbers, numbers, source, target))
+            if names is not None and (stray_rows := stray_cells(values)):
+                names_and_warnings[1].append(_describe_strays(values, stray_rows, row_numbers, source, target))
         arrays[f"targets {index}"] = targets
-        texts[0].append(names)
-    return {**arrays, "words": np.frombuffer(json.dumps(texts).encode(), np.uint8)}
+        names_and_warnings[0].append(names)
+    return {**arrays, "words": np.frombuffer(json.dumps(names_and_warnings).encode(), np.uint8)}
 
 
-def _relative(path: Any, where: str, source: Source) -> bytes:
+def _encode_relative_path(path: Any, where: str, source: Source) -> bytes:
     """Return a path relative to the root, encoded for the file system."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
@@ -457,8 +458,8 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
         raise ValueError(f"{where} has {NUL}")
     if path.startswith("/") or ".." in path or is_url(path):
         prefix = os.path.join(source.root, "")
-        full = path if is_url(path) else join_path(source.root, path)
-        if not full.startswith(prefix) or "/../" in full:
+        joined_path = path if is_url(path) else join_path(source.root, path)
+        if not joined_path.startswith(prefix) or "/../" in joined_path:
             if path.startswith("/") and not source.has_root:
                 raise ValueError(
                     f"{where} has the absolute path {path!r}, which is outside {source.root!r}, the default of root=; "
@@ -468,31 +469,31 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
                 f"{where} has the path {path!r}, which points outside {source.root!r}; pass a root= that "
                 "contains all images"
             )
-        path = full[len(prefix) :]
+        path = joined_path[len(prefix) :]
     return os.fsencode(path)
 
 
-def _stray_warning(
-    values: list[Any], stray_numbers: list[int], numbers: Sequence[int], source: Source, target: str | int
+def _describe_strays(
+    values: list[Any], stray_rows: list[int], row_numbers: Sequence[int], source: Source, target: str | int
 ) -> str:
     """Return the warning about a column that would be numeric without a few of its cells."""
-    first, count = stray_numbers[0], len(stray_numbers)
+    row, count = stray_rows[0], len(stray_rows)
     suffix = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
     return (
         f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
-        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{suffix}. So all targets were treated as "
-        "class names, and labels are indices into the sorted names, in which '10' comes before '9'. Correct the cell, "
-        "or remove its row; if the targets are names, list them in classes="
+        f"numbers, but {source.unit} {row_numbers[row]} has {values[row]!r}{suffix}. So all targets were treated as "
+        "class names, and labels are indices into the sorted names, in which '10' comes before '9'. Correct such "
+        "cells, or remove their rows; if the targets are names, list them in classes="
     )
 
 
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return numbers as an array of integers or float64, and None. If not all values are numbers, return their indices
-    in the sorted list of names, and that list."""
+    """Encode a column. If all values are numbers, return them as an integer or float64 array, and None. Otherwise
+    return the index of each value in the sorted list of names, and that list."""
     texts = {value for value in values if isinstance(value, str)}
-    kinds = set(map(type, values)) - {str}
-    if not _non_numeric(texts) and kinds <= {int, bool, float, Decimal}:
-        if kinds <= {int, bool} and all(map(INTEGER.fullmatch, texts)):
+    value_types = set(map(type, values)) - {str}
+    if not _find_non_numbers(texts) and value_types <= {int, bool, float, Decimal}:
+        if value_types <= {int, bool} and all(map(INTEGER.fullmatch, texts)):
             if all(-INT64_LIMIT <= value < INT64_LIMIT for value in values if not isinstance(value, str)):
                 return shrink_integers(np.fromiter(map(int, values), np.int64, len(values))), None
         else:
@@ -506,16 +507,16 @@ def stray_cells(values: list[Any]) -> list[int]:
     the values, in a column of four or more. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``)
     do not count as strays."""
     texts = Counter(value for value in values if isinstance(value, str))
-    stray_numbers = _non_numeric(texts)
-    if len(values) < MIN_CELLS or sum(texts[text] for text in stray_numbers) > max(1, len(values) // CELLS_PER_STRAY):
+    stray_texts = _find_non_numbers(texts)
+    if len(values) < MIN_CELLS or sum(texts[text] for text in stray_texts) > max(1, len(values) // CELLS_PER_STRAY):
         return []
-    if all(map(PADDED.fullmatch, stray_numbers)) and len(set(map(len, texts))) == 1:
+    if all(map(PADDED.fullmatch, stray_texts)) and len(set(map(len, texts))) == 1:
         return []
-    return [number for number, value in enumerate(values) if value in stray_numbers]
+    return [row for row, value in enumerate(values) if value in stray_texts]
 
 
-def _non_numeric(texts: Collection[str]) -> set[str]:
-    """Return the texts that are not numbers. If all are integers, return the integers that do not fit into int64."""
+def _find_non_numbers(texts: Collection[str]) -> set[str]:
+    """Return the texts that are not numbers. If all texts are integers, return those that do not fit into int64."""
     words = {text for text in texts if NUMBER.fullmatch(text) is None or not math.isfinite(float(text))}
     if words or not all(map(INTEGER.fullmatch, texts)):
         return words

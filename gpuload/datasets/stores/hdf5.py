@@ -1,7 +1,7 @@
 """`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
 
-HDF5 reads and decompresses entire chunks of a dataset, and caches the last few chunks. So the samples of one call are
-read in the order of the file, so that each chunk is decompressed once.
+HDF5 reads and decompresses entire chunks of a dataset, and caches the last few chunks. The samples of one call are
+therefore read in the order of the file, and each chunk is decompressed only once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.stores.array import Layout, Pixels
+from gpuload.datasets.stores.array import EntryConverter, Layout
 from gpuload.datasets.stores.opening import display_path, is_url, open_seekable, remote_options
 from gpuload.datasets.stores.store import (
     Store,
@@ -26,7 +26,7 @@ from gpuload.datasets.stores.store import (
     decode_error_at,
     existing_file,
     labels_array,
-    naming_file,
+    replace_errors,
     stamp,
     value_of,
 )
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["HDF5"]
 
 MAX_LINKS: Final = 64  # soft links to follow when looking up a dataset
-MAX_SEARCHED: Final = 1000  # objects to look at for the names of datasets in an error message
+MAX_SEARCHED: Final = 1000  # objects to search for the dataset names that an error message lists
 MAX_LISTED: Final = 20
 ADJACENT_ROWS: Final = 16  # adjacent rows to read per call; reading 16 rows takes as long as reading one
 
 
 class HDF5(Store):
-    """Images in an HDF5 file: variable-length bytes (each an encoded image), or an array N×… of pixels.
+    """Images in an HDF5 file: variable-length bytes (each an encoded image), or an N×… array of pixels.
 
-    Yields ``(Encoded, target)`` for bytes, and ``(Image, target)`` for pixels, or arrays if the entries cannot be
-    images, as in `ArrayFile`; without the target if there are no targets. Needs h5py: ``pip install 'gpuload[hdf5]'``.
+    Yields ``(Encoded, target)`` for bytes, and ``(Image, target)`` for pixels; or only the image if there are no
+    targets. Entries that cannot be images are yielded as arrays, as in `ArrayFile`. Needs h5py: ``pip install
+    'gpuload[hdf5]'``.
 
     Args:
         path: the path of the file.
@@ -91,26 +92,24 @@ class HDF5(Store):
         self._stamp = stamp(self.path, self._remote)
         h5py = _h5py()
         self.labels: np.ndarray | None = None
-        with naming_file(self.path, self._unreadable), self._open() as file:
-            images = self._dataset(file, image, "image")
+        with replace_errors(self.path, self._unreadable_error), self._open() as file:
+            images = self._find_dataset(file, image, "image")
             item_type = h5py.check_vlen_dtype(images.dtype)
             subject = f"dataset {image!r} of {self.path!r}"
-            self._pixels: Pixels | None = None
+            self._converter: EntryConverter | None = None
             if item_type is None and images.dtype.kind in "biufc":
-                self._pixels = Pixels(images.shape[1:], images.dtype, layout, as_dtype, subject)
+                self._converter = EntryConverter(images.shape[1:], images.dtype, layout, as_dtype, subject)
             elif item_type is None or np.dtype(item_type).itemsize != 1 or images.ndim != 1:
                 raise TypeError(
-                    f"{subject} is {images.dtype} of shape {images.shape}; expected numbers N×…, or bytes of varying "
-                    'length, of type h5py.vlen_dtype("uint8") (strings would end at the first zero byte of an image)'
+                    f"{subject} is {images.dtype} of shape {images.shape}; expected an N×… array of numbers, or "
+                    'variable-length bytes of type h5py.vlen_dtype("uint8") (a string would end at the first zero byte)'
                 )
             elif layout is not None or as_dtype is not None:
-                raise ValueError(
-                    f"{subject} holds encoded images; leave out layout= and as_dtype=, which apply to pixels"
-                )
+                raise ValueError(f"{subject} holds encoded images; omit layout= and as_dtype=, which apply to pixels")
             self._count = len(images)
-            self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
+            self._chunk_rows = images.chunks[0] if images.chunks else 1  # samples per chunk
             if target is not None:
-                self._read_targets(h5py, self._dataset(file, target, "target"))
+                self._read_targets(h5py, self._find_dataset(file, target, "target"))
 
     def _read_targets(self, h5py: Any, targets: Any) -> None:
         """Check the targets, and read them if each is one number or string."""
@@ -134,12 +133,12 @@ class HDF5(Store):
                 "them, or pass target=None"
             )
 
-    def _dataset(self, file: Any, name: str, argument: str) -> Any:
+    def _find_dataset(self, file: Any, name: str, argument: str) -> Any:
         dataset = self._look_up(file, name)
         # Refuse data in other files before any other access, which could open those files.
         if isinstance(dataset, _h5py().Dataset):
             if dataset.is_virtual or dataset.external:
-                raise self._external(name)
+                raise self._external_error(name)
             if dataset.shape:
                 # For bytes of varying length, NumPy's type is a pointer, which is smaller than the type in the file.
                 chunk_bytes = dataset.id.get_type().get_size() * math.prod(dataset.chunks) if dataset.chunks else 0
@@ -147,8 +146,8 @@ class HDF5(Store):
                 return dataset
         names: list[str] = []
         suffix = ""
-        for number, dataset_names in enumerate(_objects(file)):
-            if number == MAX_SEARCHED or len(names) == MAX_LISTED:
+        for index, dataset_names in enumerate(_list_datasets(file)):
+            if index == MAX_SEARCHED or len(names) == MAX_LISTED:
                 suffix = ", …" if names else f" among its first {MAX_SEARCHED:,} objects"
                 break
             names += dataset_names
@@ -177,16 +176,16 @@ class HDF5(Store):
             elif link_type == h5l.TYPE_HARD:
                 node = node[part]
             else:
-                raise self._external(name)
+                raise self._external_error(name)
         return node
 
-    def _external(self, name: str) -> ValueError:
+    def _external_error(self, name: str) -> ValueError:
         return ValueError(
             f"the dataset {name!r} of {self.path!r} is stored in other files, which gpuload does not open on behalf of "
             "a data file; copy the dataset into this file"
         )
 
-    def _unreadable(self, text: str) -> ValueError:
+    def _unreadable_error(self, text: str) -> ValueError:
         return ValueError(f"{self.path!r} is not an HDF5 file, or is truncated: {text}")
 
     def __len__(self) -> int:
@@ -195,62 +194,60 @@ class HDF5(Store):
     def blocks(self) -> np.ndarray | None:
         """Return the first sample of each chunk, and the number of samples at the end, for ``shuffle="block"``; None
         if each chunk is one sample."""
-        return None if self._chunk == 1 else np.append(np.arange(0, self._count, self._chunk), self._count)
+        return None if self._chunk_rows == 1 else np.append(np.arange(0, self._count, self._chunk_rows), self._count)
 
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
-        with naming_file(self.path, self._unreadable):
+        with replace_errors(self.path, self._unreadable_error):
             if is_url(self.path):
                 return _h5py().File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
             return _h5py().File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
 
-    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        if self._pixels is not None and self._pixels.size_hw is not None:
-            check_pixels(*self._pixels.size_hw, f"an image in {self.image!r} of {self.path!r}")
-        rows = self._rows(handle[self.image], numbers)
-        images = [self._image(rows[number], number) for number in numbers]
+    def _read(self, handle: Any, indices: list[int]) -> list[Any]:
+        if self._converter is not None and self._converter.size_hw is not None:
+            check_pixels(*self._converter.size_hw, f"an image in {self.image!r} of {self.path!r}")
+        rows = self._read_rows(handle[self.image], indices)
+        images = [self._make_image(rows[index], index) for index in indices]
         if self.target is None:
             return images
         if self.labels is not None:
-            targets = [value_of(self.labels, number) for number in numbers]
+            targets = [value_of(self.labels, index) for index in indices]
         else:
-            arrays = self._rows(handle[self.target], numbers)
-            targets = [arrays[number] for number in numbers]
+            arrays = self._read_rows(handle[self.target], indices)
+            targets = [arrays[index] for index in indices]
         return list(zip(images, targets, strict=True))
 
-    def _image(self, value: np.ndarray, number: int) -> Any:
-        if self._pixels is not None:
-            return self._pixels.sample(value)
-        return Encoded(value.tobytes(), self.mode, f"{display_path(self.path)}: {self.image!r}, row {number}")
+    def _make_image(self, value: np.ndarray, index: int) -> Any:
+        if self._converter is not None:
+            return self._converter.convert(value)
+        return Encoded(value.tobytes(), self.mode, f"{display_path(self.path)}: {self.image!r}, row {index}")
 
-    def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
-        """Return rows of a dataset, keyed by number. Reading in the file's order decompresses each chunk only once."""
-        if self._pixels is not None or dataset.ndim > 1:
+    def _read_rows(self, dataset: Any, indices: list[int]) -> dict[int, np.ndarray]:
+        """Return rows of a dataset, keyed by index. Reading in the file's order decompresses each chunk only once."""
+        if self._converter is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
             description = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, description, path=self.path)
         rows: dict[int, np.ndarray] = {}
-        ordered = np.array(sorted(set(numbers)), np.int64)
-        for adjacent in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
+        sorted_indices = np.array(sorted(set(indices)), np.int64)
+        for adjacent in np.split(sorted_indices, np.flatnonzero(np.diff(sorted_indices) > 1) + 1):
             for start in range(0, len(adjacent), ADJACENT_ROWS):
                 run = adjacent[start : start + ADJACENT_ROWS].tolist()
-                rows.update(zip(run, self._adjacent_rows(dataset, run), strict=True))
+                rows.update(zip(run, self._read_run(dataset, run), strict=True))
         return rows
 
-    def _adjacent_rows(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
+    def _read_run(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
         if len(run) > 1:
-            with contextlib.suppress(
-                Exception
-            ):  # on failure, the rows are read one by one, so that the error names the row
+            with contextlib.suppress(Exception):  # if this fails, read rows one by one, so that the error names the row
                 return [np.asarray(row) for row in dataset[run[0] : run[-1] + 1]]
-        return [self._row(dataset, number) for number in run]
+        return [self._read_row(dataset, index) for index in run]
 
-    def _row(self, dataset: Any, number: int) -> np.ndarray:
-        with naming_file(
+    def _read_row(self, dataset: Any, index: int) -> np.ndarray:
+        with replace_errors(
             self.path,
-            lambda text: decode_error_at(self.path, f"row {number} of {dataset.name!r} cannot be read: {text}"),
+            lambda text: decode_error_at(self.path, f"row {index} of {dataset.name!r} cannot be read: {text}"),
         ):
-            return np.asarray(dataset[number])
+            return np.asarray(dataset[index])
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"
@@ -260,8 +257,9 @@ def _h5py() -> Any:
     return import_optional("h5py", "HDF5", "hdf5")
 
 
-def _objects(file: Any) -> Iterator[list[str]]:
-    """Walk a file's objects breadth-first. For each, yield a list: its name if it is a dataset, otherwise empty."""
+def _list_datasets(file: Any) -> Iterator[list[str]]:
+    """Walk a file's objects breadth-first. For each object, yield a list of its name if it is a dataset, otherwise an
+    empty list."""
     h5py, groups = _h5py(), deque([("", file)])
     while groups:
         prefix, group = groups.popleft()

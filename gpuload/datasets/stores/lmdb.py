@@ -1,8 +1,8 @@
 """`LMDB`: the values of an LMDB database, looked up by key.
 
 The database is opened read-only, without a lock and without read-ahead. Writers cannot see a reader without a lock,
-and may overwrite pages that it is reading. So each read is followed by a check of the number of the last
-transaction, and raises an error instead of returning data that was read during a write.
+and may overwrite pages that it is reading. So after each read, the ID of the last transaction is checked. If it has
+changed, an error is raised, and data that was read during a write is not returned.
 
 LMDB allows a process to open a file only once, so in each process, all datasets of a file share one environment.
 
@@ -28,14 +28,14 @@ import numpy as np
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url
 from gpuload.datasets.stores.store import (
     Store,
     absolute_path,
     decode_error_at,
     labels_array,
-    naming_file,
+    replace_errors,
     stamp,
     value_of,
 )
@@ -99,8 +99,8 @@ class LMDB(Store):
         database: str | None = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
-        self._image = None if image is None else _pattern("image", image)
-        self._target = None if target is None else _pattern("target", target)
+        self._image_pattern = None if image is None else _split_pattern("image", image)
+        self._target_pattern = None if target is None else _split_pattern("target", target)
         if target_type not in ("int", "text"):
             raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
         if target is not None and image is None:
@@ -119,32 +119,32 @@ class LMDB(Store):
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
         if not os.path.isfile(self._file):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
-        self._transaction = _View(self._file).number
-        identity = [image, database, self._transaction, *stamp(self._file)]
-        index = cached(self._file, identity, lambda: _index(self._file, database, image))
+        self._transaction_id = _Snapshot(self._file).transaction_id
+        identity = [image, database, self._transaction_id, *stamp(self._file)]
+        index = load_or_build(self._file, identity, lambda: _list_keys_in_subprocess(self._file, database, image))
         self.keys = Paths("", index["data"], index["offsets"])
         self.labels = labels_array(labels, len(self.keys), f"the {len(self.keys)} keys of {self.path!r}")
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def _open(self) -> _View:
-        return _View(self._file, self.database)
+    def _open(self) -> _Snapshot:
+        return _Snapshot(self._file, self.database)
 
-    def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
-        samples = [self._sample(handle, number) for number in numbers]
-        if (last := handle.last_number()) != self._transaction:
+    def _read(self, handle: _Snapshot, indices: list[int]) -> list[Any]:
+        samples = [self._make_sample(handle, index) for index in indices]
+        if (last := handle.last_transaction_id()) != self._transaction_id:
             raise decode_error_at(
                 self._file,
-                f"it was written to after the dataset was created (transaction {self._transaction} then, {last} now). "
-                "It is read without a lock, so no process may write to it meanwhile: create the dataset again when "
-                "the writer has finished, or read a copy",
+                f"it was written to after the dataset was created (transaction {self._transaction_id} then, {last} "
+                "now). It is read without a lock, so no process may write to it meanwhile: create the dataset again "
+                "when the writer has finished, or read a copy",
             )
         return samples
 
-    def _sample(self, view: _View, number: int) -> Any:
-        key = os.fsencode(self.keys[number])
-        data = view.get(key)
+    def _make_sample(self, snapshot: _Snapshot, index: int) -> Any:
+        key = os.fsencode(self.keys[index])
+        data = snapshot.get(key)
         if self.decode is not None:
             return self.decode(key, data)
         if data.startswith(PICKLES):
@@ -153,22 +153,24 @@ class LMDB(Store):
                 f"the value of key {key!r} looks like a pickle, which gpuload never loads, since unpickling can run "
                 "arbitrary code; store the bytes of the image files, or read the values yourself with decode=",
             )
-        encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[number]!r}")
+        encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[index]!r}")
         if self.labels is not None:
-            return encoded, value_of(self.labels, number)
-        if self._image is None or self._target is None:
+            return encoded, value_of(self.labels, index)
+        if self._image_pattern is None or self._target_pattern is None:
             return encoded
-        begin, end = self._image
-        prefix, suffix = self._target
-        return encoded, self._parse_target(view, prefix + key[len(begin) : len(key) - len(end)] + suffix)
+        image_prefix, image_suffix = self._image_pattern
+        target_prefix, target_suffix = self._target_pattern
+        return encoded, self._parse_target(
+            snapshot, target_prefix + key[len(image_prefix) : len(key) - len(image_suffix)] + target_suffix
+        )
 
-    def _parse_target(self, view: _View, key: bytes) -> int | str:
-        value = view.get(key)
+    def _parse_target(self, snapshot: _Snapshot, key: bytes) -> int | str:
+        value = snapshot.get(key)
         try:
             return int(value) if self.target_type == "int" else value.decode()
         except ValueError:
             expected = {
-                "int": "a whole number; for other values, use target_type='text' or decode=",
+                "int": "an integer; for other values, use target_type='text' or decode=",
                 "text": "text in UTF-8; for other values, use decode=",
             }[self.target_type]
             raise decode_error_at(
@@ -182,11 +184,11 @@ class LMDB(Store):
 _open_environments: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()  # keyed by process and path
 
 
-class _View:
+class _Snapshot:
     """A snapshot of a database after its last transaction.
 
     Attributes:
-        number: the number of that transaction.
+        transaction_id: the ID of that transaction.
 
     Raises:
         ValueError: the file is not LMDB, is truncated, or has no database with this name.
@@ -194,25 +196,25 @@ class _View:
 
     def __init__(self, path: str, database: str | None = None) -> None:
         self._path = path
-        self._environment = env = _environment(path)
+        self._environment = env = _shared_environment(path)
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
-        if (expected := (last_page + 1) * page_bytes) > size:
+        if (expected_bytes := (last_page + 1) * page_bytes) > size:
             raise ValueError(
-                f"{path!r} is truncated: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
-                "(if that does not help, with mdb_copy -c)"
+                f"{path!r} is truncated: its last page ends at {expected_bytes:,} bytes, but the file has {size:,}; "
+                "copy it again (if that does not help, with mdb_copy -c)"
             )
-        with naming_file(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
+        with replace_errors(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
             named_database = None if database is None else env.open_db(database.encode(), create=False)
-        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
+        with replace_errors(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
             self._transaction = env.begin(db=named_database)
-        self.number: int = self._transaction.id()
+        self.transaction_id: int = self._transaction.id()
 
     def get(self, key: bytes) -> bytes:
         """Return a copy of a value. (Its memory in the mapping becomes invalid when the file is closed.)"""
         try:
             value = self._transaction.get(key)
         except Exception:
-            with naming_file(
+            with replace_errors(
                 self._path, lambda text: decode_error_at(self._path, f"the value of key {key!r} cannot be read: {text}")
             ):
                 raise
@@ -220,37 +222,37 @@ class _View:
             raise decode_error_at(self._path, f"it lacks the key {key!r}, which a sample needs")
         return value
 
-    def last_number(self) -> int:
-        """Return the number of the transaction that was committed last, which may be newer than this snapshot."""
+    def last_transaction_id(self) -> int:
+        """Return the ID of the transaction that was committed last, which may be newer than this snapshot."""
         return self._environment.info()["last_txnid"]
 
-    def each_key(self, begin: bytes = b"") -> Iterator[bytes]:
+    def iterate_keys(self, begin: bytes = b"") -> Iterator[bytes]:
         """Yield the keys in order, starting at `begin`."""
         cursor = self._transaction.cursor()
         if cursor.set_range(begin):
             yield from cursor.iternext(keys=True, values=False)
 
 
-def _environment(path: str) -> Any:
-    """Return the environment of a file, which all users in this process share. It is closed with its last reference."""
+def _shared_environment(path: str) -> Any:
+    """Return the environment that all users of a file in this process share. It is closed with its last reference."""
     key = os.getpid(), path
     if (env := _open_environments.get(key)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
-        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
+        with replace_errors(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
             env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
         _open_environments[key] = env
     return env
 
 
-def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
+def _split_pattern(name: str, pattern: str) -> tuple[bytes, bytes]:
     """Return the parts of a pattern before and after ``{}``."""
-    if not isinstance(text, str) or text.count("{}") != 1:
-        raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
-    prefix, _, suffix = text.partition("{}")
+    if not isinstance(pattern, str) or pattern.count("{}") != 1:
+        raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {pattern!r}")
+    prefix, _, suffix = pattern.partition("{}")
     return os.fsencode(prefix), os.fsencode(suffix)
 
 
-def _index(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:
+def _list_keys_in_subprocess(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:
     """List the samples' keys in a separate process. Return the keys as the arrays of `Paths`.
 
     Raises:
@@ -270,29 +272,30 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
 
 
 def write_keys(path: str, database: str | None, image: str | None) -> None:
-    """Write the arrays of `_index`, or the error, to the standard output. Runs in a process that LMDB may crash."""
+    """Write the arrays of `_list_keys_in_subprocess`, or the error, to the standard output. LMDB may crash the process
+    that calls this function."""
     try:
-        with naming_file(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
-            paths = _list_keys(_View(path, database), path, image)
+        with replace_errors(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
+            paths = _list_keys(_Snapshot(path, database), path, image)
         arrays = {"data": paths.data, "offsets": paths.offsets}
     except Exception as error:  # the calling process raises the error
         arrays = {"error": np.frombuffer(str(error).encode(), np.uint8)}
     np.savez(sys.stdout.buffer, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def _list_keys(view: _View, path: str, image: str | None) -> Paths:
-    begin, end = (b"", b"") if image is None else _pattern("image", image)
-    joined, lengths = bytearray(), array("I")
-    for key in view.each_key(begin):
-        if not key.startswith(begin):
+def _list_keys(snapshot: _Snapshot, path: str, image: str | None) -> Paths:
+    prefix, suffix = (b"", b"") if image is None else _split_pattern("image", image)
+    key_bytes, lengths = bytearray(), array("I")
+    for key in snapshot.iterate_keys(prefix):
+        if not key.startswith(prefix):
             break
         if image is None and key.startswith(b"__") and key.endswith(b"__"):
             continue
-        if key.endswith(end) and len(key) >= len(begin) + len(end):
-            joined += key
+        if key.endswith(suffix) and len(key) >= len(prefix) + len(suffix):
+            key_bytes += key
             lengths.append(len(key))
     if not lengths:
         problem = f"no keys that match {image!r}" if image is not None else "no keys"
-        first_keys = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none"
-        raise ValueError(f"{path!r} has {problem}; its first keys are: {first_keys}")
-    return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))
+        example_keys = ", ".join(repr(key) for key, _ in zip(snapshot.iterate_keys(), range(3), strict=False)) or "none"
+        raise ValueError(f"{path!r} has {problem}; its first keys are: {example_keys}")
+    return Paths.pack("", bytes(key_bytes), np.frombuffer(lengths, np.uint32))

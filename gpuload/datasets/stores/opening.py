@@ -1,8 +1,8 @@
 """Opening files for reads at offsets. All stores open local paths and URLs here.
 
-Runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its own
-descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
-mapping, and 12 to 25 µs by `pread`. But if the disk fails, reading a mapping can kill the process with SIGBUS.
+This module runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its
+own descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
+mapping, and 12 to 25 µs with `pread`. But if the disk fails, reading a mapping can kill the process with SIGBUS.
 URLs are read by `gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
 """
 
@@ -81,7 +81,7 @@ def remote_options(paths: Any, storage_options: StorageOptions) -> Remote | None
     if storage_options is not None:
         raise ValueError(
             "storage_options= applies only to URLs such as 's3://bucket/key', but the path is "
-            f"{next(iter(path_list), None)!r}; leave it out"
+            f"{next(iter(path_list), None)!r}; omit it"
         )
     return None
 
@@ -107,7 +107,7 @@ class OpenFile:
 
     Args:
         path: the path of the file.
-        mapped: read from a memory mapping, if the file system supports it.
+        use_mmap: read from a memory mapping, if the file system supports it.
 
     Attributes:
         size, mtime_ns: the size in bytes and the modification time when the file was opened.
@@ -118,7 +118,7 @@ class OpenFile:
 
     __slots__ = ("_descriptor", "_descriptors", "_map", "mtime_ns", "path", "size")
 
-    def __init__(self, path: str, mapped: bool = False) -> None:
+    def __init__(self, path: str, use_mmap: bool = False) -> None:
         self._descriptors: list[int] = []
         self._map: mmap.mmap | None = None
         self.path = path
@@ -129,13 +129,13 @@ class OpenFile:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "a device")
             raise OSError(f"{path!r} is {kind}; expected a regular file")
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
-        if mapped and self.size:
+        if use_mmap and self.size:
             with contextlib.suppress(OSError):  # some file systems do not support mappings
                 self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return the bytes of a range; fewer only at the end of the file."""
-        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # if truncated, a SIGBUS
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else reading raises SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
         while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
@@ -152,11 +152,11 @@ class OpenFile:
             close(descriptor)
 
 
-def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
+def open_file(path: str, remote: Remote | None = None, *, use_mmap: bool = False) -> OpenFile:
     """Open the file at a path or URL for reads at offsets."""
     if is_url(path):
         return client(remote).stat([path])[0]  # pyright: ignore[reportReturnType]
-    return OpenFile(path, mapped)
+    return OpenFile(path, use_mmap)
 
 
 def read_files(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
@@ -187,11 +187,11 @@ class OpenFiles:
     Args:
         limit: the maximum number of open files.
         remote: the options for reading URLs; None for local files.
-        mapped: read from memory mappings.
+        use_mmap: read from memory mappings.
     """
 
-    def __init__(self, limit: int = MAX_OPEN_FILES, remote: Remote | None = None, mapped: bool = False) -> None:
-        self.limit, self.remote, self.mapped = limit, remote, mapped
+    def __init__(self, limit: int = MAX_OPEN_FILES, remote: Remote | None = None, use_mmap: bool = False) -> None:
+        self.limit, self.remote, self.use_mmap = limit, remote, use_mmap
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -200,7 +200,7 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = open_file(path, self.remote, mapped=self.mapped)
+                file = self._files[path] = open_file(path, self.remote, use_mmap=self.use_mmap)
                 while len(self._files) > self.limit:
                     self._files.popitem(last=False)
             else:
@@ -208,8 +208,8 @@ class OpenFiles:
             return file
 
     def read(self, ranges: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
-        """Return ranges of files, given as (file from `get`, offset, number of bytes). They are shorter only at the end
-        of a file. URLs are read concurrently."""
+        """Return ranges of files, each given as a file from `get`, an offset, and a number of bytes. A result is
+        shorter only at the end of a file. URLs are read concurrently."""
         if self.remote is None:
             return [file.read_at(offset, nbytes) for file, offset, nbytes in ranges]
         remote_ranges: Any = ranges
@@ -226,7 +226,7 @@ class OpenFiles:
                 self._files[file.path] = file  # pyright: ignore[reportArgumentType]
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None, bool]]:
-        return OpenFiles, (self.limit, self.remote, self.mapped)
+        return OpenFiles, (self.limit, self.remote, self.use_mmap)
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:

@@ -21,7 +21,7 @@ from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
-from gpuload.datasets.stores.cached import cached
+from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import client, display_path, is_url, open_seekable, remote_options, scope_of
 from gpuload.datasets.stores.store import (
     Store,
@@ -29,7 +29,7 @@ from gpuload.datasets.stores.store import (
     check_stamp,
     decode_error_at,
     existing_file,
-    naming_file,
+    replace_errors,
     stamp,
 )
 from gpuload.errors import import_optional, visible
@@ -47,7 +47,7 @@ LEAST_BYTES: Final = 32 << 10  # the index of 4,000 row groups; reading their fo
 class Parquet(Store):
     """Images and targets in the columns of Parquet files, such as Hugging Face's.
 
-    Yields ``(Encoded, target)``, `Encoded` alone with ``target=None``, or a dict if there are additional `columns`. The
+    Yields ``(Encoded, target)``, only `Encoded` with ``target=None``, or a dict if there are additional `columns`. The
     samples are in the order of the files, and of the rows in each file. Needs pyarrow: ``pip install
     'gpuload[parquet]'``.
 
@@ -76,7 +76,7 @@ class Parquet(Store):
         ValueError: a file is not Parquet, is truncated, lacks a column, or has a column of another type.
         ModuleNotFoundError: pyarrow is not installed.
 
-    While reading, a DecodeError names the file and row group of damaged data, and also the row of a null.
+    While reading, a DecodeError names the file and row group of damaged data, and for a null, also the row.
     """
 
     @dataset_arguments
@@ -98,7 +98,7 @@ class Parquet(Store):
         self.mode: Mode = check_mode(mode)
         patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         self._remote = remote_options(patterns, storage_options)
-        self.files = _files(patterns, self._remote)
+        self.files = _find_files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
@@ -106,9 +106,9 @@ class Parquet(Store):
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, selected, *scope_of(self._remote)]
-        index = cached(self.path, identity, lambda: self._read_footers(selected), min_bytes=LEAST_BYTES)
+        index = load_or_build(self.path, identity, lambda: self._read_footers(selected), min_bytes=LEAST_BYTES)
         self._column_names = list(dict.fromkeys(selected))
-        self._key = image.removesuffix(".bytes")
+        self._image_key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
         self._ends = np.cumsum(index["rows"], dtype=np.int64)  # per row group, across all files
         self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # per file
@@ -119,21 +119,21 @@ class Parquet(Store):
         groups: list[int] = []
         rows: list[int] = []
         for path in self.files:
-            problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
-            with naming_file(path, problem), _open(path, self._remote) as file:
+            make_error = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
+            with replace_errors(path, make_error), _open(path, self._remote) as file:
                 schema, meta = file.schema_arrow.empty_table(), file.metadata
-                types = [_type(schema, name, path) for name in names]
+                types = [_column_type(schema, name, path) for name in names]
                 groups.append(meta.num_row_groups)
                 rows += [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
             if not first_types:
                 first_types = types
-                _check_image(schema, types[0], self.image, path)
-            for name, column_type, expected in zip(names, types, first_types, strict=True):
-                if column_type != expected:
+                _check_image_type(schema, types[0], self.image, path)
+            for name, column_type, first_type in zip(names, types, first_types, strict=True):
+                if column_type != first_type:
                     raise ValueError(
                         f"{path!r} and {self.files[0]!r} have different schemas: column {name!r} is "
-                        f"{visible(str(column_type))} in the former, {visible(str(expected))} in the latter; read them "
-                        "as two datasets, or rewrite one of the files"
+                        f"{visible(str(column_type))} in the former, {visible(str(first_type))} in the latter; read "
+                        "them as two datasets, or rewrite one of the files"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -147,88 +147,90 @@ class Parquet(Store):
     def _open(self) -> _GroupCache:
         return _GroupCache(self._cache_bytes, self._remote)
 
-    def _read(self, handle: _GroupCache, numbers: list[int]) -> list[Any]:
-        group_numbers = np.searchsorted(self._ends, numbers, "right").tolist()  # counted across all files
-        samples: list[Any] = [None] * len(numbers)
-        for number in sorted(set(group_numbers)):
-            begin = int(self._ends[number - 1]) if number else 0
-            file = int(np.searchsorted(self._first_groups, number, "right")) - 1
-            group = number - int(self._first_groups[file])
-            columns = handle.columns(number, lambda file=file, group=group: self._columns(handle, file, group))
-            path = self.files[file]
-            for at, row in enumerate(numbers):
-                if group_numbers[at] == number:
-                    problem = f"row {row - begin} of row group {group} cannot be read"
-                    with naming_file(
+    def _read(self, handle: _GroupCache, indices: list[int]) -> list[Any]:
+        global_groups = np.searchsorted(self._ends, indices, "right").tolist()  # counted across all files
+        samples: list[Any] = [None] * len(indices)
+        for global_group in sorted(set(global_groups)):
+            begin = int(self._ends[global_group - 1]) if global_group else 0
+            file_index = int(np.searchsorted(self._first_groups, global_group, "right")) - 1
+            group = global_group - int(self._first_groups[file_index])
+            columns = handle.get_columns(
+                global_group, lambda file_index=file_index, group=group: self._read_columns(handle, file_index, group)
+            )
+            path = self.files[file_index]
+            for position, index in enumerate(indices):
+                if global_groups[position] == global_group:
+                    problem = f"row {index - begin} of row group {group} cannot be read"
+                    with replace_errors(
                         path, lambda text, path=path, problem=problem: decode_error_at(path, f"{problem}: {text}")
                     ):
-                        samples[at] = self._sample(columns, file, group, row - begin)
+                        samples[position] = self._make_sample(columns, file_index, group, index - begin)
         return samples
 
-    def _columns(self, handle: _GroupCache, file_number: int, group: int) -> dict[str, Any]:
-        path = self.files[file_number]
-        file = handle.file(path, tuple(self._stamps[file_number].tolist()))
-        with naming_file(path, lambda text: decode_error_at(path, f"row group {group} cannot be read: {text}")):
+    def _read_columns(self, handle: _GroupCache, file_index: int, group: int) -> dict[str, Any]:
+        path = self.files[file_index]
+        file = handle.open_file(path, tuple(self._stamps[file_index].tolist()))
+        with replace_errors(path, lambda text: decode_error_at(path, f"row group {group} cannot be read: {text}")):
             table = self._read_group(file, path, group)
-            return {name: _column(table, name) for name in self._column_names}
+            return {name: _find_column(table, name) for name in self._column_names}
 
     def _read_group(self, file: Any, path: str, group: int) -> Any:
         """Read a row group a few rows at a time, and check its size in memory: with dictionary encoding, a small file
         can contain a long value that all rows repeat."""
         columns = _columns_of(file.metadata.row_group(group), self._column_names)
         if self._remote is not None:
-            file.source.load([_range(column) for column in columns])
+            file.source.load([_byte_range(column) for column in columns])
         description, remedy = f"row group {group}", ", or write smaller row groups"
         nbytes = sum(column.total_uncompressed_size for column in columns)
         check_expanded(nbytes, description, remedy, path)
-        rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MAX_BATCH_ROWS))
+        batch_rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MAX_BATCH_ROWS))
         batches, nbytes = [], 0
-        for batch in file.iter_batches(rows, row_groups=[group], columns=self._column_names, use_threads=False):
+        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=self._column_names, use_threads=False):
             nbytes += batch.nbytes
             check_expanded(nbytes, description, remedy, path)
             batches.append(batch)
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
-    def _sample(self, columns: dict[str, Any], file: int, group: int, row: int) -> Any:
+    def _make_sample(self, columns: dict[str, Any], file_index: int, group: int, row: int) -> Any:
         values = {name: column[row] for name, column in columns.items()}
         for name, value in values.items():
             if not value.is_valid and not _is_meta(value.type):
                 hint = "; if the row has only the path of its image, rewrite the file with the bytes"
                 is_nested_image = name == self.image and "." in name
-                complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
-                raise decode_error_at(self.files[file], complaint)
+                problem = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
+                raise decode_error_at(self.files[file_index], problem)
         data = values[self.image].as_py()
-        encoded = Encoded(data, self.mode, f"{display_path(self.files[file])}: row group {group}, row {row}")
+        encoded = Encoded(data, self.mode, f"{display_path(self.files[file_index])}: row group {group}, row {row}")
         if self.columns:
             names = [name for name in self._column_names if name != self.image]
-            return {self._key: encoded, **{name: _plain(values[name]) for name in names}}
-        return encoded if self.target is None else (encoded, _plain(values[self.target]))
+            return {self._image_key: encoded, **{name: _convert_value(values[name]) for name in names}}
+        return encoded if self.target is None else (encoded, _convert_value(values[self.target]))
 
     def __repr__(self) -> str:
         return f"Parquet({self.path!r}: {len(self)} rows in {len(self.files)} files)"
 
 
 class _GroupCache:
-    """A process's cache of open files, and of recently read row groups up to a number of bytes."""
+    """A process's cache of open files, and of recently read row groups, whose total size is limited."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0
         self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
 
         @functools.lru_cache(OPEN_FILES)
-        def file(path: str, expected_stamp: tuple[int, int]) -> Any:
+        def open_file(path: str, expected_stamp: tuple[int, int]) -> Any:
             check_stamp(path, expected_stamp, remote)
             return _open(path, remote)
 
-        self.file = file
+        self.open_file = open_file
 
-    def columns(self, number: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if number in self._groups:
-            self._groups.move_to_end(number)
-            return self._groups[number][0]
+    def get_columns(self, global_group: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if global_group in self._groups:
+            self._groups.move_to_end(global_group)
+            return self._groups[global_group][0]
         columns = read()
         nbytes = sum(column.nbytes for column in columns.values())
-        self._groups[number] = columns, nbytes
+        self._groups[global_group] = columns, nbytes
         self._nbytes += nbytes
         while self._nbytes > self._limit and len(self._groups) > 1:
             self._nbytes -= self._groups.popitem(last=False)[1][1]
@@ -237,7 +239,7 @@ class _GroupCache:
 
 def _open(path: str, remote: Remote | None) -> Any:
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    with naming_file(path, lambda text: ValueError(f"{path!r} is not a Parquet file, or is truncated: {text}")):
+    with replace_errors(path, lambda text: ValueError(f"{path!r} is not a Parquet file, or is truncated: {text}")):
         if not is_url(path):
             return parquet.ParquetFile(path, page_checksum_verification=True)
         source = open_seekable(path, remote)
@@ -252,26 +254,26 @@ def _columns_of(group: Any, names: list[str]) -> list[Any]:
     return [chunk for chunk in columns if any((chunk.path_in_schema + ".").startswith(name + ".") for name in names)]
 
 
-def _range(column: Any) -> tuple[int, int]:
+def _byte_range(column: Any) -> tuple[int, int]:
     begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
     return begin, begin + column.total_compressed_size
 
 
-def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
+def _find_files(patterns: list[Any], remote: Remote | None) -> list[str]:
     files: list[str] = []
     for path in patterns:
-        full = absolute_path(path)
-        problem = f"no files match {full!r}"
-        if is_url(full):
-            pattern = full if "*" in full else f"{full}/*.parquet"
-            is_file = pattern != full and full.endswith(".parquet")
-            matches = [full] if is_file else remove_litter(client(remote).glob(pattern), pattern)
+        location = absolute_path(path)
+        problem = f"no files match {location!r}"
+        if is_url(location):
+            pattern = location if "*" in location else f"{location}/*.parquet"
+            is_file = pattern != location and location.endswith(".parquet")
+            matches = [location] if is_file else remove_litter(client(remote).glob(pattern), pattern)
             problem = f"no files match {pattern!r}"
-        elif os.path.isdir(full):
-            matches = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
-            problem = f"the folder {full!r} contains no *.parquet files"
-        elif glob.has_magic(full) and not os.path.exists(full):
-            matches = remove_litter(sorted(glob.glob(full, recursive=True)), full)
+        elif os.path.isdir(location):
+            matches = sorted(glob.glob(os.path.join(glob.escape(location), "*.parquet")))
+            problem = f"the folder {location!r} contains no *.parquet files"
+        elif glob.has_magic(location) and not os.path.exists(location):
+            matches = remove_litter(sorted(glob.glob(location, recursive=True)), location)
         else:
             matches = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
         if not matches:
@@ -282,7 +284,7 @@ def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
     return files
 
 
-def _column(table: Any, name: str) -> Any:
+def _find_column(table: Any, name: str) -> Any:
     """Return a column of a table, or a field of a struct column at any depth; None if there is no such column."""
     while name not in table.column_names:
         flat = table.flatten()
@@ -292,8 +294,8 @@ def _column(table: Any, name: str) -> Any:
     return table.column(name)
 
 
-def _type(table: Any, name: str, path: str) -> Any:
-    if (column := _column(table, name)) is None:
+def _column_type(table: Any, name: str, path: str) -> Any:
+    if (column := _find_column(table, name)) is None:
         columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in table.schema)
         raise ValueError(
             f"{path!r} has no column {name!r}; its columns are {columns}. Select columns with image= and target="
@@ -301,17 +303,17 @@ def _type(table: Any, name: str, path: str) -> Any:
     return column.type
 
 
-def _check_image(table: Any, dtype: Any, name: str, path: str) -> None:
+def _check_image_type(table: Any, dtype: Any, name: str, path: str) -> None:
     if str(dtype) in ("binary", "large_binary", "binary_view") or str(dtype).startswith("fixed_size_binary"):
         return
-    hint = "" if _column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
+    hint = "" if _find_column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
     raise TypeError(
         f"column {name!r} of {path!r} is {visible(str(dtype))}; expected the bytes of encoded images, of type "
         f"binary{hint}"
     )
 
 
-def _plain(value: Any) -> Any:
+def _convert_value(value: Any) -> Any:
     """Convert an Arrow value for a sample: lists of numbers become arrays, and other nested values metadata."""
     plain = value.as_py()
     if _is_meta(value.type):

@@ -74,10 +74,11 @@ class Remote:
         gap_bytes: two ranges of one file that are read together become one request if the gap between them is no
             larger than this.
         in_flight: the maximum number of requests that a process has in flight.
-        retries: how often to repeat a request that timed out, lost its connection, was truncated, or was answered with
-            429 or 5xx. The delay is 0.25 s and doubles each time, up to 10 s, unless the server requests another delay.
+        retries: how often to repeat a request that timed out, lost its connection, was answered with 429 or 5xx, or
+            whose response was truncated. The delay is 0.25 s and doubles each time, up to 10 s, unless the server
+            requests another delay.
         timeout_s: the timeout of a request, in seconds. One second is added for each MiB of the response.
-        cache_bytes: the size of a cache of the data on this machine's disk, which all processes share. The least
+        cache_bytes: the maximum size of a disk cache for the data, which all processes of this machine share. The least
             recently used data is evicted first; 0 disables the cache.
         cache_folder: the folder of this cache. Default: ``remote`` in ``$GPULOAD_CACHE``, else in ``~/.cache/gpuload``.
 
@@ -102,7 +103,7 @@ class Remote:
         for name, minimum in (("gap_bytes", 0), ("in_flight", 1), ("retries", 0), ("cache_bytes", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < minimum:
-                raise ValueError(f"Remote({name}=…) must be a whole number, {minimum} or more, got {value!r}")
+                raise ValueError(f"Remote({name}=…) must be an int of {minimum} or more, got {value!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
             raise ValueError(f"Remote(timeout_s=…) must be a number of seconds above 0, got {self.timeout_s!r}")
 
@@ -118,19 +119,19 @@ def digest_of(remote: Remote) -> str:
     """Return a digest of all settings that select the store and the account in addition to the URL: the options,
     fsspec's configuration, and environment variables. The digest is empty if none is set. Data cached under one digest
     is not visible under another."""
-    configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
+    fsspec_config = import_optional("fsspec.config", "datasets at URLs", "remote").conf
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
-    scope = [dict(remote.options), configured, environment]
+    scope = [dict(remote.options), fsspec_config, environment]
     text = json.dumps(scope, sort_keys=True, default=_digest_of_object)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if any(scope) else ""
 
 
 def _digest_of_object(value: Any) -> list[str]:
     try:
-        packed = pickle.dumps(value)
+        data = pickle.dumps(value)
     except Exception:  # pickling may raise any error; with a random digest, no cached data is shared
-        packed = os.urandom(16)
-    return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(packed, digest_size=16).hexdigest()]
+        data = os.urandom(16)
+    return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(data, digest_size=16).hexdigest()]
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -149,8 +150,8 @@ def client_of(remote: Remote | None) -> Client:
     """Return the client of this process for these options; None means the default options."""
     remote = remote or _defaults
     with _lock:
-        process, client = _clients.get(remote, (0, None))
-        if client is None or process != os.getpid():
+        pid, client = _clients.get(remote, (0, None))
+        if client is None or pid != os.getpid():
             client = Client(remote)
             _clients[remote] = os.getpid(), client
         return client
@@ -179,55 +180,60 @@ class Client:
             folder = os.fspath(remote.cache_folder or os.path.join(cache_folder(), "remote"))
             self._disk = DiskCache(folder, remote.cache_bytes, digest_of(remote))
 
-    def read(self, places: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
-        """Return ranges of files, given as (file, offset, number of bytes); shorter only at the end of a file.
+    def read(self, ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
+        """Return ranges of files, each given as a file, an offset, and a number of bytes. A result is shorter only at
+        the end of a file.
 
         Raises:
             OSError: a range cannot be read; the first error is raised.
         """
-        spans = [(file, min(offset, file.size), min(offset + nbytes, file.size)) for file, offset, nbytes in places]
+        spans = [(file, min(offset, file.size), min(offset + nbytes, file.size)) for file, offset, nbytes in ranges]
         if self._disk is None:
             return self._read_ranges([(file.path, begin, end) for file, begin, end in spans])
-        blocks = {(file, at): self._disk.get(_key(file, at)) for file, *span in spans for at in _blocks(*span)}
+        blocks = {
+            (file, at): self._disk.get(_block_key(file, at)) for file, *span in spans for at in _block_offsets(*span)
+        }
         missing_blocks = [block for block, data in blocks.items() if data is None]
         missing_ranges = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing_blocks]
         for block, data in zip(missing_blocks, self._read_ranges(missing_ranges), strict=True):
             blocks[block] = data
-            self._disk.put(_key(*block), data)
+            self._disk.put(_block_key(*block), data)
         contents = []
         for file, begin, end in spans:
-            data = b"".join([blocks[file, at] or b"" for at in _blocks(begin, end)])
+            data = b"".join([blocks[file, at] or b"" for at in _block_offsets(begin, end)])
             at = begin % BLOCK_BYTES
             contents.append(data[at : at + end - begin])
         return contents
 
     def read_files(self, urls: Sequence[str]) -> list[bytes]:
-        """Return the content of image files whose sizes are not known. Their keys in the disk cache contain no version,
-        only the URL and the options. To keep out error pages, the cache stores only files that begin and end like an
-        image.
+        """Return the contents of image files whose sizes are not known. Their keys in the disk cache contain no
+        version, only the URL and the options. To keep out error pages, the cache stores only files that begin and end
+        like an image.
 
         Raises:
             OSError: a file cannot be read.
             DecodeError: a file is larger than the limit, or larger than 16 MiB and does not begin like an image.
         """
         images: list[bytes | None] = [None if self._disk is None else self._disk.get(url) for url in urls]
-        missing = [number for number, data in enumerate(images) if data is None]
-        starts = self._send([self._range_request(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing])
-        for number, data in zip(missing, starts, strict=True):
-            url = urls[number]
+        missing_indices = [index for index, data in enumerate(images) if data is None]
+        starts = self._send(
+            [self._make_range_request(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing_indices]
+        )
+        for index, data in zip(missing_indices, starts, strict=True):
+            url = urls[index]
             if len(data) == files.LARGE_BYTES:
                 (file,) = self.stat([url])
                 files.check_large(file.size, data, display_url(url))
                 data += self._read_ranges([(url, files.LARGE_BYTES, file.size)])[0]
             files.check_size(len(data), display_url(url))
-            images[number] = data
+            images[index] = data
             if self._disk is not None and files.is_complete(data):
                 self._disk.put(url, data)
         return [data or b"" for data in images]
 
     def forget(self, url: str) -> list[str]:
-        """Drop a file from the cache that `read_files` uses. Return the cache's name in a list if the file was
-        there."""
+        """Drop a file from the cache that `read_files` uses. Return the cache's name in a list; or an empty list if the
+        file was not cached."""
         disk = self._disk
         return [f"the cache of URLs in {disk.folder!r}"] if disk is not None and disk.drop(url) else []
 
@@ -235,28 +241,28 @@ class Client:
         """Query the sizes and versions of files.
 
         Raises:
-            OSError: a file is missing or is a folder, or the server does not state its size.
+            OSError: a file is missing or is a folder, or the server does not state the size of a file.
         """
         remote_files = []
-        for url, info in zip(urls, self._send([self._request(url, "info") for url in urls]), strict=True):
+        for url, info in zip(urls, self._send([self._make_request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
                 raise IsADirectoryError(21, "it is a folder; expected the URL of a file", display_url(url))
             if info.get("size") is None:
                 raise OSError(
                     5,
-                    "the server does not state its size, so it cannot be read in parts; copy it first",
+                    "the server does not state the file's size, so the file cannot be read in parts; copy it first",
                     display_url(url),
                 )
             version = next((str(info[name]) for name in VERSION_KEYS if info.get(name)), "")
             digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
-            number = int.from_bytes(digest, "little") >> 1 if version else 0
-            modified = next((info[name] for name in TIME_KEYS if info.get(name)), None)
-            remote_files.append(RemoteFile(self, url, int(info["size"]), number, _timestamp_s(modified)))
+            version_hash = int.from_bytes(digest, "little") >> 1 if version else 0
+            mtime = next((info[name] for name in TIME_KEYS if info.get(name)), None)
+            remote_files.append(RemoteFile(self, url, int(info["size"]), version_hash, _timestamp_s(mtime)))
         return remote_files
 
-    def files(self, root: str) -> list[tuple[str, str]]:
+    def list_files(self, root: str) -> list[tuple[str, str]]:
         """Return all files below a folder: each file's URL relative to the folder, and its name (``%20`` decoded)."""
-        (infos,) = self._send([self._request(root, "find", detail=True)])
+        (infos,) = self._send([self._make_request(root, "find", detail=True)])
         prefix = self._file_system(root)[1].rstrip("/") + "/"
         names = [name[len(prefix) :] for name, info in infos.items() if info.get("type") != "directory"]
         is_quoted = root.startswith(("http://", "https://"))
@@ -264,7 +270,7 @@ class Client:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the URLs of the files that match a pattern, sorted."""
-        (infos,) = self._send([self._request(pattern, "glob", detail=True)])
+        (infos,) = self._send([self._make_request(pattern, "glob", detail=True)])
         system = self._file_system(pattern)[0]
         return sorted(system.unstrip_protocol(name) for name, info in infos.items() if info.get("type") != "directory")
 
@@ -279,34 +285,34 @@ class Client:
                 runs.append((url, begin, end))
             run_of[url, begin, end] = len(runs) - 1
         requests = [
-            [self._range_request(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
+            [self._make_range_request(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
             for url, begin, end in runs
         ]
-        answers = iter(self._send(list(itertools.chain.from_iterable(requests))))
-        data = [b"".join(itertools.islice(answers, len(pieces))) for pieces in requests]
-        places = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
-        return [data[run][offset : offset + nbytes] for run, offset, nbytes in places]
+        responses = iter(self._send(list(itertools.chain.from_iterable(requests))))
+        contents = [b"".join(itertools.islice(responses, len(pieces))) for pieces in requests]
+        slices = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
+        return [contents[run][offset : offset + nbytes] for run, offset, nbytes in slices]
 
-    def _range_request(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
+    def _make_range_request(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
         """Return a request for a range of a file. With `exact`, a response of another length is an error."""
         limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
         check = partial(check_length, begin, end) if exact else None
-        return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
+        return self._make_request(url, "cat_file", limit_s, check, start=begin, end=end)
 
-    def _request(
+    def _make_request(
         self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: Any
     ) -> Request:
-        """Return a request: a function that calls a method of a URL's file system, with retries. `check` raises an
-        error for a response that does not match the request."""
+        """Return a request: a function that calls a method of a URL's file system, with retries. `check` returns the
+        response, or raises an error if it does not match the request."""
         system, path = self._file_system(url)  # some constructors wait for fsspec's thread, so they cannot run on it
         if method != "cat_file":
             system.invalidate_cache()  # cached listings may be out of date
         call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
         if not system.async_impl:
-            call = partial(self._in_thread, call)
-        return partial(self._call_with_retries, call, url, limit_s or self.timeout_s, check or (lambda answer: answer))
+            call = partial(self._run_in_thread, call)
+        return partial(self._call_with_retries, call, url, limit_s or self.timeout_s, check or (lambda data: data))
 
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def _call_with_retries(self, call: Request, url: str, limit_s: float, check: Callable[[Any], Any]) -> Any:
@@ -319,7 +325,7 @@ class Client:
             except Exception as error:
                 failure = failure_of(error, url, limit_s)
                 if not failure.is_transient or attempt > self.retries:
-                    raise failure.error(url, attempt) from error
+                    raise failure.make_error(url, attempt) from error
             await asyncio.sleep(failure.wait_s(attempt))
 
     def _send(self, requests: Sequence[Request]) -> list[Any]:
@@ -332,10 +338,10 @@ class Client:
             return await asyncio.gather(*[request() for request in requests], return_exceptions=True)
 
         self.requests += len(requests)
-        answers: Any = sync(get_loop(), gather)
-        for error in filter(lambda answer: isinstance(answer, BaseException), answers):
+        responses: Any = sync(get_loop(), gather)
+        for error in filter(lambda response: isinstance(response, BaseException), responses):
             raise error
-        return answers
+        return responses
 
     def _file_system(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL (opened on first use) and the path of the file in it."""
@@ -347,12 +353,12 @@ class Client:
         return self._systems[host], self._systems[host]._strip_protocol(url)
 
 
-def _blocks(begin: int, end: int) -> range:
+def _block_offsets(begin: int, end: int) -> range:
     """Return the offsets of the blocks that contain these bytes."""
     return range(begin // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES)
 
 
-def _key(file: RemoteFile, at: int) -> str:
+def _block_key(file: RemoteFile, at: int) -> str:
     """Return the key of a block in the disk cache."""
     return f"{file.path}\0{file.mtime_ns}\0{file.size}\0{at}"
 
@@ -374,11 +380,11 @@ def _open_file_system(url: str, options: dict[str, Any]) -> Any:
         ) from error
 
 
-def _timestamp_s(moment: Any) -> float:
+def _timestamp_s(value: Any) -> float:
     """Convert a file system's time (a datetime, a number or a header) to seconds; return 0.0 for any other value."""
     with contextlib.suppress(TypeError, ValueError):
-        moment = parsedate_to_datetime(moment) if isinstance(moment, str) else moment
-        return float(moment.timestamp() if hasattr(moment, "timestamp") else moment)
+        value = parsedate_to_datetime(value) if isinstance(value, str) else value
+        return float(value.timestamp() if hasattr(value, "timestamp") else value)
     return 0.0
 
 
@@ -392,7 +398,7 @@ class RemoteFile:
     Attributes:
         client, path: the client that reads the file, and its URL.
         size: the size in bytes.
-        mtime_ns: a hash of the ETag that the server states, or else of the modification time; 0 if it states neither.
+        mtime_ns: a hash of the file's ETag, or else of its modification time; 0 if the server states neither.
         modified_s: the modification time in seconds, if the server states it; otherwise 0.
     """
 
@@ -418,29 +424,29 @@ class RemoteIO(io.RawIOBase):
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()
         self.file, self.name, self.size = file, file.path, file.size
-        self._loaded: list[tuple[int, bytes]] = []
+        self._loaded_ranges: list[tuple[int, bytes]] = []
         self._windows: list[tuple[int, bytes]] = []
-        self._end, self._length, self._at = 0, MIN_WINDOW_BYTES // 2, 0
+        self._next_offset, self._window_bytes, self._position = 0, MIN_WINDOW_BYTES // 2, 0
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read these ranges (begin, end) together, and cache them in place of the ranges of the last call."""
-        places = [(self.file, begin, end - begin) for begin, end in ranges]
-        data = self.file.client.read(places)
-        self._loaded = [(begin, content) for (_, begin, _), content in zip(places, data, strict=True)]
+        file_ranges = [(self.file, begin, end - begin) for begin, end in ranges]
+        data = self.file.client.read(file_ranges)
+        self._loaded_ranges = [(begin, content) for (_, begin, _), content in zip(file_ranges, data, strict=True)]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return the bytes of a range; fewer only at the end of the file."""
         nbytes = min(nbytes, max(0, self.file.size - offset))
-        for begin, data in reversed(self._windows + self._loaded):
+        for begin, data in reversed(self._windows + self._loaded_ranges):
             if begin <= offset and offset + nbytes <= begin + len(data):
                 return data[offset - begin : offset - begin + nbytes]
-        is_sequential = self._end - nbytes <= offset <= self._end + self._length
-        self._length = min(2 * self._length, MAX_WINDOW_BYTES) if is_sequential else MIN_WINDOW_BYTES
-        data = self.file.read_at(offset, max(nbytes, self._length))
+        is_sequential = self._next_offset - nbytes <= offset <= self._next_offset + self._window_bytes
+        self._window_bytes = min(2 * self._window_bytes, MAX_WINDOW_BYTES) if is_sequential else MIN_WINDOW_BYTES
+        data = self.file.read_at(offset, max(nbytes, self._window_bytes))
         is_long = len(data) > MIN_WINDOW_BYTES
-        short = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW_BYTES)]
-        self._windows = [*short[1 - CACHED_WINDOWS :], (offset, data)]
-        self._end = offset + len(data)
+        short_windows = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW_BYTES)]
+        self._windows = [*short_windows[1 - CACHED_WINDOWS :], (offset, data)]
+        self._next_offset = offset + len(data)
         return data[:nbytes]
 
     def readable(self) -> bool:
@@ -450,14 +456,14 @@ class RemoteIO(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self.size)[whence])
-        return self._at
+        self._position = max(0, offset + (0, self._position, self.size)[whence])
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        data = self.read_at(self._at, len(view))
+        data = self.read_at(self._position, len(view))
         view[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 
@@ -469,17 +475,17 @@ class RemoteScanner:
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
-        self.root, endings = root, tuple(extensions)
+        self.root, suffixes = root, tuple(extensions)
         self.skipped_files = SkippedFiles()
         self._folders: set[bytes] = set()
         self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and URL relative to the root
-        for url, path in client.files(root):
-            name, is_image = os.fsencode(path), path.lower().endswith(endings)
-            folder, _, base = name.rpartition(b"/")
+        for url, path in client.list_files(root):
+            name, is_image = os.fsencode(path), path.lower().endswith(suffixes)
+            folder, _, base_name = name.rpartition(b"/")
             if not is_litter(name):
                 self._folders.add(folder.partition(b"/")[0])
                 if is_image:
-                    self._images.append((folder, base, os.fsencode(url)))
+                    self._images.append((folder, base_name, os.fsencode(url)))
             elif is_image:
                 self.skipped_files.add(name)
         self._images.sort()
@@ -490,6 +496,6 @@ class RemoteScanner:
 
     def find_images(self, start: bytes = b"") -> Paths:
         """Return the images at any depth below `start`."""
-        below = start + b"/"
-        urls = [url for folder, _, url in self._images if not start or (folder + b"/").startswith(below)]
+        prefix = start + b"/"
+        urls = [url for folder, _, url in self._images if not start or (folder + b"/").startswith(prefix)]
         return Paths.pack_relative(self.root, urls)

@@ -46,8 +46,8 @@ class DiskCache:
     def __init__(self, folder: str, limit_bytes: int, scope: str = "") -> None:
         self.folder, self.limit_bytes, self.scope = folder, limit_bytes, scope
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._used = os.path.join(folder, "used")
-        os.close(os.open(self._used, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._used_path = os.path.join(folder, "used")
+        os.close(os.open(self._used_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def get(self, key: str) -> bytes | None:
         """Return the data of a key; None if it is absent or damaged."""
@@ -72,7 +72,7 @@ class DiskCache:
         draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):
             try:
-                self._make_room(HEADER.size + len(data))
+                self._reserve(HEADER.size + len(data))
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 with open(draft, "xb") as file:
                     file.writelines((_header(data), data))
@@ -95,32 +95,34 @@ class DiskCache:
         name = hashlib.blake2b(scoped_key.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, name[:2], name[2:])
 
-    def _make_room(self, nbytes: int) -> None:
-        """Add the size of data that is about to be written to the total. Evict files if it would exceed the limit."""
-        with open(self._used, "r+b", buffering=0) as file:
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve space for new data: add its size to the recorded total, and evict files if the total would exceed the
+        limit."""
+        with open(self._used_path, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            count = file.read(8)
-            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # unknown: recount
-            if used + nbytes > self.limit_bytes:
-                used = self._evict(min(int(self.limit_bytes * FILL_AFTER_EVICTION), self.limit_bytes - nbytes))
+            recorded_size = file.read(8)
+            # If the total is unknown, evict files, which counts all sizes.
+            used_bytes = int.from_bytes(recorded_size, "little") if len(recorded_size) == 8 else self.limit_bytes
+            if used_bytes + nbytes > self.limit_bytes:
+                used_bytes = self._evict(min(int(self.limit_bytes * FILL_AFTER_EVICTION), self.limit_bytes - nbytes))
             file.seek(0)
-            file.write((used + nbytes).to_bytes(8, "little"))
+            file.write((used_bytes + nbytes).to_bytes(8, "little"))
 
-    def _evict(self, target: int) -> int:
+    def _evict(self, target_bytes: int) -> int:
         """Evict the least recently used files. Return the remaining total size, at most `target` bytes."""
         files, now = sorted(self._files()), time.time()
-        used = sum(size for _, size, _ in files)
-        for modified, size, path in files:
-            if now - modified > STALE_DRAFT_S if path.endswith(DRAFT) else used > target:
+        used_bytes = sum(size for _, size, _ in files)
+        for mtime_s, size, path in files:
+            if now - mtime_s > STALE_DRAFT_S if path.endswith(DRAFT) else used_bytes > target_bytes:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-                used -= size
-        return used
+                used_bytes -= size
+        return used_bytes
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """Yield the modification time, size and path of each file."""
-        for number in range(256):
-            with contextlib.suppress(FileNotFoundError), os.scandir(f"{self.folder}/{number:02x}") as entries:
+        for prefix in range(256):
+            with contextlib.suppress(FileNotFoundError), os.scandir(f"{self.folder}/{prefix:02x}") as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)

@@ -3,8 +3,8 @@
 Each library behind fsspec has its own errors. They are classified by common properties (the HTTP status, the name
 of the class, the service's error code), so that no library needs to be imported.
 
-fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts
-other bytes than it requested. The file systems of `http_system` and `s3_system` raise errors instead.
+fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts a
+response that is not the requested range. The file systems of `http_system` and `s3_system` raise errors instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSED: Final = re.compile(
 )
 EXPIRED: Final = re.compile(r"expired|RequestTimeTooSkewed|RefreshError", re.IGNORECASE)
 BUSY_CODES: Final = {"SlowDown", "Throttling", "ThrottlingException", "InternalError", "RequestTimeout", "503", "500"}
-PREFIX_BYTES: Final = 1024  # the bytes at the start of a file that show its type
+START_BYTES: Final = 1024  # the start of a file that suffices to recognize its type
 MAX_TEXT: Final = 300  # characters of a library's error message
 
 
@@ -43,21 +43,21 @@ class Failure(NamedTuple):
     """The classification of an error.
 
     Attributes:
-        kind, number, text: the exception type to raise, its errno, and its message.
+        error_type, error_number, message: the exception type to raise, its errno, and its message.
         is_transient: whether a retry may succeed.
         retry_after_s: the delay in seconds that the server requests before a retry, if any.
     """
 
-    kind: type[OSError]
-    number: int
-    text: str
+    error_type: type[OSError]
+    error_number: int
+    message: str
     is_transient: bool = False
     retry_after_s: float | None = None
 
-    def error(self, url: str, attempts: int) -> OSError:
+    def make_error(self, url: str, attempts: int) -> OSError:
         """Create the exception to raise."""
         suffix = f", in each of {attempts} attempts" if self.is_transient and attempts > 1 else ""
-        return self.kind(self.number, self.text + suffix, display_url(url))
+        return self.error_type(self.error_number, self.message + suffix, display_url(url))
 
     def wait_s(self, attempt: int) -> float:
         """Return the delay before the next attempt."""
@@ -70,8 +70,8 @@ def display_url(url: str) -> str:
     """Return a URL for messages, without its password and its query, which may contain a signature."""
     scheme, separator, after_scheme = url.partition("://")
     host, slash, path = after_scheme.partition("/")
-    name = host.rpartition("@")[2]
-    return f"{scheme}{separator}{name}{slash}{path.partition('?')[0] if scheme.endswith(('http', 'https')) else path}"
+    server = host.rpartition("@")[2]
+    return f"{scheme}{separator}{server}{slash}{path.partition('?')[0] if scheme.endswith(('http', 'https')) else path}"
 
 
 def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
@@ -80,7 +80,7 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     while len(chain) < 8 and (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)):
         chain.append(error := cause)
     names = " ".join({cls.__name__ for exception in chain for cls in type(exception).__mro__})
-    statuses, codes, waits = zip(*map(_details, chain), strict=True)
+    statuses, codes, waits = zip(*map(_error_details, chain), strict=True)
     status, code, retry_after_s = (next(filter(None, values), None) for values in (statuses, codes, waits))
     message = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:MAX_TEXT]
     permission_error = functools.partial(Failure, PermissionError, errno.EACCES)
@@ -120,8 +120,8 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     return Failure(OSError, errno.EIO, message if status is None else f"the server answered {status} ({message})")
 
 
-def _details(error: Any) -> tuple[int | None, str, float | None]:
-    """Return what an error of aiohttp, botocore, requests or httpx contains: the HTTP status, the error code of an
+def _error_details(error: Any) -> tuple[int | None, str, float | None]:
+    """Return the details in an error of aiohttp, botocore, requests or httpx: the HTTP status, the error code of an
     S3-like service, and the delay in seconds that the server requests."""
     answer: Any = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
@@ -159,7 +159,7 @@ def http_system() -> Any:
                         if self.status != 200 or limit != files.LARGE_BYTES:
                             raise _unsupported_range_error(f"more than {limit:,} bytes", limit)
                         # The server does not support ranges, so this is the entire file.
-                        files.check_large(len(body), bytes(body[:PREFIX_BYTES]), display_url(str(self.url)))
+                        files.check_large(len(body), bytes(body[:START_BYTES]), display_url(str(self.url)))
                 except BaseException:
                     self.close()
                     raise
@@ -230,6 +230,7 @@ def _unsupported_range_error(answer: str, nbytes: int) -> OSError:
 
 
 def check_length(begin: int, end: int, data: bytes) -> bytes:
+    """Return the response to a request for a range. Raise an error if it has another length."""
     if len(data) < end - begin:
         raise ShortResponse(f"{len(data):,} of the {end - begin:,} requested bytes at offset {begin:,}")
     if len(data) > end - begin:

@@ -23,17 +23,9 @@ from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 
 __all__ = [
-    "Store",
-    "absolute_path",
-    "check_stamp",
-    "decode_error_at",
-    "existing_file",
-    "labels_array",
-    "naming_file",
-    "read_npy_header",
-    "stamp",
-    "value_of",
-]
+    "Store", "absolute_path", "check_stamp", "decode_error_at", "existing_file", "labels_array", "read_npy_header",
+    "replace_errors", "stamp", "value_of",
+]  # fmt: skip
 
 
 class Store(Dataset):
@@ -53,8 +45,8 @@ class Store(Dataset):
         """Open the files in the process that reads them, and return a handle."""
         raise NotImplementedError
 
-    def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        """Return the samples with these numbers (0 … n−1), in the given order."""
+    def _read(self, handle: Any, indices: list[int]) -> list[Any]:
+        """Return the samples at these indices (0 … n−1), in this order."""
         raise NotImplementedError
 
     @property
@@ -75,11 +67,11 @@ class Store(Dataset):
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Return the samples at these indices. At URLs, samples that are close together share a request."""
-        numbers = self._numbers(indices)  # raises for a bad index before any file is opened
-        return self._read(self._handle, numbers)
+        valid_indices = self._normalize_indices(indices)  # raises for a bad index before any file is opened
+        return self._read(self._handle, valid_indices)
 
-    def _numbers(self, indices: Iterable[SupportsIndex]) -> list[int]:
-        """Convert indices to numbers from 0; negative indices count from the end."""
+    def _normalize_indices(self, indices: Iterable[SupportsIndex]) -> list[int]:
+        """Convert indices to the range 0 … n−1; negative indices count from the end."""
         count = len(self)
         return [
             index
@@ -94,33 +86,33 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(path).rstrip("/") if is_url(path) else full_path(path)
 
 
-def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool = False) -> str:
+def existing_file(path: str | os.PathLike[str], expected: str, *, allow_streams: bool = False) -> str:
     """Return the absolute path of a file, after checking that it exists. A URL is checked later, by `stamp`.
 
     Args:
         path: the path of the file.
         expected: a description of the expected file, for the error message.
-        streams: also accept FIFOs and devices, which are read sequentially.
+        allow_streams: also accept FIFOs and devices, which are read sequentially.
 
     Raises:
         OSError: the file does not exist, or is not a regular file (opening a FIFO would wait for a writer).
     """
-    full = absolute_path(path)
-    if is_url(full):
-        return full
-    if not os.path.exists(full):
-        raise FileNotFoundError(f"{full!r} does not exist; expected {expected} (got {path!r})")
-    if os.path.isdir(full):
-        raise IsADirectoryError(f"{full!r} is a folder; expected {expected}")
-    if not streams and not os.path.isfile(full):
-        kind = KINDS.get(stat.S_IFMT(os.stat(full).st_mode), "a special file")
-        raise OSError(f"{full!r} is {kind}; expected {expected}, as a regular file")
-    return full
+    location = absolute_path(path)
+    if is_url(location):
+        return location
+    if not os.path.exists(location):
+        raise FileNotFoundError(f"{location!r} does not exist; expected {expected} (got {path!r})")
+    if os.path.isdir(location):
+        raise IsADirectoryError(f"{location!r} is a folder; expected {expected}")
+    if not allow_streams and not os.path.isfile(location):
+        kind = KINDS.get(stat.S_IFMT(os.stat(location).st_mode), "a special file")
+        raise OSError(f"{location!r} is {kind}; expected {expected}, as a regular file")
+    return location
 
 
 @contextlib.contextmanager
-def naming_file(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Replace an exception of a library with `error_of(message)`, which names the file. Exceptions that already name
+def replace_errors(path: str, make_error: Callable[[str], Exception]) -> Iterator[None]:
+    """Replace an exception of a library with `make_error(message)`, which names the file. Exceptions that already name
     the file are not replaced."""
     try:
         yield
@@ -129,7 +121,7 @@ def naming_file(path: str, error_of: Callable[[str], Exception]) -> Iterator[Non
     except Exception as error:
         if repr(path) in str(error) or getattr(error, "filename", None):
             raise
-        raise error_of(visible(str(error)) or type(error).__name__) from error
+        raise make_error(visible(str(error)) or type(error).__name__) from error
 
 
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
@@ -151,13 +143,13 @@ def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> Non
         )
 
 
-def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
+def labels_array(labels: Any, count: int, description: str) -> np.ndarray | None:
     """Return labels as an array with one entry per sample; None if `labels` is None.
 
     Args:
         labels: anything that `numpy.asarray` accepts.
         count: the number of samples.
-        samples: a description of the samples, for the error message.
+        description: a description of the samples, for the error message.
 
     Raises:
         TypeError: labels are neither numbers nor strings, or differ in shape.
@@ -174,29 +166,29 @@ def labels_array(labels: Any, count: int, samples: str) -> np.ndarray | None:
     if array.dtype.kind not in "biufU":
         raise TypeError(f"labels must be numbers or strings, one per sample, got {array.dtype} of shape {array.shape}")
     if array.ndim == 0 or len(array) != count:
-        raise ValueError(f"labels must have one entry for each of {samples}, got shape {array.shape}")
+        raise ValueError(f"labels must have one entry for each of {description}, got shape {array.shape}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array in NumPy's format. Return the shape, whether the array is in Fortran order, and the
-    dtype; afterwards, the file's position is that of the first number.
+    """Read the header of an array in NumPy's format, and leave the file at the start of the data. Return the shape,
+    whether the array is in Fortran order, and the dtype.
 
     Raises:
-        ValueError, EOFError: this is not an array, the format version is not one used for arrays of numbers, or the
-            shape contains something other than lengths, which NumPy does not check.
+        ValueError, EOFError: the file is not an array, has a format version that is not used for arrays of numbers, or
+            has an invalid shape (NumPy does not check the shape).
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected version 1.0 or 2.0 of numpy's format, got {version[0]}.{version[1]}")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    if any(type(side) is not int or side < 0 for side in shape):
-        raise ValueError(f"its shape must consist of whole numbers of 0 or more, got {shape}")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"its shape must consist of integers of 0 or more, got {shape}")
     return shape, is_fortran, dtype
 
 
-def value_of(array: np.ndarray, number: int) -> Any:
+def value_of(array: np.ndarray, index: int) -> Any:
     """Return one entry of an array: a Python number or str, or an array."""
-    value = array[number]
+    value = array[index]
     return value.item() if isinstance(value, np.generic) else value

@@ -12,7 +12,7 @@ from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, LateRunner, LevelRunner
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Mixture, Outline, Turn, Warp
-from gpuload.transforms.program.windows import rare_filter
+from gpuload.transforms.program.windows import filter_fallback_reason
 
 if TYPE_CHECKING:
     from gpuload.stage.dali.engine import Engine
@@ -82,7 +82,7 @@ class DaliBackend(Backend):
         if outline.kind is Box and outline.padding_mode not in (None, "constant"):
             return "DALI pads only with constants"
         if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
-            reason = rare_filter(outline.filters)
+            reason = filter_fallback_reason(outline.filters)
             return reason or (NEAREST if "nearest" in outline.filters else BICUBIC)
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 

@@ -22,7 +22,7 @@ import numpy as np
 from gpuload.stage.dali.engine import evaluate, ndd, types
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import CHANGES_PIXELS, NOTHING, OPS, Box, Erase, Flip, Ops, Record
-from gpuload.transforms.program.windows import boxes_within
+from gpuload.transforms.program.windows import clip_to_windows
 
 __all__ = ["OPERATIONS", "apply_program", "crop"]
 
@@ -85,7 +85,7 @@ def _flip(batch: ndd.Batch, record: Flip, rows: Rows) -> ndd.Batch:
 
 def _erase(batch: ndd.Batch, record: Erase, rows: Rows, before: np.ndarray) -> ndd.Batch:
     boxes = np.zeros((len(before), *record.boxes_tlhw.shape[1:]), np.float32)
-    boxes[rows] = boxes_within(record.boxes_tlhw, before[rows])
+    boxes[rows] = clip_to_windows(record.boxes_tlhw, before[rows])
     if not boxes[:, :, 2:].all(axis=2).any():
         return batch
     anchor, shape = (part.reshape(len(boxes), -1).copy() for part in (boxes[:, :, :2], boxes[:, :, 2:]))

@@ -34,7 +34,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erasing
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erase_records
 from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
@@ -81,7 +81,7 @@ class FusedRunner:
         if int(images.shapes[0, 2]) not in CHANNELS:
             return self._reference(images.interleave(windows_tlhw[0]), program, windows_tlhw, outputs, late_program)
         images = images.interleave(windows_tlhw[0]) if _exceeds_int32(images) else images
-        erase_records = leading_erasing(late_program)
+        erase_records = leading_erase_records(late_program)
         self.launch(*self.prepare(images, program, windows_tlhw, outputs, erase_records), images.pixels, outputs)
         if late_program is None or len(erase_records) == len(late_program.records):
             return None
@@ -115,7 +115,7 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.LevelRunner`.
             erase_records: the records that erase boxes of finished images.
         """
-        plan, arrays = Plan.of(
+        plan, arrays = Plan.build(
             images.table, program, windows_tlhw, *_strides(outputs), erase_records, self.tile, images.steps
         )
         tensors = upload_arrays(list(arrays.values()), self._device)
@@ -148,8 +148,8 @@ class FusedRunner:
                 source = pixels if launch.number == 0 else buffers[(launch.number - 1) % 2]
                 target = results if launch.finished else buffers[launch.number % 2]
                 statistics = pixels
-                if launch.counted:
-                    start, end = launch.counted_first, launch.counted_first + launch.counted
+                if launch.counted_images:
+                    start, end = launch.counted_first, launch.counted_first + launch.counted_images
                     count_jobs = _slice(arrays["counted"], start * COUNTED, end * COUNTED)
                     factors = _slice(arrays["factors"], start, end)
                     statistics = make_level_tables(source, count_jobs, factors, launch.counted_pixels, plan.channels)

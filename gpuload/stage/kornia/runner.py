@@ -43,7 +43,7 @@ from gpuload.stage.reference.operations import Operation
 from gpuload.stage.reference.warp import mapped_points, nearest_pixels
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip
-from gpuload.transforms.program.windows import boxes_within
+from gpuload.transforms.program.windows import clip_to_windows
 
 __all__ = ["OPERATIONS", "KorniaRunner", "images_per_piece"]
 
@@ -177,7 +177,7 @@ class KorniaRunner(BatchRunner):
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
         constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
-        for boxes_tlhw in boxes_within(record.boxes_tlhw, windows_tlhw).swapaxes(0, 1):
+        for boxes_tlhw in clip_to_windows(record.boxes_tlhw, windows_tlhw).swapaxes(0, 1):
             top, left, height, width = boxes_tlhw.T
             bottom, right = top + height - 1, left + width - 1
             corners_xy = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)

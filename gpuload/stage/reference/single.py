@@ -41,7 +41,7 @@ from gpuload.transforms.program.ops import (
     filter_codes,
 )
 from gpuload.transforms.program.ops import code as code_of
-from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_indices
+from gpuload.transforms.program.windows import FILTERS, clip_to_windows, padded_indices
 
 __all__ = ["SingleRunner"]
 
@@ -307,11 +307,11 @@ def _filter_names(filters: np.ndarray | str, count: int) -> list[str]:
 
 
 def _make_erase_step(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
-    boxes = boxes_within(record.boxes_tlhw, before)
+    boxes = clip_to_windows(record.boxes_tlhw, before)
     rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
     if not rows:
         return None
-    boxes_tlhw, levels = boxes.tolist(), np.array(record.levels(MAX_LEVELS[dtype.name]), dtype)
+    boxes_tlhw, levels = boxes.tolist(), np.array(record.values_for(MAX_LEVELS[dtype.name]), dtype)
 
     def step(row: int, canvas: Canvas) -> None:
         if row not in rows:

@@ -1,1 +1,1 @@
-"""The random draws for a batch: the only information that backends have about transforms."""
+"""The records of a batch's random parameters, which are all that backends know about transforms."""

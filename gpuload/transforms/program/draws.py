@@ -1,10 +1,10 @@
-"""The program of a batch: a flat sequence of records, and the parts of the images that it needs.
+"""The program of a batch: a flat sequence of records, and the parts of the images that the records need.
 
 **The decode plan.** Going backwards from the complete result, each record determines the part (*window*) of its input
 that it needs. The first window is the region that a worker decodes. A crop narrows the window, a flip mirrors it, a
 resize widens it by the support of its filter, and a record that uses the entire image, such as contrast, resets it to
-the entire image. A
-backend runs each record from window to window, so the result equals that of the complete chain on the complete image.
+the entire image. A backend applies each record to one window and gets the next window, so the result equals that of the
+complete chain on the complete image.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["IMAGE", "Program", "concat_tables", "image_table"]
 
-# One row per decoded image, passed unchanged from the worker that decodes it to the kernels that read it: the offset of
-# its first byte in memory; its height, width and channels there; the height and width of the complete upright image;
-# and the decoded region of that image. If a region's height or width differs from `shape`, a worker has resized the
-# region, see `Program.of_decoded`. The type is packed and little-endian, so tables can be sent as raw bytes.
+# One row per decoded image, passed unchanged from the worker that decodes the image to the kernels that read it: the
+# offset of the first byte in memory; the height, width and channels in memory; the height and width of the complete
+# upright image; and the decoded region of that image. If a region's height or width differs from `shape`, a worker has
+# resized the region (see `Program.of_decoded`). The type is packed and little-endian, so tables can be sent as raw
+# bytes.
 IMAGE = np.dtype([("offset", "<i8"), ("shape", "<i8", 3), ("size_hw", "<i8", 2), ("region_tlhw", "<i8", 4)])
 
 
@@ -35,19 +36,19 @@ def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, r
 
 
 def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate tables. They are viewed as int64, because NumPy takes sixty times as long to compare their dtypes."""
+    """Concatenate tables, viewed as int64, since comparing their structured dtypes takes NumPy sixty times as long."""
     return np.concatenate([table.view(np.int64) for table in tables]).view(IMAGE)
 
 
 @dataclass(frozen=True)
 class Program:
-    """The random draws of a line of transforms for the images of a batch.
+    """The records of a line of transforms for the images of a batch.
 
     Attributes:
         records: the records in the order of application.
         sizes_hw: int64 (B, 2), the sizes of the images.
         results_hw: int64 (B, 2), the sizes of the results.
-        late_from: the number of the first step that works on finished images; None if there is no such step.
+        late_from: the index of the first step that works on images of the final type; None if there is no such step.
     """
 
     records: tuple[Record, ...]
@@ -60,7 +61,8 @@ class Program:
 
     @cached_property
     def windows_tlhw(self) -> tuple[np.ndarray, ...]:
-        """The window of each image that each record needs as input, int64 (B, 4), followed by the complete results."""
+        """For each record, the window that it needs of each input image, int64 (B, 4); then the windows of the
+        complete results."""
         windows = [full := full_windows(self.results_hw)]
         for record in reversed(self.records):
             after = windows[-1]
@@ -81,18 +83,18 @@ class Program:
 
     @property
     def resize(self) -> Box | None:
-        """The first record that changes pixels, if it resamples boxes of all images; else None."""
+        """The first record that changes pixels, if that record resamples boxes of all images; else None."""
         first = next((record for record in self.records if isinstance(record, CHANGES_PIXELS)), None)
         return first if isinstance(first, Box) and first.padding_mode is None and first.rows is None else None
 
     def of_decoded(self, images: np.ndarray) -> tuple[Program, np.ndarray]:
-        """Adapt the program and the image table to the images as they were decoded.
+        """Return the program and the image table adapted to images that workers may have resized.
 
-        If a region has a different size than its decoded pixels, a worker has already resized the region. The pixels
-        are then the complete result of `resize`, which has nothing left to do.
+        If a region and its decoded pixels differ in size, a worker has already resized the region. The pixels are then
+        the complete result of `resize`, which becomes a no-op for this image.
 
         Args:
-            images: `IMAGE` (B,).
+            images: the image table, `IMAGE` (B,).
         """
         is_resized = (images["shape"][:, :2] != images["region_tlhw"][:, 2:]).any(axis=1)
         if not is_resized.any():
@@ -114,19 +116,19 @@ class Program:
         return Program(self.records[start:end], self._sizes_before(start), self._sizes_before(end), self.late_from)
 
     def place_of(self, step: int) -> int:
-        """Return the index of the first record that was drawn by this step or a later one."""
+        """Return the index of the first record drawn by this step or a later step."""
         return sum([record.step < step for record in self.records])  # records are in order of their steps
 
     def split(self) -> tuple[Program, Program | None]:
-        """Return the part that works on levels, and the following part that works on finished images (or None)."""
+        """Return the part that works on integer pixel values, and the rest, which works on the final type (or None)."""
         if self.late_from is None:
             return self, None
         end = self.place_of(self.late_from)
         return self.part(0, end), self.part(end, len(self.records))
 
     def take(self, rows: np.ndarray) -> Program:
-        """Return the program for the images in these rows. Records that apply to none of them are kept, so that the
-        indices of windows do not change."""
+        """Return the program for the images with these batch indices. Records that apply to none of these images are
+        not dropped, so that the indices of windows do not change."""
         records = []
         for record in self.records:
             if record.rows is None:
@@ -139,10 +141,10 @@ class Program:
             records.append(record.take(row_entries[new_rows], new_rows))
         return Program(tuple(records), self.sizes_hw[rows], self.results_hw[rows], self.late_from)
 
-    def _sizes_before(self, number: int) -> np.ndarray:
-        if number == len(self.records):
+    def _sizes_before(self, index: int) -> np.ndarray:
+        if index == len(self.records):
             return self.results_hw
-        return reduce(lambda sizes, record: record.resized(sizes), self.records[:number], self.sizes_hw)
+        return reduce(lambda sizes, record: record.sizes_after(sizes), self.records[:index], self.sizes_hw)
 
 
 Draws = Program  # the former name

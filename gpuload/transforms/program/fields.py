@@ -1,10 +1,10 @@
 """The random displacement field of an `Elastic` record: its noise, and the displacements of boxes and keypoints.
 
-A field has two planes, one along x and one along y. Number n of an image's noise belongs to plane n // (H · W), row by
-row. Each Philox block, counted from 0 under the image's own key, yields four numbers in (-1, 1) with 24 bits. Noise is
-smoothed along both axes by Gaussian weights with mirrored borders, and multiplied by half of `alpha` (torchvision
-divides by the image's width and height and measures in halves of them). Backends compute complete fields in float32;
-this module computes only the requested displacements.
+A field has two planes: the displacements along x and those along y. The n-th value of an image's noise belongs to plane
+n // (H · W), row by row. Each Philox block, counted from 0 under the image's own key, yields four values in (-1, 1)
+with 24 bits. Noise is smoothed along both axes by Gaussian weights with mirrored borders, and multiplied by half of
+`alpha`. (torchvision divides by the image's width and height and measures in halves of these.) Backends compute
+complete fields in float32; this module computes only the displacements of boxes and keypoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["displace", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
-    """Return the number of weights in a Gaussian kernel, which is odd."""
+    """Return the number of weights in a Gaussian kernel, an odd number."""
     return int(8 * sigma + 1) // 2 * 2 + 1
 
 
@@ -34,8 +34,8 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
 
 
 def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `i` of a record. Each point moves by the displacement of the pixel that
-    `to_pixels` (np.ceil or np.trunc) selects for it."""
+    """Return points (…, 2), x and y, of image `i` of a record, after the deformation. Each point moves by the
+    displacement of the pixel that `to_pixels` (np.ceil or np.trunc) selects for the point."""
     size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(to_pixels(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
@@ -59,8 +59,8 @@ def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[n
 def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Return the noise of a plane at these rows and columns, float64."""
     height, width = size_hw.tolist()
-    numbers = plane * height * width + rows * width + columns
-    counters = np.zeros((numbers.size, 4), np.uint32)
-    counters[:, 0] = (numbers // 4).ravel()
-    words = philox.philox4x32(counters, key)[np.arange(numbers.size), (numbers % 4).ravel()]
-    return ((words >> np.uint32(8)).astype(np.float64) * 2.0**-23 - (1 - 2.0**-24)).reshape(numbers.shape)
+    indices = plane * height * width + rows * width + columns
+    counters = np.zeros((indices.size, 4), np.uint32)
+    counters[:, 0] = (indices // 4).ravel()
+    words = philox.philox4x32(counters, key)[np.arange(indices.size), (indices % 4).ravel()]
+    return ((words >> np.uint32(8)).astype(np.float64) * 2.0**-23 - (1 - 2.0**-24)).reshape(indices.shape)

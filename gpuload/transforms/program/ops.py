@@ -1,12 +1,13 @@
-"""The records of a program: the random draws for a batch, and everything that a backend needs to apply them.
+"""The records of a program: a batch's random parameters, and everything that a backend needs to apply them.
 
-A torchvision transform becomes a record whose values follow the transform's distributions. Resize, CenterCrop,
-RandomResizedCrop, Pad and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`,
-whose order is data. A record applies to some rows of a batch or to all rows: a transform that contains other transforms
-becomes several records, each with its own rows. An `Outline` describes in advance the records that a transform makes.
+Drawing a transform gives a record with the random parameters of each image. Resize, CenterCrop, RandomResizedCrop, Pad
+and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`, whose order can differ
+between images. A record applies to some images of a batch or to all images: a transform that contains other transforms
+becomes several records, each with its own images. An `Outline` describes in advance the records that a transform will
+draw.
 
-The first axis of each array is the record's rows. Sizes are int64 (n, 2): height, width. Boxes and windows are
-int64 (n, 4): top, left, height, width.
+The first axis of each array corresponds to the images of the record. Sizes are int64 (n, 2): height, width. Boxes and
+windows are int64 (n, 4): top, left, height, width.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows, transposed_boxes
+from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows, transpose_boxes
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
     "Erase", "Flip", "Gather", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy",
-    "TidyPoints", "Turn", "Warp", "code", "filter_codes", "in_params",
+    "TidyPoints", "Turn", "Warp", "code", "filter_codes", "map_params",
 ]  # fmt: skip
 
-# The operations that keep an image's size. An operation's code is its index here. The comments list its values.
+# The operations that keep an image's size. An operation's code is its index here. Comments list the operation's values.
 OPS: Final = (
     "brightness",  # factor
     "contrast",  # factor
     "saturation",  # factor
     "hue",  # rotation, in turns of the colour circle
     "sharpness",  # factor
-    "solarize",  # threshold: this level and all higher ones are inverted
+    "solarize",  # threshold: pixel values at or above it are inverted
     "posterize",  # number of bits to keep
     "equalize",
     "autocontrast",
     "invert",
     "grayscale",
     "blur",  # kernel width, kernel height (odd), sigma x, sigma y, in pixels
-    "noise",  # mean, sigma (in levels), key word 0, key word 1; 1 if levels outside 0 … 255 wrap around
+    "noise",  # mean, sigma (for 0 … 255), key word 0, key word 1; 1 if values outside 0 … 255 wrap around
     "permute",  # the input channels for red, green and blue
     "warp",  # the eight coefficients of `Warp`; uses the record's filters and fill
     "identity",
-    "solarize_add",  # threshold; amount added to levels below it
+    "solarize_add",  # threshold; amount added to pixel values below it
     "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which consists of box blurs
     "jpeg",  # quality, 1 … 100
 )
@@ -57,18 +58,18 @@ def code(name: str) -> int:
 
 
 def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Return the codes of a record's filters; a single name is repeated."""
+    """Return the codes of a record's filters: the array itself, or an array of this shape for a single name."""
     return filters if isinstance(filters, np.ndarray) else np.full(shape, FILTERS.index(filters))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Record:
-    """The draws of one transform for rows of a batch.
+    """The random parameters of one transform for images of a batch.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that the record applies to, ascending; None means all.
+        rows: int64 (n,), the batch indices of the images that the record applies to, ascending; None means all.
         sizes_hw: the sizes of the input images.
-        step: the position of the transform that drew the record, in the line of transforms.
+        step: the index, in the line of transforms, of the transform that drew the record.
         name: the name of that transform, for messages.
     """
 
@@ -85,10 +86,10 @@ class Record:
         return self.sizes_hw
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        """Return, for each image, the window of the input that the given window of the result depends on."""
+        """Return, for each image, the window of the input that this window of the result depends on."""
         return windows_tlhw
 
-    def resized(self, sizes_hw: np.ndarray) -> np.ndarray:
+    def sizes_after(self, sizes_hw: np.ndarray) -> np.ndarray:
         """Return the sizes of all images in the batch after the record, given their sizes before it."""
         if self.rows is None:
             return self.output_hw
@@ -98,7 +99,7 @@ class Record:
         return sizes_hw
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
-        """Select entries of the record's arrays; `rows` are the new row numbers of these entries."""
+        """Return a record with these entries of the arrays; `rows` are the new batch indices of the entries."""
         changes: dict[str, Any] = {"rows": rows}
         for name in (field_.name for field_ in fields(self) if field_.name != "rows"):
             value = getattr(self, name)
@@ -116,17 +117,17 @@ class WholeImageRecord(Record):
 
 @dataclass(eq=False, repr=False)
 class Box(Record):
-    """A crop. With a `padding_mode`, the box can reach beyond the image and is not resampled. Without one, the box is
-    inside the image and is resampled to `size_hw` unless it already has that size.
+    """A crop. With a `padding_mode`, the box can extend beyond the image and is not resampled. Without a
+    `padding_mode`, the box is inside the image and is resampled to `size_hw` unless it already has that size.
 
     Attributes:
         box_tlhw: the boxes.
         size_hw: the sizes of the results.
         filters: int64 (n,), codes of `FILTERS`; or one name for all images.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None means the box is resampled.
-        fill: the levels for ``"constant"``: one for all channels, or one per channel.
+        fill: the pixel values for ``"constant"``: one for all channels, or one per channel.
         mask_fill: the fill for masks: any number.
-        cuts: clip bounding boxes to the box even if it is the entire image.
+        clips_boxes: whether to clip bounding boxes even if the crop is the entire image.
         kept_boxes: bool (n, maximum number of bounding boxes per sample): the bounding boxes to keep; None means all.
     """
 
@@ -138,7 +139,7 @@ class Box(Record):
     padding_mode: str | None = None
     fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
-    cuts: bool = True
+    clips_boxes: bool = True
     kept_boxes: np.ndarray | None = None
 
     @property
@@ -202,7 +203,7 @@ class Turn(Record):
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
         for axis in (0, 1):
             windows_tlhw = _mirror_windows(windows_tlhw, self.output_hw, self.flipped[:, axis], axis)
-        return transposed_boxes(windows_tlhw, self.transposed)
+        return transpose_boxes(windows_tlhw, self.transposed)
 
 
 @dataclass(eq=False, repr=False)
@@ -237,7 +238,7 @@ class Elastic(WholeImageRecord):
 
     Attributes:
         keys: uint64 (n, 2), the words of the random key for each image's noise.
-        alpha: along x and y, the strength in pixels: noise in -1 … 1 is multiplied by half of it.
+        alpha: along x and y, the strength in pixels; noise in -1 … 1 is multiplied by half of the strength.
         sigma: along x and y, the sigma of the smoothing in pixels; (0, 0) means no smoothing.
         filters: the name of the filter, ``"nearest"`` or ``"bilinear"``.
         fill, mask_fill: as for `Box`; pixels outside the input get the fill.
@@ -261,9 +262,9 @@ class Ops(Record):
         codes: int64 (n, depth), codes of `OPS`, or `NOTHING`.
         values: float64 (n, depth, `VALUES`), the values of each operation.
         filters: for warps, int64 (n, depth), codes of `FILTERS`; or one name for all.
-        fill: for warps, the fill levels: one for all channels, or one per channel.
+        fill: for warps, the pixel values outside the image: one for all channels, or one per channel.
         channels: the number of equal grey channels in the results; None means the channels do not change.
-        whole: whether each pixel of a result can depend on the entire image.
+        needs_full_image: whether each pixel of a result can depend on the entire image.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("codes", "values", "filters")
@@ -273,10 +274,10 @@ class Ops(Record):
     filters: np.ndarray | str = "nearest"
     fill: tuple[float, ...] = (0,)
     channels: int | None = None
-    whole: bool = True
+    needs_full_image: bool = True
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return full_windows(self.sizes_hw) if self.whole else windows_tlhw
+        return full_windows(self.sizes_hw) if self.needs_full_image else windows_tlhw
 
 
 @dataclass(eq=False, repr=False)
@@ -286,7 +287,7 @@ class Mixture(WholeImageRecord):
     Attributes:
         codes: int64 (n, width, depth), as in `Ops`; width is the number of chains.
         values: float64 (n, width, depth, `VALUES`), as in `Ops`.
-        weights: float64 (n, 1 + width), the share of the image itself, then the share of each chain.
+        weights: float64 (n, 1 + width), the weight of the image itself, then the weight of each chain's result.
         filters: for warps, int64 (n, width, depth), codes of `FILTERS`; or one name for all.
         fill: for warps, as in `Ops`.
     """
@@ -299,9 +300,9 @@ class Mixture(WholeImageRecord):
     filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
 
-    def chain(self, number: int) -> Ops:
-        codes, values = self.codes[:, number], self.values[:, number]
-        filters = self.filters[:, number] if isinstance(self.filters, np.ndarray) else self.filters
+    def chain(self, index: int) -> Ops:
+        codes, values = self.codes[:, index], self.values[:, index]
+        filters = self.filters[:, index] if isinstance(self.filters, np.ndarray) else self.filters
         return Ops(codes, values, filters, self.fill, rows=self.rows, sizes_hw=self.sizes_hw)
 
 
@@ -313,9 +314,9 @@ class Erase(Record):
         boxes_tlhw: int64 (n, maximum number of boxes, 4); entries with height 0 are not boxes.
         keys: uint64 (n, 2), the words of the random key.
         kind: the content: ``"const"``, ``"rand"`` (a random colour per box) or ``"pixel"`` (a random colour per pixel).
-        numbers: for ``"const"``, one number or one per channel: uint8 levels, or numbers of finished images.
-        numbers_given: the numbers as the user passed them.
-        scaled: whether the user's numbers refer to images that `ToDtype` scales to 0 … 1.
+        numbers: for ``"const"``, one value, or one per channel: in 0 … 255, or in the units of the final type.
+        user_values: the values that the user passed.
+        scaled: whether the user's values refer to images that `ToDtype` scales to 0 … 1.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
@@ -324,26 +325,26 @@ class Erase(Record):
     keys: np.ndarray
     kind: str = "const"
     numbers: tuple[float, ...] = (0.0,)
-    numbers_given: tuple[float, ...] = (0.0,)
+    user_values: tuple[float, ...] = (0.0,)
     scaled: bool = False
 
-    def levels(self, top: int | None) -> tuple[float, ...]:
-        """Return the numbers for images that are not finished yet and have the highest level `top`; None means float
-        images of any range."""
+    def values_for(self, top: int | None) -> tuple[float, ...]:
+        """Return the values for images before their conversion to the final type. `top` is the maximum pixel value;
+        None means float images of any range."""
         if top == 255:
             return self.numbers
         unit = (top or 1) if self.scaled else 1
-        return tuple(number if top is None else float(round(number * unit)) for number in self.numbers_given)
+        return tuple(number if top is None else float(round(number * unit)) for number in self.user_values)
 
 
 @dataclass(eq=False, repr=False)
 class Mix(Record):
-    """A mixture of each image with its partner (`gpuload.batches.mixing`). The partner's row is not drawn; it is an
-    argument when the record is applied. A program has at most one `Mix`, which applies to all rows.
+    """A mixture of each image with its partner (`gpuload.batches.mixing`). The partner's batch index is not part of the
+    record, but is passed when the record is applied. A program has at most one `Mix`, which applies to all images.
 
     Attributes:
-        share: float64 (n,), the share of the image itself, also in the label; 1 for an image that is not mixed.
-        box_tlhw: the box pasted from the partner (CutMix); its height is 0 for MixUp, which blends.
+        share: float64 (n,), the weight of the image itself and of its label; 1 for an image that is not mixed.
+        box_tlhw: the box pasted from the partner (CutMix). For MixUp, which blends images, its height is 0.
         names: if several transforms drew the record, the name of each image's transform; "" for an image that is not
             mixed.
     """
@@ -357,29 +358,30 @@ class Mix(Record):
 
 @dataclass(eq=False, repr=False)
 class Gather(WholeImageRecord):
-    """A combination of each image with the images of its group: Mosaic and CopyPaste. The record applies to all rows.
+    """A combination of each image with the images of its group: Mosaic and CopyPaste. The record applies to all images.
 
-    The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their rows are not
-    drawn, but set when the batch is assembled (`gpuload.batches.gathering`). No backend sees the record: the stage
-    applies it between two runs, when all images of the batch have reached this step (`gpuload.stage.gathering`).
+    The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their batch indices
+    are set when the batch is assembled (`gpuload.batches.gathering`). No backend sees the record: the stage applies it
+    between two runs, when all images of the batch have reached this step (`gpuload.stage.gathering`).
 
     With `keys` and without `order` and `centre_yx` (CopyPaste), instances of the partner at position p XOR 1 are pasted
-    onto the image, at their original places. Otherwise (Mosaic) four images meet at a centre: each quadrant shows one
-    image, whose corner is at the centre and which is cut off at the border of the result.
+    onto the image, at their original positions. Otherwise (Mosaic) four images meet at a centre: each quadrant shows
+    one image, which has a corner at the centre and is cropped at the border of the result.
 
     Attributes:
         gathered: bool (n,), the images that are changed.
         size_hw: the sizes of the results; None means unchanged.
-        order: int64 (n, 4), the members of the group shown at the top left, top right, bottom left and bottom right: a
-            number k means the sample at position p XOR k.
+        order: int64 (n, 4), the members of the group shown at the top left, top right, bottom left and bottom right;
+            k means the sample at position p XOR k.
         centre_yx: int64 (n, 2), the point in the result where the four images meet.
         keys: uint64 (n, 2), the words of the random key that selects instances.
-        fill: levels outside all images: one for all channels, or one per channel.
+        fill: the pixel values outside all images: one for all channels, or one per channel.
         mask_fill: the fill for masks: any number.
-        groups: int64 (n, 2 or 4), the rows of each sample's group: its own row, the row of the sample at position p XOR
-            1, …; a missing sample is replaced by its own row. Set when the batch is assembled.
-        covered: for CopyPaste, the pixels of each image that show its partner: a bool tensor H×W, or None for no
-            pixels. Set when the batch is assembled.
+        groups: int64 (n, 2 or 4), the batch indices of each sample's group: the index of the sample itself, of the
+            sample at position p XOR 1, …; a missing sample is replaced by the sample itself. Set when the batch is
+            assembled.
+        covered: for CopyPaste, a mask of each image's pixels that show its partner: an H×W bool tensor, or None for
+            no pixels. Set when the batch is assembled.
     """
 
     drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
@@ -405,9 +407,9 @@ class Gather(WholeImageRecord):
             windows_tlhw: int64 (n, 4), the requested windows of the results.
 
         Returns:
-            (rows, corners, shown): the rows of the images, int64 (n, 4); their top left corners in the result, int64
-            (n, 4, 2), which can be outside it; and the visible parts in the result, int64 (n, 4, 4), with height or
-            width 0 if the image is not visible.
+            (rows, corners, visible): the images' batch indices, int64 (n, 4); their top left corners in the result,
+            int64 (n, 4, 2), which can be outside the result; and the visible parts in the result, int64 (n, 4, 4), with
+            height or width 0 if the image is not visible.
         """
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]
@@ -420,12 +422,13 @@ class Gather(WholeImageRecord):
 
 @dataclass(eq=False, repr=False)
 class Call(WholeImageRecord):
-    """A call of a user-defined transform with the images. No backend sees the record: `gpuload.stage.segments` splits a
-    program at it, and `gpuload.stage.user_code` calls the transform.
+    """A call of a user-defined transform with the images. No backend sees the record: `gpuload.stage.segments` splits
+    programs at such records, and `gpuload.stage.user_code` calls the transform.
 
     Attributes:
         transform: a `gpuload.transforms.custom.Custom`.
-        params: the parameters that the transform drew: an array (n, …), tuples and dicts of such arrays, or None.
+        params: the parameters that the transform drew: an array of shape (n, …), tuples and dicts of such arrays, or
+            None.
         seeds: int64 (n,), the seeds of torch's generators during the call.
     """
 
@@ -434,29 +437,30 @@ class Call(WholeImageRecord):
     seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
-        return replace(super().take(entries, rows), params=in_params(self.params, lambda array: array[entries]))
+        return replace(super().take(entries, rows), params=map_params(self.params, lambda array: array[entries]))
 
 
-def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each array in the params of a `Call`."""
+def map_params(params: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the params of a `Call` with each array replaced by `function(array)`."""
     if params is None:
         return None
     if isinstance(params, dict):
-        return {key: in_params(value, change) for key, value in params.items()}
+        return {key: map_params(value, function) for key, value in params.items()}
     if isinstance(params, tuple):
-        entries = [in_params(value, change) for value in params]
+        entries = [map_params(value, function) for value in params]
         return type(params)(*entries) if hasattr(params, "_fields") else tuple(entries)
-    return change(params)
+    return function(params)
 
 
-# The record classes defined below change no pixels: they convert levels to numbers, or change boxes and keypoints.
+# The record classes defined below do not change pixels: they convert dtypes, or change boxes and keypoints.
 CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
 MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # `Ops` that contain "warp" also move pixels
 
 
 @dataclass(eq=False, repr=False)
 class Numbers(Record):
-    """A conversion from levels to numbers. All such records are applied together when results are written.
+    """A conversion from integer pixel values to the final type. All such records are
+    applied when results are written.
 
     Attributes:
         dtype: the dtype of images, as in `ToDtype`; None means unchanged.
@@ -476,7 +480,7 @@ class Numbers(Record):
 @dataclass(eq=False, repr=False)
 class Tidy(Record):
     """The removal of bounding boxes whose width or height is below `min_size`, whose area is below `min_area`, or that
-    reach beyond the image."""
+    extend beyond the image."""
 
     min_size: float
     min_area: float
@@ -494,7 +498,8 @@ class ClampPoints(Record):
 
 @dataclass(eq=False, repr=False)
 class TidyPoints(Record):
-    """The removal of keypoints outside the image; a group in (N, …, 2) is removed if any of its points is outside."""
+    """The removal of keypoints outside the image. If they are (N, …, 2), a group is removed if any of its points is
+    outside."""
 
 
 @dataclass(eq=False, repr=False)

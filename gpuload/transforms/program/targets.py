@@ -1,11 +1,11 @@
-"""Moving boxes and keypoints together with their image.
+"""Moves boxes and keypoints together with their image.
 
 A point is (x, y) in pixels, measured from the top left corner of the image; the centre of pixel (0, 0) is at (½, ½).
 Boxes are (left, top, right, bottom). A warp moves a box's four corners and returns their bounding box. As in
 torchvision, boxes are clipped to the image after crops, padding and warps, but not after a flip or a plain resize.
 Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
-Everything is computed in float64. Integers stay integers: they are truncated after each transform, as in torchvision.
+All computations are in float64. Integer coordinates are truncated to integers after each transform, as in torchvision.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gpuload.transforms.program.ops import (
     TidyPoints,
     Turn,
     Warp,
-    in_params,
+    map_params,
 )
 
 __all__ = ["SampleTargets", "apply_records", "move_boxes"]
 
-MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Turn, Warp)
-CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
+TARGET_RECORDS = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Turn, Warp)
+CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]  # the indices of (x, y) of each corner in a box
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +43,11 @@ class SampleTargets:
     """The current boxes and keypoints of one sample while the records of a chain are applied.
 
     Attributes:
-        boxes: one array per leaf with boxes, float64 or int64 (n, 4).
-        points: one array per leaf with keypoints, float64 or int64 (…, 2).
-        format: the format that a transform set for the boxes; None means unchanged.
+        boxes: one array per `Boxes` of the sample, float64 or int64 (n, 4).
+        points: one array per `Keypoints` of the sample, float64 or int64 (…, 2).
+        format: the box format set by `ConvertBoundingBoxFormat`; None means unchanged.
         kept_indices: int64 (n,), the indices of the original boxes that remain; None means all.
-        valid: bool (n,), the keypoints that remain; None means all.
+        valid: bool (n,), whether each keypoint, or group of keypoints, remains; None means that all remain.
     """
 
     boxes: list[np.ndarray]
@@ -73,7 +73,7 @@ def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[n
 def apply_records(records: Iterable[Record], samples: Sequence[SampleTargets]) -> None:
     """Apply the records to each sample's boxes and keypoints, in place."""
     for record in records:
-        if isinstance(record, MOVES):
+        if isinstance(record, TARGET_RECORDS):
             rows = range(len(samples)) if record.rows is None else record.rows.tolist()
             for i, row in enumerate(rows):
                 _apply_record(record, i, samples[row])
@@ -123,12 +123,13 @@ def _apply_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: 
         return points
     height, width = size_hw.tolist()
     result = getattr(record.transform, method)(
-        points.copy(), in_params(record.params, lambda array: array[i]), (height, width)
+        points.copy(), map_params(record.params, lambda array: array[i]), (height, width)
     )
     if not isinstance(result, np.ndarray) or result.shape != points.shape:
-        got = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+        actual = f"an array of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
         raise ValueError(
-            f"{record.name}.{method} must return a numpy array of the input's shape, {points.shape}; got {got}"
+            f"{record.name}.{method} must return a numpy array with the shape of its input, {points.shape}; "
+            f"got {actual}"
         )
     return result.astype(points.dtype)
 
@@ -143,11 +144,11 @@ def _valid_boxes_mask(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> n
 def _mirror(sample: SampleTargets, axis: int, size_hw: np.ndarray) -> None:
     """Mirror the targets of an image of size `size_hw`: vertically for `axis` 0, horizontally for 1."""
     first, second, length = 1 - axis, 3 - axis, size_hw[axis]
-    for number, boxes in enumerate(sample.boxes):
-        sample.boxes[number] = moved = boxes.copy()
+    for index, boxes in enumerate(sample.boxes):
+        sample.boxes[index] = moved = boxes.copy()
         moved[:, [first, second]] = length - boxes[:, [second, first]]
-    for number, points in enumerate(sample.points):
-        sample.points[number] = moved = points.copy()
+    for index, points in enumerate(sample.points):
+        sample.points[index] = moved = points.copy()
         moved[..., first] = length - 1 - points[..., first]
 
 
@@ -156,7 +157,7 @@ def _move_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.n
         return boxes
     if isinstance(record, Box):
         moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
-        if record.cuts or not _covers_image(record, i):
+        if record.clips_boxes or not _covers_image(record, i):
             moved = _clip_boxes(moved, record.box_tlhw[i, 2:])
         return _scale_points(moved, record, i)
     corners = boxes[:, CORNERS]
@@ -185,7 +186,7 @@ def _covers_image(record: Box, i: int) -> bool:
 
 
 def _scale_points(points: np.ndarray, record: Box, i: int) -> np.ndarray:
-    """Scale points from the box to the result. The multiplication comes before the division so that integers are
+    """Scale points from the box to the result. Multiply before dividing, so that results that are integers are
     exact."""
     old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
     if (old_size == new_size).all():
@@ -197,9 +198,9 @@ def _scale_points(points: np.ndarray, record: Box, i: int) -> np.ndarray:
 def _warp_points(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
     """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates.
 
-    The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
-    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so with them boxes
-    differed between CPUs.
+    The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every operation
+    here is rounded as IEEE 754 specifies. `np.linalg.inv` and `@` are not used, because their rounding depends on the
+    processor's BLAS kernel, which made boxes differ between CPUs.
     """
     a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)

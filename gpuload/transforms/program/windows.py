@@ -1,10 +1,10 @@
 """The resampling filters and padding modes, shared by all backends and the decode plan.
 
-The filters are defined as in Pillow (libImaging/Resample.c): output pixel i of n, computed from a box of length m, has
-its centre at (i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `SUPPORT` times this factor
-on both sides. It is cut off at the borders of the *image* for a resize, and of the *box* for a resized crop. *Plain*
-filters are torch's filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched, and the
-border of the box is repeated outside it. All functions are pure.
+The filters are defined as in Pillow (libImaging/Resample.c). The centre of output pixel i of n, computed from a box of
+length m, is at (i + ½) · s with s = m / n. The filter is stretched by max(s, 1) and reaches `SUPPORT` times this factor
+on both sides. A resize cuts the filter off at the borders of the *image*, a resized crop at the borders of the *box*.
+*Plain* filters are torch's filters without antialiasing (`torch.nn.functional.interpolate`): they are never stretched,
+and the border pixels of the box are repeated outside it. All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "nearest_methods", "padded_indices", "padded_windows", "rare_filter",
-    "scaled_pixels", "source_windows", "transposed_boxes",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "clip_to_windows", "filter_fallback_reason",
+    "filter_names", "filter_weights", "full_windows", "nearest_indices", "nearest_methods", "padded_indices",
+    "padded_windows", "scaled_pixels", "source_windows", "transpose_boxes",
 ]  # fmt: skip
 
-# The code of a filter is its index here. The filters from lanczos on are used only for resizing.
+# The code of a filter is its index here. "lanczos" and all filters after it are used only for resizing.
 FILTERS: Final = ("nearest", "bilinear", "bicubic", "lanczos", "plain bilinear", "plain bicubic")
 SUPPORT: Final[dict[str, float]] = dict(zip(FILTERS, (0.5, 1.0, 2.0, 3.0, 1.0, 2.0), strict=True))
 PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
 _SUPPORTS: Final = np.array([*SUPPORT.values()])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # filters that antialias when an image becomes smaller
-FIXED_LIMIT: Final = 32768.0  # nearest pixels of maps with coordinates beyond this limit are not found in fixed point
-PRECISION_BITS: Final = 22  # fractional bits of fixed-point weights: 32 minus 8 for a level and 2 for overflow
+FIXED_LIMIT: Final = 32768.0  # fixed point is not used for nearest pixels of maps with coordinates beyond this limit
+PRECISION_BITS: Final = 22  # fractional bits of fixed-point weights: 32 minus 8 for a pixel value and 2 for overflow
 
 
 def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """Return windows that cover the entire images."""
+    """Return windows, int64 (B, 4), that cover entire images."""
     windows = np.zeros((len(sizes_hw), 4), np.int64)
     windows[:, 2:] = sizes_hw
     return windows
 
 
-def transposed_boxes(boxes_tlhw: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Swap rows and columns of boxes, int64 (B, …, 4), for the images selected by `transposed`, bool (B,)."""
+def transpose_boxes(boxes_tlhw: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+    """Return boxes, int64 (B, …, 4), with rows and columns swapped for the images where `transposed`, bool (B,), is
+    True."""
     if not transposed.any():
         return boxes_tlhw
     transposed = transposed.reshape(-1, *[1] * (boxes_tlhw.ndim - 1))
@@ -49,12 +50,13 @@ def transposed_boxes(boxes_tlhw: np.ndarray, transposed: np.ndarray) -> np.ndarr
 def source_windows(
     windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, filters: np.ndarray
 ) -> np.ndarray:
-    """Return, for each image, the window that a window of the resized image depends on, including the filter's support.
+    """Return, for each image, the input window that a window of the resized image depends on, including the filter's
+    support.
 
     Args:
         windows_tlhw: int64 (B, 4), windows of the resized images.
         outputs_hw: int64 (B, 2), the sizes of the resized images.
-        inputs_hw: int64 (B, 2), the sizes of the images.
+        inputs_hw: int64 (B, 2), the sizes of the images before the resize.
         filters: int64 (B,), codes of `FILTERS`.
 
     Returns:
@@ -70,11 +72,11 @@ def source_windows(
 
 
 def nearest_indices(length: int, output: int, start: int, count: int) -> np.ndarray:
-    """Return the indices of the input pixels that `count` output pixels from `start` on are copied from, along one
-    axis.
+    """Return, along one axis, the indices of the input pixels that are copied to `count` output pixels, starting at
+    `start`.
 
-    Steps are added up as in Pillow (Geometry.c, `ImagingScaleAffine`), because the rounding of the sum decides which
-    input pixel is chosen if an output pixel's centre falls on the border between two of them.
+    Steps are added up as in Pillow (Geometry.c, `ImagingScaleAffine`): if an output pixel's centre falls on the border
+    between two input pixels, the rounding of the sum decides which one is chosen.
     """
     step = length / output
     centres = np.full(start + count, step)
@@ -91,13 +93,13 @@ def filter_weights(
         lengths: int64 (n,), the lengths of the inputs. Filters are cut off at both ends; plain filters repeat the
             border pixels there.
         outputs: int64 (n,), the lengths of the complete outputs.
-        starts: int64 (n,), the first requested output pixel.
+        starts: int64 (n,), the index of the first requested output pixel.
         count: the number of requested output pixels.
         interpolation: a name in `FILTERS` except ``"nearest"``.
 
     Returns:
-        (firsts, weights): the first input pixel of each output pixel, int64 (n, count); the weights from that pixel on,
-        int32 (n, count, taps), whose sum is about 2**22.
+        (firsts, weights): the index of each output pixel's first input pixel, int64 (n, count), and the weights of this
+        and the following input pixels, int32 (n, count, taps), whose sum is about 2**22.
     """
     scale = (lengths / outputs)[:, None]
     centres = (starts[:, None] + np.arange(count) + 0.5) * scale
@@ -109,31 +111,31 @@ def filter_weights(
     ends = np.minimum((centres + reach + 0.5).astype(np.int64), lengths[:, None])
     taps = np.arange(int((ends - firsts).max()))
     distance = np.abs((taps + (firsts - centres + 0.5)[:, :, None]) / stretch[:, :, None])
-    weights = np.where(taps < (ends - firsts)[:, :, None], _filter(distance, interpolation), 0.0)
+    weights = np.where(taps < (ends - firsts)[:, :, None], _evaluate_filter(distance, interpolation), 0.0)
     weights /= weights.sum(axis=2, keepdims=True)
-    return firsts, _fixed_point(weights)
+    return firsts, _to_fixed_point(weights)
 
 
 def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first taps and the weights of a plain filter; the weights of taps outside the image are added to the
-    border pixel."""
+    """Return the first taps and the weights of a plain filter. The weights of taps outside the image are added to the
+    weight of the border pixel."""
     reach = int(SUPPORT[interpolation])
     taps = np.floor(centres - 0.5).astype(np.int64)[:, :, None] + np.arange(1 - reach, 1 + reach)
-    weights = _filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
+    weights = _evaluate_filter(np.abs(taps + 0.5 - centres[:, :, None]), interpolation)
     clipped_taps = np.clip(taps, 0, (lengths - 1)[:, None, None])
     firsts = clipped_taps[:, :, 0]
     merged = np.zeros_like(weights)
     for tap in range(2 * reach):
         offsets = (clipped_taps[:, :, tap] - firsts)[:, :, None]
         np.put_along_axis(merged, offsets, np.take_along_axis(merged, offsets, 2) + weights[:, :, tap, None], 2)
-    return firsts, _fixed_point(merged)
+    return firsts, _to_fixed_point(merged)
 
 
-def _fixed_point(weights: np.ndarray) -> np.ndarray:
+def _to_fixed_point(weights: np.ndarray) -> np.ndarray:
     return np.trunc(weights * 2.0**PRECISION_BITS + np.copysign(0.5, weights)).astype(np.int32)
 
 
-def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
+def _evaluate_filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
     if interpolation in ("bilinear", "plain bilinear"):
         return np.maximum(1 - distance, 0)
     if interpolation == "lanczos":
@@ -145,22 +147,22 @@ def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
 
 
 def filter_names(interpolation: str, *, antialias: bool = True) -> tuple[str, ...]:
-    """Return the filters that the arguments select; ``"random"`` selects two, as in timm."""
+    """Return the names of the filters that the arguments select; ``"random"`` selects two filters, as in timm."""
     names = ["bilinear", "bicubic"] if interpolation == "random" else [interpolation]
     return tuple(names if antialias else [PLAIN.get(name, name) for name in names])
 
 
-def rare_filter(names: Iterable[str]) -> str | None:
-    """Return a message about the first filter that only the reference backend supports; None if there is none."""
-    rare = next((name for name in names if FILTERS.index(name) >= FILTERS.index("lanczos")), None)
-    return None if rare is None else f"only the torch backend has {rare} resampling"
+def filter_fallback_reason(names: Iterable[str]) -> str | None:
+    """Return the reason why these filters need the reference backend (torch); None if other backends support them."""
+    unsupported = next((name for name in names if FILTERS.index(name) >= FILTERS.index("lanczos")), None)
+    return None if unsupported is None else f"only the torch backend has {unsupported} resampling"
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
-    """Return, for each image, the window that a window of a padded box depends on.
+    """Return, for each image, the input window that a window of a padded box depends on.
 
     Args:
-        boxes_tlhw: int64 (B, 4), the boxes, in image coordinates; they can reach beyond the images.
+        boxes_tlhw: int64 (B, 4), the boxes, in image coordinates; boxes can extend beyond the images.
         windows_tlhw: int64 (B, 4), windows of the boxes.
         sizes_hw: int64 (B, 2), the sizes of the images.
         mode: the padding mode.
@@ -180,8 +182,8 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
 
 
 def padded_indices(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
-    """Map indices along one axis, which can be outside 0 … length - 1, to the pixels that padding shows there. With
-    ``"constant"``, which shows a fill instead of pixels, indices are clamped."""
+    """Map indices along one axis, which can be outside 0 … length - 1, to the indices of the pixels that padding
+    repeats at these positions. With ``"constant"``, where padding has a fill instead, clamp the indices."""
     if mode == "reflect":
         period = np.maximum(2 * (length - 1), 1)
         indices = indices % period
@@ -192,9 +194,9 @@ def padded_indices(indices: np.ndarray, length: np.ndarray | int, mode: str) -> 
     return np.clip(indices, 0, length - 1)
 
 
-def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
-    """Return boxes to erase, int64 (B, n, 4), relative to windows of the images and clipped to these windows. A box
-    outside its window gets height or width 0."""
+def clip_to_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
+    """Return boxes, int64 (B, n, 4), relative to windows of the images and clipped to these windows. A box outside its
+    window gets height or width 0."""
     start = np.maximum(boxes_tlhw[:, :, :2] - windows_tlhw[:, None, :2], 0)
     end = boxes_tlhw[:, :, :2] + boxes_tlhw[:, :, 2:] - windows_tlhw[:, None, :2]
     end = np.minimum(end, windows_tlhw[:, None, 2:])
@@ -202,12 +204,12 @@ def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray
 
 
 def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two bool arrays (N,): which maps find the nearest pixels by adding up steps, and which maps use fixed
-    point. All other maps use float64.
+    """Return two bool arrays (N,): for which maps nearest pixels are found by adding up steps, and for which maps in
+    fixed point. All other maps use float64.
 
     Args:
         coefficients: float64 (N, 8), the maps.
-        ends_hw: int64 (N, 2), the bottom and right ends of the results.
+        ends_hw: int64 (N, 2), the bottom and right borders of the results.
     """
     _, b, _, d, _, _, g, h = coefficients.T
     is_affine = (g == 0) & (h == 0)
@@ -223,12 +225,12 @@ def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.n
 def scaled_pixels(
     coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns int64 (N, W').
-    Positions before the image are -1; positions after it can have any value beyond its end."""
+    """Return the nearest pixels for maps that only scale and shift: row indices, int64 (N, H'), and column indices,
+    int64 (N, W'). An index before the image's start is -1; an index after its end can have any value beyond the end."""
     a, _, c, _, e, f, _, _ = coefficients.T
     pixels = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
-        # Sums always start at the first pixel because their rounding affects the result; a window uses a part of them.
+        # Sums must start at the result's first pixel even for a window, because rounding accumulates along the way.
         steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
         steps[:, 0] = first + step * 0.5
         sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)

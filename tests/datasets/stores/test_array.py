@@ -166,7 +166,7 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         file.write(bytes(100))
-    text = f"the header of the .npy file {str(path)!r} cannot be read: its shape must consist of whole numbers"
+    text = f"the header of the .npy file {str(path)!r} cannot be read: its shape must consist of integers"
     with pytest.raises(ValueError, match=re.escape(text)):
         ArrayFile(path)
 

@@ -12,7 +12,7 @@ import pytest
 
 import gpuload as gl
 from gpuload.datasets.stores import cached as module
-from gpuload.datasets.stores.cached import cache_folder, cached
+from gpuload.datasets.stores.cached import cache_folder, load_or_build
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +37,23 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
 
 
 def test_what_was_built_is_read_the_next_time(folder: Path) -> None:
-    assert same(cached("/a", [1, "x", None], build), build())
-    assert same(cached("/a", (1, "x", None), refuse), build())
+    assert same(load_or_build("/a", [1, "x", None], build), build())
+    assert same(load_or_build("/a", (1, "x", None), refuse), build())
     assert os.stat(folder).st_mode & 0o777 == 0o700
     assert [path.suffix for path in folder.iterdir()] == [".index"]
 
 
 def test_another_source_gets_its_own(folder: Path) -> None:
-    cached("/a", [1], build)
-    assert same(cached("/a", [2], lambda: build(4)), build(4)), "the same one, written to"
-    assert same(cached("/b", [1], lambda: build(5)), build(5))
-    assert same(cached("/a", [2], refuse), build(4))
+    load_or_build("/a", [1], build)
+    assert same(load_or_build("/a", [2], lambda: build(4)), build(4)), "the same one, written to"
+    assert same(load_or_build("/b", [1], lambda: build(5)), build(5))
+    assert same(load_or_build("/a", [2], refuse), build(4))
     assert len(list(folder.iterdir())) == 2, "the new one takes the place of the old one"
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "identity", "directory", "length", "swapped"])
 def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
-    cached("/a", [1], build)
+    load_or_build("/a", [1], build)
     (path,) = folder.iterdir()
     data = path.read_bytes()
     at = data.index(bytes(range(64)))
@@ -68,20 +68,20 @@ def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
     assert changed[damage] != data
     path.write_bytes(changed[damage])
     for identity in ([1], [7]):
-        assert same(cached("/a", identity, lambda: build(7)), build(7))
-    assert same(cached("/a", [7], refuse), build(7))
+        assert same(load_or_build("/a", identity, lambda: build(7)), build(7))
+    assert same(load_or_build("/a", [7], refuse), build(7))
 
 
 def test_an_error_of_is_fresh_is_raised_unless_the_arrays_are_other_ones(folder: Path) -> None:
-    cached("/a", [1], build)
+    load_or_build("/a", [1], build)
     with pytest.raises(ZeroDivisionError):
-        cached("/a", [1], refuse, is_fresh=lambda arrays: 1 / 0 > 0)
-    assert same(cached("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
+        load_or_build("/a", [1], refuse, is_fresh=lambda arrays: 1 / 0 > 0)
+    assert same(load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
 def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
-    cached("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})
+    load_or_build("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})
     (path,) = folder.iterdir()
     data = path.read_bytes()
     if damage == "directory":
@@ -95,7 +95,7 @@ def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
     path.write_bytes(changed)
     tracemalloc.start()
     try:
-        assert same(cached("/a", [1], lambda: build(7)), build(7))
+        assert same(load_or_build("/a", [1], lambda: build(7)), build(7))
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -103,11 +103,11 @@ def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
 
 def test_small_ones_and_those_without_a_place_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_BYTES", 1 << 20)
-    cached("/a", [1], build)
+    load_or_build("/a", [1], build)
     assert not folder.exists()
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
     folder.write_text("a file where the folder should be")
-    assert same(cached("/a", [1], build), build())
+    assert same(load_or_build("/a", [1], build), build())
 
 
 def test_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_without_a_home_they_are_in_a_temporary_folder(homeless: Path, monkeypat
     expected = homeless / f"gpuload-{os.getuid()}"
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
     for _ in range(2):
-        assert same(cached("/a", [1], build), build())
+        assert same(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
     assert expected.stat().st_mode & 0o777 == 0o700
     assert len(list(expected.iterdir())) == 1
@@ -161,7 +161,7 @@ def test_a_temporary_folder_that_is_not_this_users_alone_is_not_used(
     (homeless / "gpuload--1").mkdir()
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
     assert cache_folder() == module.NOWHERE
-    assert same(cached("/a", [1], build), build())
+    assert same(load_or_build("/a", [1], build), build())
     assert os.listdir() == []
 
 

@@ -96,7 +96,7 @@ def test_a_stray_cell_among_numbers_is_warned_of_each_time(folder: Path, monkeyp
     text = (
         f"20 of the 21 targets in the column 'label' of '{folder}/list.csv' are numbers, but line 3 has 'n/a'. So all "
         "targets were treated as class names, and labels are indices into the sorted names, in which '10' comes before "
-        "'9'. Correct the cell, or remove its row; if the targets are names, list them in classes="
+        "'9'. Correct such cells, or remove their rows; if the targets are names, list them in classes="
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         listed(folder, f"path,label\n\na.jpg,n/a\n{NUMBERS}")
@@ -158,7 +158,7 @@ def test_a_split_that_lacks_a_class_keeps_the_labels(folder: Path, monkeypatch: 
     with pytest.raises(ValueError, match=exactly(text)):
         FileList(folder / "val.csv", classes=["ant", "cat"])
     with pytest.raises(ValueError, match=exactly("classes= names the targets, but target=None reads no targets; "
-                                                 "leave out one of them")):  # fmt: skip
+                                                 "omit one of them")):  # fmt: skip
         FileList(folder / "val.csv", classes=train, target=None)
 
 
@@ -183,7 +183,7 @@ def test_labels_of_generated_names_with_classes(labels: Any) -> None:
         ([1, 2], "labels[1] is 2, but the 2 classes have the indices 0 … 1"),
         ([-1, 2], "labels[0] is -1, but the 2 classes have the indices 0 … 1"),
         ([0.5, 1], "with classes=, labels must be one class name or class index per image, got float64 of shape"),
-        (None, "classes= names the labels, but there are no labels; pass labels=, or leave out classes="),
+        (None, "classes= names the labels, but there are no labels; pass labels=, or omit classes="),
     ],
 )
 def test_labels_that_are_not_among_the_classes(labels: Any, message: str) -> None:
@@ -254,7 +254,7 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     text = "path,label\na.jpg,dog\nb.jpg,cat\n"
     first = listed(folder, text)
     with monkeypatch.context() as patch:
-        patch.setattr("gpuload.datasets.stores.filelist._pack", None)
+        patch.setattr("gpuload.datasets.stores.filelist._pack_rows", None)
         again = FileList(folder / "list.csv")
     assert again.paths == first.paths
     assert (again.labels.tolist(), again.classes) == ([1, 0], ["cat", "dog"])
@@ -284,7 +284,7 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("path,label\n", {}, "{} lists no images"),
         ("", {}, "{} has no column 'path'; its first line is []"),
         ('path,label\n"a.jpg"x,1\n', {}, "{} cannot be read as CSV in UTF-8, near line 2: "),
-        ("path,label\n", {"path": 0}, "path and target must either be column names, or column numbers"),
+        ("path,label\n", {"path": 0}, "path and target must be either column names, or column indices"),
         (
             "path;label\na.jpg;1\n",
             {},
@@ -307,13 +307,13 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
             "pass target=' label'",
         ),
         ("Path,label\n", {}, "If you mean 'Path', pass path='Path'"),
-        ("path,label\na.jpg,1\nb\0.jpg,1\n", {}, "line 3 of {} has a NUL byte; it is damaged, or not in UTF-8"),
-        ("path,label\na.jpg,\x001\n", {}, "line 2 of {} has a NUL byte; it is damaged, or not in UTF-8"),
+        ("path,label\na.jpg,1\nb\0.jpg,1\n", {}, "line 3 of {} has a NUL byte, so it is damaged or not in UTF-8"),
+        ("path,label\na.jpg,\x001\n", {}, "line 2 of {} has a NUL byte, so it is damaged or not in UTF-8"),
         (
             "p\0a\0t\0h\0,\0",
             {},
-            "the first line of {} has a NUL byte; it is damaged, or not in UTF-8 (UTF-16 text is "
-            "full of NUL bytes): save it as UTF-8",
+            "the first line of {} has a NUL byte, so it is damaged or not in UTF-8 (UTF-16 text is "
+            "full of NUL bytes); save the table as UTF-8",
         ),
         ("path,label\n", {"delimiter": ";;"}, "delimiter must be one character, such as ';' or '\\t', got ';;'"),
         ("path,label\n", {"delimiter": ""}, "delimiter must be one character, such as ';' or '\\t', got ''"),
@@ -449,9 +449,9 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
         ),
         (
             {"target": None, "classes": ["x"]},
-            "classes= names the targets, but target=None reads no targets; leave out one of",
+            "classes= names the targets, but target=None reads no targets; omit one of",
         ),
-        ({"target": ["label", 1]}, "path and target must either be column names, or column numbers"),
+        ({"target": ["label", 1]}, "path and target must be either column names, or column indices"),
     ],
 )
 def test_targets_that_do_not_fit(folder: Path, options: dict[str, Any], message: str) -> None:
@@ -468,11 +468,11 @@ def test_paths_within_the_root_may_take_any_form(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "options", "message"),
     [
-        ("{index}.jpg", {}, "generated names need count=, a number of images of 1 or more, got None"),
-        ("{index}.jpg", {"count": 0}, "generated names need count=, a number of images of 1 or more, got 0"),
+        ("{index}.jpg", {}, "generated names need count=, the number of images, an int of 1 or more, got None"),
+        ("{index}.jpg", {"count": 0}, "generated names need count=, the number of images, an int of 1 or more, got 0"),
         ("{index:x.jpg", {"count": 3}, "'{index:x.jpg' cannot be formatted: "),
         ("{index}{name}.jpg", {"count": 3}, "cannot be formatted: 'name'; expected a name such as 'img_{index:07d}"),
-        ("{index}.jpg", {"count": 3, "start": 0.5}, "start must be a whole number, the first index, got 0.5"),
+        ("{index}.jpg", {"count": 3, "start": 0.5}, "start must be the first index, an int, got 0.5"),
         (
             "{index}.jpg",
             {"count": 3, "labels": [1]},

@@ -316,10 +316,10 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
             strings,
             {"target": None},
             TypeError,
-            "expected numbers N×…, or bytes of varying length, of type h5py.vlen_dtype(",
+            "expected an N×… array of numbers, or variable-length bytes of type h5py.vlen_dtype(",
         ),
         (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
-        (written, {"layout": "HWC"}, ValueError, "holds encoded images; leave out layout= and as_dtype="),
+        (written, {"layout": "HWC"}, ValueError, "holds encoded images; omit layout= and as_dtype="),
         (written, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
         (
             lambda path: written(path, labels=[1, 2]),

@@ -78,7 +78,7 @@ def test_patterns_of_keys(tmp_path: Path) -> None:
     assert (dataset[3][0].data, dataset[3][1]) == (jpegs()[3], "wört 3")
     numbers = LMDB(tmp_path, image="image-{}", target="label-{}")
     message = (
-        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3'; expected a whole number; for other values, use "
+        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3'; expected an integer; for other values, use "
         "target_type='text' or decode="
     )
     with pytest.raises(gl.DecodeError, match=re.escape(message)):
@@ -180,7 +180,7 @@ def test_the_keys_are_kept_from_one_time_to_the_next(tmp_path: Path, monkeypatch
     first = LMDB(tmp_path / "set")
     assert len(os.listdir(tmp_path / "cache")) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("gpuload.datasets.stores.lmdb._index", None)
+        patch.setattr("gpuload.datasets.stores.lmdb._list_keys_in_subprocess", None)
         assert LMDB(tmp_path / "set").keys == first.keys
     assert first.keys.nbytes < 13 * (COUNT + 1)
     first.close()
@@ -195,9 +195,7 @@ def test_a_file_that_is_no_database(tmp_path: Path, kind: str) -> None:
     if kind == "cut off":
         os.truncate(path, 4096 * 4)
         pages = size // 4096
-        message = (
-            f"{str(path)!r} is truncated: its last page ends at {pages * 4096:,} bytes, but it has 16,384; copy it"
-        )
+        message = f"{str(path)!r} is truncated: its last page ends at {pages * 4096:,} bytes, but the file has 16,384; "
     else:
         path.write_bytes(b"" if kind == "empty" else b"x" * 10_000)
         message = f"{str(path)!r} cannot be opened as an LMDB database: "

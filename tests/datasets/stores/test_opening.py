@@ -52,7 +52,7 @@ def test_what_was_cut_off_of_a_mapped_file_is_no_sigbus(tmp_path: Path, monkeypa
     assert unmapped.get(str(path)).read_at(300, 9000) == data[300:9300]
     assert not mapped(path)
     monkeypatch.setattr(os, "pread", None)
-    files = pickle.loads(pickle.dumps(OpenFiles(mapped=True)))
+    files = pickle.loads(pickle.dumps(OpenFiles(use_mmap=True)))
     file = files.get(str(path))
     assert mapped(path)
     assert [file.read_at(*at) for at in ((300, 9000), (16380, 50), (16384, 9))] == [data[300:9300], data[16380:], b""]
@@ -68,10 +68,10 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(19, "No such device")
 
     (tmp_path / "empty").write_bytes(b"")
-    assert open_file(str(tmp_path / "empty"), mapped=True).read_at(0, 5) == b""
+    assert open_file(str(tmp_path / "empty"), use_mmap=True).read_at(0, 5) == b""
     monkeypatch.setattr(mmap, "mmap", refused)
     (tmp_path / "x").write_bytes(b"abcdef")
-    assert open_file(str(tmp_path / "x"), mapped=True).read_at(2, 3) == b"cde"
+    assert open_file(str(tmp_path / "x"), use_mmap=True).read_at(2, 3) == b"cde"
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_a_block_shuffle_reads_a_row_group_once(tmp_path: Path, monkeypatch: pyt
     content = table()
     path = written(tmp_path / "a.parquet", arrow.concat_tables([content] * 10), rows=6)  # 20 groups
     read: list[int] = []
-    columns = Parquet._columns
-    monkeypatch.setattr(Parquet, "_columns", lambda self, *place: read.append(place[-1]) or columns(self, *place))
+    columns = Parquet._read_columns
+    monkeypatch.setattr(Parquet, "_read_columns", lambda self, *place: read.append(place[-1]) or columns(self, *place))
     kept = 4 * sum(len(data) for data in jpegs()[:6])
     for shuffle, most in ((gl.BlockShuffle(block=6, window=3), 20), (True, 120)):
         read.clear()

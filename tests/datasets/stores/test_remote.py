@@ -202,7 +202,7 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
             "more than 100,000 bytes to a request for 100,000 bytes",
         ),
         (
-            lambda reader, server: reader.files(server.url),
+            lambda reader, server: reader.list_files(server.url),
             r"the server answered more than 100,000 bytes; expected the list of a",
         ),
     ],
@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(server: Server, monkeypatch:
     monkeypatch.setattr(remote_failures, "LISTING_BYTES", 1000)
     server.faults = ["fine", "endless"]
     with pytest.raises(OSError, match="expected the list of a folder's files"):
-        client().files(server.url)
+        client().list_files(server.url)
     server.faults = ["fine", "endless"]
     with pytest.raises(OSError, match="expected the list of a folder's files"):
         client().glob(server.url + "/**/*.bin")
@@ -300,7 +300,7 @@ def test_files_are_looked_at_and_listed(server: Server) -> None:
     (second,) = reader.stat([server.url + "/a.bin"])
     assert first.size == second.size == len(DATA)
     assert 0 < first.mtime_ns != second.mtime_ns < 1 << 63
-    assert reader.files(server.url) == [
+    assert reader.list_files(server.url) == [
         ("a.bin",) * 2, ("b.bin",) * 2, ("c.jpg",) * 2, ("folder/c%20d.bin", "folder/c d.bin")
     ]  # fmt: skip
     assert reader.glob(f"{server.url}/*.bin") == [f"{server.url}/a.bin", f"{server.url}/b.bin"]
@@ -432,7 +432,7 @@ def test_other_file_systems_have_a_time_limit_too() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"in_flight": 0}, r"in_flight=…\) must be a whole number, 1 or more"),
+        ({"in_flight": 0}, r"in_flight=…\) must be an int of 1 or more"),
         ({"timeout_s": 0}, r"timeout_s=…\) must be a number of seconds above 0"),
         ({"options": "anon"}, r"storage_options must be a dict of arguments of fsspec"),
     ],

@@ -257,7 +257,7 @@ def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) ->
         gl.LMDB(server.url + "/data.mdb")
     with pytest.raises(
         ValueError,
-        match=r"storage_options= applies only to URLs such as .*, but the path is .*; leave it out",
+        match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it",
     ):
         gl.ImageFolder(local / "img", storage_options={"anon": True})
     with pytest.raises(TypeError, match=r"storage_options must be a dict"):

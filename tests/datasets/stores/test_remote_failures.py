@@ -43,9 +43,9 @@ def of_s3(code: str, status: int, message: str = "…") -> Exception:
 )
 def test_what_s3_answers(code: str, status: int, kind: type[OSError], told: str, again: bool) -> None:
     failure = failure_of(of_s3(code, status), URL, 1)
-    assert (failure.kind, failure.is_transient) == (kind, again)
-    assert told in failure.text
-    error = failure.error(URL, 3)
+    assert (failure.error_type, failure.is_transient) == (kind, again)
+    assert told in failure.message
+    error = failure.make_error(URL, 3)
     assert isinstance(error, kind)
     assert error.filename == URL
     assert (", in each of 3 attempts" in str(error)) == again
@@ -55,10 +55,10 @@ def test_no_credentials_says_where_they_are_looked_for() -> None:
     from botocore.exceptions import NoCredentialsError
 
     failure = failure_of(NoCredentialsError(), URL, 1)
-    assert failure.kind is PermissionError
+    assert failure.error_type is PermissionError
     assert not failure.is_transient
-    assert failure.text.startswith("no credentials were found (NoCredentialsError: Unable to locate credentials)")
-    assert "storage_options={'anon': True}" in failure.text
+    assert failure.message.startswith("no credentials were found (NoCredentialsError: Unable to locate credentials)")
+    assert "storage_options={'anon': True}" in failure.message
 
 
 def test_a_library_that_says_file_not_found_of_everything() -> None:
@@ -70,12 +70,16 @@ def test_a_library_that_says_file_not_found_of_everything() -> None:
     error = FileNotFoundError("http://x/y")
     error.__cause__ = ClientResponseError()
     assert failure_of(error, "http://x/y", 1).is_transient
-    assert failure_of(FileNotFoundError("x"), URL, 1).kind is FileNotFoundError
+    assert failure_of(FileNotFoundError("x"), URL, 1).error_type is FileNotFoundError
 
 
 def test_what_is_not_known_is_told_in_its_own_words() -> None:
     failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
-    assert (failure.kind, failure.is_transient, failure.text) == (OSError, False, "RuntimeError: line one line two")
+    assert (failure.error_type, failure.is_transient, failure.message) == (
+        OSError,
+        False,
+        "RuntimeError: line one line two",
+    )
 
 
 @pytest.mark.parametrize(

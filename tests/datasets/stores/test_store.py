@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuload.datasets.kinds import is_deterministic
-from gpuload.datasets.stores.store import Store, decode_error_at, existing_file, naming_file
+from gpuload.datasets.stores.store import Store, decode_error_at, existing_file, replace_errors
 from gpuload.errors import DecodeError, import_optional
 
 
@@ -75,14 +75,14 @@ def test_a_fifo_is_taken_only_where_files_are_read_from_their_beginning(tmp_path
     os.mkfifo(tmp_path / "x")
     with pytest.raises(OSError, match=r"/x' is a FIFO; expected a Parquet file, as a regular file$"):
         existing_file(tmp_path / "x", "a Parquet file")
-    assert existing_file(tmp_path / "x", "a manifest", streams=True) == f"{tmp_path}/x"
+    assert existing_file(tmp_path / "x", "a manifest", allow_streams=True) == f"{tmp_path}/x"
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("bad\x1b[31m"), MemoryError()])
 def test_what_a_library_raises_gets_the_name_of_the_file(error: Exception) -> None:
     with (
         pytest.raises(DecodeError, match=r"^'/a.h5': it cannot be read: ('x'|bad\\x1b\[31m|MemoryError)$"),
-        naming_file("/a.h5", lambda text: decode_error_at("/a.h5", f"it cannot be read: {text}")),
+        replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", f"it cannot be read: {text}")),
     ):
         raise error
 
@@ -91,7 +91,7 @@ def test_what_a_library_raises_gets_the_name_of_the_file(error: Exception) -> No
 def test_an_error_that_names_it_passes(error: Exception) -> None:
     with (
         pytest.raises(type(error)) as caught,
-        naming_file("/a.h5", lambda text: decode_error_at("/a.h5", text)),
+        replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", text)),
     ):
         raise error
     assert caught.value is error

@@ -8,7 +8,7 @@ from PIL import Image
 
 from gpuload.transforms.program.windows import (
     FILTERS,
-    boxes_within,
+    clip_to_windows,
     filter_weights,
     nearest_indices,
     padded_indices,
@@ -66,7 +66,7 @@ def test_padding_is_numpys(mode, length):
 
 def test_boxes_within_windows():
     boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
-    found = boxes_within(boxes, np.array([[4, 5, 6, 20]]))
+    found = clip_to_windows(boxes, np.array([[4, 5, 6, 20]]))
     assert found[0, 0].tolist() == [0, 0, 6, 8]
     # Nothing is left of what lies to the left, nor of what is not there.
     assert not found[0, 1:, 2:].all(axis=1).any()

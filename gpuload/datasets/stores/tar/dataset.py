@@ -50,7 +50,7 @@ class TarShards(Store):
     A file's name up to its first dot, including the folder, is the sample's key; the remainder is the field name. The
     extension determines the field's type: images (``jpg png webp ppm …``) become `Encoded`; ``seg.png`` and
     ``mask.png`` a `Mask`; ``cls id index count`` int; ``json`` the decoded value; ``txt`` str; ``npy`` an array (object
-    arrays are refused, since they are pickles). In a sample without images, the first uint8 array H×W×C with one to
+    arrays are refused, since they are pickles). In a sample without images, the first H×W×C uint8 array with one to
     four channels becomes an `Image`. Any other field is returned as bytes.
 
     An index of each archive is built once from its headers and saved next to it as ``….tar.gpuload-index``, or if that
@@ -72,7 +72,7 @@ class TarShards(Store):
         workers: the number of processes that build indexes; by default one per available CPU, up to 16.
 
     Attributes:
-        shards: the paths.
+        shards: the path of each shard.
         keys: the key of each sample, as a lazy sequence of str. Keys are unique within a shard, but may repeat across
             shards.
 
@@ -127,13 +127,13 @@ class TarShards(Store):
         if not len(self):
             raise ValueError(
                 f"there are no samples in {len(self._shards)} shard(s), starting with {self._shards[0].path!r}: no "
-                "file in them has an extension, as in 0001.jpg"
+                "file in the shards has an extension; expected names such as 0001.jpg"
             )
         self.path = self._shards[0].path
 
     @property
     def shards(self) -> list[str]:
-        """The paths of the archives."""
+        """The path of each archive."""
         return [shard.path for shard in self._shards]
 
     @property
@@ -150,7 +150,7 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fits_in_memory())
+        return OpenFiles(remote=self._remote, use_mmap=THIS_PROCESS.is_worker and self._fits_in_memory())
 
     def _fits_in_memory(self) -> bool:
         """Return whether all archives fit in memory. Otherwise they are not mapped: page faults read more of a file
@@ -159,35 +159,35 @@ class TarShards(Store):
         total = sum(shard.size for shard in self._shards)
         return len(self._shards) <= MAX_OPEN_FILES and total <= min(MAX_MAPPED_BYTES, memory // 2)
 
-    def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
+    def _read(self, handle: OpenFiles, indices: list[int]) -> list[Any]:
         """Read samples: from URLs in one batch, from local files in the order of the index."""
-        file_of = cache(partial(self._file, handle))
+        shard_file = cache(partial(self._open_shard, handle))
         if self._remote is None:
-            samples = {row: self._read_one(file_of, numbers[row]) for row in np.argsort(numbers).tolist()}
-            return [samples[row] for row in range(len(numbers))]
-        plans = [self._plan(number) for number in numbers]
+            samples = {i: self._read_sample(shard_file, indices[i]) for i in np.argsort(indices).tolist()}
+            return [samples[i] for i in range(len(indices))]
+        plans = [self._plan_sample(index) for index in indices]
         handle.open_urls(self._shards[plan.shard].path for plan in plans if plan.members)
         ranges = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.members]
-        contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
-        return [self._sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
+        contents = iter(handle.read([(shard_file(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
+        return [self._build_sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
 
     def _lazy_reader(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """Return a function that reads the sample of one row when it is called. So a sample can be used before the next
-        one is read, and its memory can be reused. Return None for URLs, which are read in one batch."""
+        """Return a function that takes a position in `indices` and reads the sample. So a sample can be used before the
+        next one is read, and its memory can be reused. Return None for URLs, which are read in one batch."""
         if self._remote is not None:
             return None
-        file_of, numbers = cache(partial(self._file, self._handle)), self._numbers(indices)
-        return lambda row: self._read_one(file_of, numbers[row])
+        shard_file, valid_indices = cache(partial(self._open_shard, self._handle)), self._normalize_indices(indices)
+        return lambda position: self._read_sample(shard_file, valid_indices[position])
 
-    def _read_one(self, file_of: Callable[[int], OpenFile], number: int) -> Any:
-        plan = self._plan(number)
+    def _read_sample(self, shard_file: Callable[[int], OpenFile], index: int) -> Any:
+        plan = self._plan_sample(index)
         contents = []
         if plan.members:
-            file = file_of(plan.shard)
+            file = shard_file(plan.shard)
             contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.members]
-        return self._sample(plan, contents)
+        return self._build_sample(plan, contents)
 
-    def _sample(self, plan: Plan, contents: list[bytes]) -> Any:
+    def _build_sample(self, plan: Plan, contents: list[bytes]) -> Any:
         """Build a sample from the bytes of its fields."""
         path, data = self._shards[plan.shard].path, {}
         for (name, offset, nbytes), content in zip(plan.members, contents, strict=True):
@@ -197,42 +197,42 @@ class TarShards(Store):
                     f"{nbytes:,}: the archive was changed after it was opened; create the dataset again"
                 )
             data[name] = content
-        return self._fields.sample(data, plan.fields, path, plan.key)
+        return self._fields.build_sample(data, plan.fields, path, plan.key)
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Ask the kernel to prefetch samples that will be read soon."""
         if self._remote is not None:
             return
         indices = list(indices)
-        if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
+        if self._handle.use_mmap and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # the kernel reads ahead itself, which costs less and makes copying faster
-        for number in indices:
-            plan = self._plan(normalize_index(number, len(self), repr(self)))
+        for index in indices:
+            plan = self._plan_sample(normalize_index(index, len(self), repr(self)))
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)
                 self._handle.get(self._shards[plan.shard].path).prefetch(begin, end - begin)
 
-    def _locate(self, number: int) -> tuple[int, int]:
-        """Return the number of a sample's shard, and the sample's number within that shard."""
-        shard = bisect_right(self._ends, number)
-        return shard, number - (self._ends[shard - 1] if shard else 0)
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Return the index of a sample's shard, and the sample's index within that shard."""
+        shard = bisect_right(self._ends, index)
+        return shard, index - (self._ends[shard - 1] if shard else 0)
 
-    def _plan(self, number: int) -> Plan:
-        shard, number = self._locate(number)
+    def _plan_sample(self, index: int) -> Plan:
+        shard, sample = self._locate(index)
         source = self._shards[shard]
-        columns, key = source.columns, source.key(number)
-        blocks, sizes, first = columns.blocks, columns.sizes, columns.first[number]
-        names = [columns.names[field] for field in columns.fields[first : columns.first[number + 1]]]
+        columns, key = source.columns, source.key(sample)
+        blocks, sizes, first = columns.blocks, columns.sizes, columns.first[sample]
+        names = [columns.names[field] for field in columns.fields[first : columns.first[sample + 1]]]
         fields = self._fields.choose(names, source.path, key)
-        members = [(name, blocks[row] * BLOCK, sizes[row]) for row, name in enumerate(names, first) if name in fields]
+        members = [(name, blocks[i] * BLOCK, sizes[i]) for i, name in enumerate(names, first) if name in fields]
         limit = byte_limit()
         for name, _, nbytes in members:
             if nbytes > limit:
                 check_size(nbytes, f"{source.path}:{key}.{name}")
         return Plan(shard, key, fields, members)
 
-    def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
+    def _open_shard(self, handle: OpenFiles, shard: int) -> OpenFile:
         """Open a shard, and check that it has not changed since it was indexed."""
         source = self._shards[shard]
         file = handle.get(source.path)
@@ -264,6 +264,6 @@ class _Keys(LazySequence[str]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def _build_entry(self, number: int) -> str:
-        shard, number = self._dataset._locate(number)
-        return self._dataset._shards[shard].key(number)
+    def _build_entry(self, index: int) -> str:
+        shard, sample = self._dataset._locate(index)
+        return self._dataset._shards[shard].key(sample)

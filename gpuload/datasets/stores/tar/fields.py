@@ -46,7 +46,7 @@ class Fields:
         self.is_single = isinstance(fields, str)
         self.selection: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:
-            self.selection = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
+            self.selection = tuple(map(_split_alternatives, (fields,) if isinstance(fields, str) else fields))
             if not self.selection:
                 raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None selects all fields")
 
@@ -71,45 +71,45 @@ class Fields:
                     break
             else:
                 names = " or ".join(map(repr, alternatives))
-                shown = ", ".join(map(repr, list(available)[:_MAX_LISTED])) or "none"
-                raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
+                listed_fields = ", ".join(map(repr, list(available)[:_MAX_LISTED])) or "none"
+                raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {listed_fields}")
         return field_names
 
-    def sample(self, data: Mapping[str, bytes], field_names: Sequence[str], shard: str, key: str) -> Any:
+    def build_sample(self, data: Mapping[str, bytes], field_names: Sequence[str], shard: str, key: str) -> Any:
         """Build a sample from the bytes of its selected fields: one value, a tuple, or a dict of all fields.
 
         Raises:
             ValueError: the bytes of a field do not have the format that its extension states.
         """
-        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in field_names]
+        values = [key if name == KEY else self._convert_field(name, data[name], shard, key) for name in field_names]
         _make_image(values, field_names, self.selection is None)
         if self.selection is None:
             return {KEY: key, **dict(zip(field_names, values, strict=True))}
         return values[0] if self.is_single else tuple(values)
 
-    def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
-        is_image, is_mask, expected, convert = _kind(name)
+    def _convert_field(self, name: str, data: bytes, shard: str, key: str) -> Any:
+        is_image, is_mask, expected, convert = _field_type(name)
         if is_image:
             image = Encoded(data, self.mode, f"{_display_path(shard)}:{key}.{name}")
             return Mask(image) if is_mask else image
         try:
             return convert(data)
         except (ValueError, RecursionError) as error:
-            shown = f", which begins with {data[:24]!r}," if data else ", which is empty,"
+            content_hint = f", which begins with {data[:24]!r}," if data else ", which is empty,"
             raise ValueError(
-                f"field {name!r} of sample {key!r} in {shard!r}{shown} is not {expected}: {error}"
+                f"field {name!r} of sample {key!r} in {shard!r}{content_hint} is not {expected}: {error}"
             ) from None
 
 
-def _make_image(values: list[Any], names: Sequence[str], by_name: bool) -> None:
-    """If no field is an image, convert the first uint8 ``npy`` array of shape H×W×C, with one to four channels, to an
-    `Image`. With `by_name`, that is the first array in the order of the names."""
+def _make_image(values: list[Any], names: Sequence[str], sort_by_name: bool) -> None:
+    """If no field is an image, convert the first H×W×C uint8 array with one to four channels to an `Image`. With
+    `sort_by_name`, fields are searched in the order of their names."""
     if any(type(value) is Encoded for value in values):
         return
-    for number in sorted(range(len(names)), key=names.__getitem__) if by_name else range(len(names)):
-        array = values[number]
-        if isinstance(array, np.ndarray) and is_image_array(array) and not _kind(names[number])[1]:
-            values[number] = Image(array)
+    for index in sorted(range(len(names)), key=names.__getitem__) if sort_by_name else range(len(names)):
+        array = values[index]
+        if isinstance(array, np.ndarray) and is_image_array(array) and not _field_type(names[index])[1]:
+            values[index] = Image(array)
             return
 
 
@@ -117,14 +117,14 @@ _display_path: Final = functools.lru_cache(1024)(display_path)
 
 
 @functools.lru_cache(256)
-def _kind(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
+def _field_type(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
     """Return whether the field with this name is an image, whether it is a mask, a description of the expected bytes,
     and the function that converts these bytes."""
     stem, _, extension = name.rpartition(".")
     return extension in IMAGES, stem.rpartition(".")[2] in MASKS, *CONVERSIONS.get(extension, ("bytes", bytes))
 
 
-def _alternatives(field: Any) -> tuple[str, ...]:
+def _split_alternatives(field: Any) -> tuple[str, ...]:
     if not isinstance(field, str):
         raise TypeError(f"a field must be an extension, such as 'jpg', or 'jpg;png', got {field!r}")
     names = tuple(name.strip().removeprefix(".").lower() for name in field.split(";"))
@@ -136,7 +136,7 @@ def _alternatives(field: Any) -> tuple[str, ...]:
     return names
 
 
-def _array(data: bytes) -> np.ndarray:
+def _parse_npy(data: bytes) -> np.ndarray:
     """Convert bytes in numpy's format to a writable array. Refuse arrays of objects, which contain pickles."""
     file = io.BytesIO(data)
     shape, is_fortran, dtype = read_npy_header(file)
@@ -153,5 +153,5 @@ CONVERSIONS: Final[dict[str, tuple[str, Callable[[bytes], Any]]]] = {
     **dict.fromkeys(NUMBERS, ("an integer", int)),
     **dict.fromkeys(("json", "jsn"), ("JSON", lambda data: as_meta(json.loads(data)))),
     **dict.fromkeys(TEXTS, ("UTF-8", lambda data: data.decode("utf-8"))),
-    "npy": ("an array", _array),
+    "npy": ("an array", _parse_npy),
 }

@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 class Damage(ValueError):
-    """The error for an archive that is truncated, damaged, or has an unsupported member; its message says where.
+    """The error for an archive that is truncated or damaged, or has an unsupported member; its message says where.
 
     Attributes:
         member: the name of the affected member, if known.
@@ -84,7 +84,7 @@ def members(
             continue
         if is_closed and not _is_header(block):
             if block[257:262] == b"ustar":
-                raise _bad_header(block, offset, shard)
+                raise _header_error(block, offset, shard)
             if block.strip(b"\0"):
                 trailing = "bytes" if size is None else f"{size - offset:,} bytes"
                 warn(
@@ -94,46 +94,45 @@ def members(
             return
         if len(block) < BLOCK:
             if block or offset != begin or not offset:
-                raise _truncated(block, offset, shard)
+                raise _truncation_error(block, offset, shard)
             warn(
                 f"{shard!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have been "
                 f"truncated between two members{suffix()}"
             )
             return
         is_closed = False
-        name, kind, data = long_name or _name(block), block[156:157], offset + BLOCK
+        name, type_flag, data = long_name or _parse_name(block), block[156:157], offset + BLOCK
         try:
-            nbytes = _number(block[124:136])
+            nbytes = _parse_number(block[124:136])
         except ValueError:
-            raise _bad_header(block, offset, shard) from None
+            raise _header_error(block, offset, shard) from None
         if not _is_header(block):
-            raise _bad_header(block, offset, shard)
-        if kind not in b"xgLK":
+            raise _header_error(block, offset, shard)
+        if type_flag not in b"xgLK":
             nbytes = nbytes if pax_size is None else pax_size
-            kind = b"S" if is_sparse else kind
-        if nbytes < 0 or kind in REFUSED or (size is not None and data + nbytes > size and kind != FOLDER):
-            raise _bad_member(name, kind, offset, nbytes, size or 0, shard)
-        next_offset = data if kind == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
-        if kind in b"xL":
+            type_flag = b"S" if is_sparse else type_flag
+        if nbytes < 0 or type_flag in REFUSED or (size is not None and data + nbytes > size and type_flag != FOLDER):
+            raise _member_error(name, type_flag, offset, nbytes, size or 0, shard)
+        next_offset = data if type_flag == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
+        if type_flag in b"xL":
             if nbytes > MAX_EXTENDED_BYTES:
                 raise Damage(
                     f"{shard!r}: the long name or pax records at offset {offset:,} take {nbytes:,} bytes; expected "
-                    f"at most {MAX_EXTENDED_BYTES:,}. The archive is damaged, recreate it"
+                    f"at most {MAX_EXTENDED_BYTES:,}. The archive is damaged, so recreate it"
                 )
             content = read_at(data, nbytes)
             if len(content) < nbytes:
-                raise _truncated(content, data, shard)
-            if kind == b"L":
+                raise _truncation_error(content, data, shard)
+            if type_flag == b"L":
                 long_name = content.rstrip(b"\0")
             else:
-                records = _records(content, offset, shard)
+                records = _parse_pax_records(content, offset, shard)
                 long_name = records.get(b"path", long_name).rstrip(b"\0")
-                pax_size = _pax_size(records[b"size"], offset, shard) if b"size" in records else None
+                pax_size = _parse_pax_size(records[b"size"], offset, shard) if b"size" in records else None
                 is_sparse = any(key.startswith(b"GNU.sparse") for key in records)
-        elif kind != b"K":
-            if kind not in SKIPPED and (
-                kind != b"\0" or not name.endswith(b"/")
-            ):  # a final slash: a folder before POSIX
+        elif type_flag != b"K":
+            # Before POSIX, a folder was a file whose name ended with a slash.
+            if type_flag not in SKIPPED and (type_flag != b"\0" or not name.endswith(b"/")):
                 yield Member(name, begin, data, nbytes)
             long_name, pax_size, is_sparse, begin = b"", None, False, next_offset
         offset = next_offset
@@ -147,7 +146,7 @@ def compression_of(start: bytes) -> str | None:
 def _is_header(block: bytes) -> bool:
     """Return whether these bytes have the length and the checksum of a header."""
     try:
-        checksum = _number(block[148:156])
+        checksum = _parse_number(block[148:156])
     except (ValueError, IndexError):
         return False
     # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65521; it takes 0.3 µs, and sum() 3 µs.
@@ -157,7 +156,7 @@ def _is_header(block: bytes) -> bool:
     return len(block) == BLOCK
 
 
-def _number(field: bytes) -> int:
+def _parse_number(field: bytes) -> int:
     """Parse a number in octal digits or, for large numbers, in GNU's base 256."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
@@ -166,14 +165,14 @@ def _number(field: bytes) -> int:
     return int(field.partition(b"\0")[0].strip() or b"0", 8)
 
 
-def _name(block: bytes) -> bytes:
+def _parse_name(block: bytes) -> bytes:
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == b"ustar\0":
         return block[345:500].partition(b"\0")[0] + b"/" + name
     return name
 
 
-def _records(content: bytes, offset: int, shard: str) -> dict[bytes, bytes]:
+def _parse_pax_records(content: bytes, offset: int, shard: str) -> dict[bytes, bytes]:
     """Parse the pax records of the next member."""
     records, position = {}, 0
     while position < len(content) and content[position]:
@@ -186,21 +185,21 @@ def _records(content: bytes, offset: int, shard: str) -> dict[bytes, bytes]:
     return records
 
 
-def _pax_size(value: bytes, offset: int, shard: str) -> int:
+def _parse_pax_size(value: bytes, offset: int, shard: str) -> int:
     if len(value) > MAX_SIZE_DIGITS or not value.removeprefix(b"-").isdigit():
         shown = repr(value if len(value) <= MAX_SIZE_DIGITS else value[:MAX_SIZE_DIGITS] + b"...")
         raise Damage(
             f"{shard!r}: the pax records at offset {offset:,} give the next member a size of {shown}, which is not a "
-            "number of bytes; the archive is damaged, recreate it"
+            "number of bytes; the archive is damaged, so recreate it"
         )
     return int(value)
 
 
-def _bad_header(block: bytes, offset: int, shard: str) -> Damage:
+def _header_error(block: bytes, offset: int, shard: str) -> Damage:
     if offset:
         return Damage(
             f"{shard!r}: at offset {offset:,} a member's header was expected, but its checksum is wrong (it begins "
-            f"with {block[:16]!r}); the archive is damaged, recreate it"
+            f"with {block[:16]!r}); the archive is damaged, so recreate it"
         )
     return Damage(
         f"{shard!r} is not a tar archive: expected the header of its first member, with a valid checksum, but it "
@@ -208,29 +207,30 @@ def _bad_header(block: bytes, offset: int, shard: str) -> Damage:
     )
 
 
-def _truncated(block: bytes, offset: int, shard: str) -> Damage:
+def _truncation_error(block: bytes, offset: int, shard: str) -> Damage:
     if not offset and not block:
         return Damage(f"{shard!r} is not a tar archive: it has 0 bytes; an empty archive has two blocks of zeros")
     if not offset:
         return Damage(f"{shard!r} is not a tar archive: it has {len(block)} bytes that begin with {block[:16]!r}")
     return Damage(
-        f"{shard!r} is truncated at {offset + len(block):,} bytes, in the headers of a member at offset {offset:,}"
+        f"{shard!r} is truncated at {offset + len(block):,} bytes, in the headers of a member at offset {offset:,}; "
+        "copy or download the archive again"
     )
 
 
-def _bad_member(name: bytes, kind: bytes, offset: int, nbytes: int, size: int, shard: str) -> Damage:
+def _member_error(name: bytes, type_flag: bytes, offset: int, nbytes: int, size: int, shard: str) -> Damage:
     member = f"the member '{visible(name)}' at offset {offset:,}"
     if nbytes < 0:
-        problem = f"has a size of {nbytes:,} bytes, which is negative; the archive is damaged, recreate it"
-    elif kind in REFUSED:
+        problem = f"has a size of {nbytes:,} bytes, which is negative; the archive is damaged, so recreate it"
+    elif type_flag in REFUSED:
         problem = (
-            f"is {REFUSED[kind]}; expected regular files only. Recreate the archive with links followed "
+            f"is {REFUSED[type_flag]}; expected regular files only. Recreate the archive with links followed "
             "(tar --dereference, and without --sparse)"
         )
     elif nbytes > size:
         problem = (
-            f"has a size of {nbytes:,} bytes, more than the entire archive ({size:,}): it is truncated, or its header "
-            "is damaged"
+            f"has a size of {nbytes:,} bytes, more than the entire archive ({size:,}): the archive is truncated, or "
+            "the header is damaged; copy or download the archive again"
         )
     else:
         return truncated_error(Member(name, offset, offset + BLOCK, nbytes), size, shard)
@@ -242,6 +242,6 @@ def truncated_error(member: Member, size: int, shard: str) -> Damage:
     name, start, data, nbytes = member
     return Damage(
         f"{shard!r} is truncated at {size:,} bytes: the member '{visible(name)}' at offset {start:,} has {nbytes:,} "
-        f"bytes starting at {data:,}, of which {max(0, size - data):,} are present",
+        f"bytes starting at {data:,}, of which {max(0, size - data):,} are present; copy or download the archive again",
         name,
     )

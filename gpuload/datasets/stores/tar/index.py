@@ -229,7 +229,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
     if (shard.size, shard.mtime_ns) != stamp:
         return None
     if not _points_into_archive(shard, arrays):
-        raise UnusableIndex("it points to places outside the archive")
+        raise UnusableIndex("it points to offsets outside the archive")
     return shard
 
 

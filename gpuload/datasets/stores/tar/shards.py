@@ -1,7 +1,7 @@
 """The indexes of many shards. They are loaded if up to date, otherwise built in parallel and saved next to the shards.
 
-Runs in the main process. Headers are parsed in Python, so threads would wait for the GIL. Instead, the indexes are
-built by fresh interpreters, which get a list of paths and report finished shards as lines of JSON. An index
+This module runs in the main process. Headers are parsed in Python, so threads would wait for the GIL. Instead, the
+indexes are built by new interpreters, which get a list of paths and report finished shards as lines of JSON. An index
 file is written under a temporary name and then renamed, so readers never see a partial file, even if several processes
 write the same index.
 
@@ -58,7 +58,7 @@ THREADS: Final = 8  # per process; threads wait for the disk or the network
 MAX_PROCESSES: Final = 16
 MIN_PROCESS_BYTES: Final = 256 << 20  # archive bytes that justify starting a process
 MAX_LISTED: Final = 3
-PIECE: Final = 1000  # characters; quoted, they take less than 4096 bytes, up to which a write to a pipe is atomic
+PIECE_CHARS: Final = 1000  # per line: with quoting, less than 4096 bytes, up to which a write to a pipe is atomic
 
 PROGRAM: Final = """
 import json, signal, sys
@@ -82,7 +82,7 @@ def open_shards(
 
     Args:
         paths: the paths of the archives, which may repeat.
-        workers: the number of processes that build indexes; None means the CPUs that this process may use, up to 16.
+        workers: the number of processes that build indexes; None means one per CPU that this process may use, up to 16.
         rebuild: build all indexes, even those that are up to date.
         progress: called with the path of each shard that is ready, and whether its index was built.
         remote: the options for reading URLs.
@@ -91,17 +91,19 @@ def open_shards(
         OSError: a shard cannot be read.
         ValueError: shards are damaged; the message states their number and names the first few.
     """
-    unique = list(dict.fromkeys(paths))
+    unique_paths = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
     with _thread_pool() as pool:
-        for path, (shard, messages) in zip(unique, pool.map(partial(_load_index, remote=remote), unique), strict=True):
+        for path, (shard, messages) in zip(
+            unique_paths, pool.map(partial(_load_index, remote=remote), unique_paths), strict=True
+        ):
             _warn(messages, 5)  # the line of the user's program that creates a `TarShards`
             if shard is not None and not rebuild:
                 shards[path] = shard
                 progress(path, False)
-    missing_paths = [path for path in unique if path not in shards]
+    missing_paths = [path for path in unique_paths if path not in shards]
     errors: dict[str, Exception] = {}
-    for path, result, messages in _index_missing(missing_paths, workers, remote):
+    for path, result, messages in _build_missing(missing_paths, workers, remote):
         _warn(messages, 5)
         if isinstance(result, Exception):
             errors[path] = result
@@ -109,51 +111,53 @@ def open_shards(
             shards[path] = result
             progress(path, True)
     if errors:
-        raise _combine_errors([errors[path] for path in missing_paths if path in errors], len(unique))
+        raise _combine_errors([errors[path] for path in missing_paths if path in errors], len(unique_paths))
     return [shards[path] for path in paths]
 
 
-def _index_missing(
+def _build_missing(
     paths: list[str], workers: int | None, remote: Remote | None
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Build the indexes of these shards. Yield each path, its shard or the error, and its warnings."""
     if remote is not None:
         with _thread_pool() as pool:
-            yield from pool.map(partial(_build, remote=remote), paths)
+            yield from pool.map(partial(_build_index, remote=remote), paths)
         return
-    count = min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
+    process_count = min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
     nbytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
-    count = min(count, len(paths), nbytes // MIN_PROCESS_BYTES)
-    remaining = dict.fromkeys(paths)
-    if count > 1 and sys.executable:
-        for path, messages in _build_in_processes(paths, count):
+    process_count = min(process_count, len(paths), nbytes // MIN_PROCESS_BYTES)
+    remaining_paths = dict.fromkeys(paths)
+    if process_count > 1 and sys.executable:
+        for path, messages in _build_in_processes(paths, process_count):
             if (shard := _load_index(path)[0]) is not None:
-                del remaining[path]
+                del remaining_paths[path]
                 yield path, shard, messages
-    yield from map(_build, remaining)  # also the shards for which a process failed, to get the errors
+    yield from map(_build_index, remaining_paths)  # also the shards for which a process failed, to get the errors
 
 
 def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
     """Build indexes in other processes, which share a pipe (see `build_in_this_process`). Yield each path with its
     warnings. The pipe ends when the last process exits."""
     processes: list[subprocess.Popen[bytes]] = []
-    numbered = list(enumerate(paths))
+    indexed_paths = list(enumerate(paths))
     read_end, write_end = os.pipe()
     try:
         with open(read_end, "rb") as lines:
             with open(write_end, "wb") as pipe:
-                for number in range(count):
+                for start in range(count):
                     command = [sys.executable, "-P", "-c", PROGRAM]
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
                     processes.append(process)
                     assert process.stdin is not None
                     with process.stdin:
-                        process.stdin.write(json.dumps({"path": sys.path, "shards": numbered[number::count]}).encode())
+                        process.stdin.write(
+                            json.dumps({"path": sys.path, "shards": indexed_paths[start::count]}).encode()
+                        )
             pieces = defaultdict(str)
-            for number, piece, is_last in map(json.loads, lines):
-                pieces[number] += piece
+            for index, piece, is_last in map(json.loads, lines):
+                pieces[index] += piece
                 if is_last:
-                    yield paths[number], json.loads(pieces.pop(number))
+                    yield paths[index], json.loads(pieces.pop(index))
     finally:
         for process in processes:
             process.kill()
@@ -167,19 +171,19 @@ def _thread_pool() -> ThreadPoolExecutor:
 
 
 def build_in_this_process(shards: Sequence[tuple[int, str]]) -> None:
-    """Build the indexes of shards, given as (number, path), in this process. Write each shard's number and warnings to
-    standard output as JSON, in pieces of one short line each: other processes write to the same pipe, and longer lines
-    could be interleaved."""
+    """Build the indexes of shards, each given as an index and a path, in this process. Write each shard's index and its
+    warnings to standard output as JSON, split into short lines: other processes write to the same pipe, and longer
+    lines could be interleaved."""
     with _thread_pool() as pool:
-        results = pool.map(_build, [path for _, path in shards])
-        for (number, _), (_, _, messages) in zip(shards, results, strict=True):
+        results = pool.map(_build_index, [path for _, path in shards])
+        for (index, _), (_, _, messages) in zip(shards, results, strict=True):
             text = json.dumps(messages)
-            for begin in range(0, len(text), PIECE):
-                line = json.dumps([number, text[begin : begin + PIECE], begin + PIECE >= len(text)])
+            for begin in range(0, len(text), PIECE_CHARS):
+                line = json.dumps([index, text[begin : begin + PIECE_CHARS], begin + PIECE_CHARS >= len(text)])
                 os.write(1, line.encode() + b"\n")
 
 
-def _build(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
+def _build_index(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
     messages: list[str] = []
     try:
         shard = index_file.build(path, messages.append, remote)
@@ -197,7 +201,7 @@ def _load_index(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
         return None, []  # building the index will raise the error
     for file in _index_paths(path, remote):
         try:
-            shard = _index_at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
+            shard = _load_remote(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
             if shard is not None:
                 return shard, []
         except (UnusableIndex, OSError) as error:
@@ -205,7 +209,7 @@ def _load_index(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
     return None, messages
 
 
-def _index_at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
+def _load_remote(path: str, index_url: str, current_stamp: tuple[int, int], remote: Remote | None) -> Shard | None:
     """Return the shard with the index that is stored next to the archive. Such an index was built elsewhere, so it has
     another modification time. It is valid if the size of the archive matches, and it is not older than the archive."""
     try:
@@ -229,7 +233,8 @@ def save_index(shard: Shard) -> None:
 
 
 def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
-    """Save an index at the first path that is writable. If no path is, return a warning."""
+    """Save an index at the first writable path. If no path is writable, return a list of one warning, else an empty
+    list."""
     problem = None
     for file_path in _index_paths(shard.path, remote):
         if is_url(file_path):
@@ -246,7 +251,7 @@ def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
     return [
-        f"the index of {shard.path!r} can be saved neither next to it nor in {_cache()!r} ({problem}), so it is "
+        f"the index of {shard.path!r} can be saved neither next to it nor in {_cache_folder()!r} ({problem}), so it is "
         "rebuilt each time; set GPULOAD_CACHE to a writable folder"
     ]
 
@@ -258,12 +263,12 @@ def _index_paths(path: str, remote: Remote | None) -> Iterator[str]:
     import hashlib  # slow to import, and rarely needed
 
     location = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
-    yield os.path.join(_cache(), hashlib.blake2b(os.fsencode(location), digest_size=16).hexdigest() + SUFFIX)
+    yield os.path.join(_cache_folder(), hashlib.blake2b(os.fsencode(location), digest_size=16).hexdigest() + SUFFIX)
     if is_url(path):
         yield path + SUFFIX
 
 
-def _cache() -> str:
+def _cache_folder() -> str:
     from gpuload.datasets.stores.cached import cache_folder  # slow to import
 
     return os.path.join(cache_folder(), "tar")
@@ -279,8 +284,8 @@ def _combine_errors(errors: list[Exception], count: int) -> Exception:
         return errors[0]
     shown = "".join(f"\n  {error}" for error in errors[:MAX_LISTED])
     suffix = f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
-    kind = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
-    return kind(f"{len(errors)} of {count} shards cannot be indexed:{shown}{suffix}")
+    error_type = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
+    return error_type(f"{len(errors)} of {count} shards cannot be indexed:{shown}{suffix}")
 
 
 def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
@@ -317,7 +322,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             f"{len(missing_paths)} of {count} shards {'is' if count == 1 else 'are'} missing: {shown}"
         )
     if not paths:
-        raise FileNotFoundError(f"no shards were found: the list of paths is empty, got {pattern_list!r}")
+        raise FileNotFoundError(f"the list of shards is empty, got {pattern_list!r}; pass at least one path")
     return paths
 
 
@@ -352,7 +357,7 @@ def expand(pattern: str) -> Iterator[str]:
         if depth:  # unbalanced braces
             continue
         if (span := RANGE.fullmatch(pattern, start + 1, cuts[-1])) is not None:
-            choices: Iterable[str] = _range(pattern, *span.groups())
+            choices: Iterable[str] = _expand_range(pattern, *span.groups())
         elif len(cuts) > 2:
             choices = (name for low, high in itertools.pairwise(cuts) for name in expand(pattern[low + 1 : high]))
         else:
@@ -362,7 +367,7 @@ def expand(pattern: str) -> Iterator[str]:
     return iter((pattern,))
 
 
-def _range(pattern: str, first: str, last: str, step: str | None) -> Iterator[str]:
+def _expand_range(pattern: str, first: str, last: str, step: str | None) -> Iterator[str]:
     start, stop, stride = int(first), int(last), abs(int(step or 1)) or 1
     if abs(stop - start) // stride >= MAX_SHARDS:
         raise ValueError(f"{pattern!r} expands to more than {MAX_SHARDS:,} shards; check its range")

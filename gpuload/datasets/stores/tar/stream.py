@@ -136,7 +136,7 @@ class TarPass:
         for name in chosen:
             if isinstance(raw.parts.get(name), Exception):
                 raise raw.parts[name]
-        return fields.sample(raw.parts, chosen, path, raw.key)
+        return fields.build_sample(raw.parts, chosen, path, raw.key)
 
     def _next_raw(self) -> _RawSample | None:
         raw = next(self._samples, None)

@@ -1,2 +1,1 @@
-"""Conversion of a program to the jobs of the fused kernels. The jobs are plain numbers and need neither torch nor
-Triton, so workers can make them."""
+"""Converts a program to the jobs of the fused kernels. This needs neither torch nor Triton, so workers can do it."""

@@ -1,7 +1,7 @@
 """The plan of a batch for the fused kernels: the jobs and their launches.
 
-A plan is built from the locations of images and a program, without reading pixels, in the main process or in a worker.
-No state is kept between batches.
+A plan is built from a program and the locations of the images, without reading pixels, in the main process or in a
+worker. Nothing is stored between batches.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.ops import Erase, Ops, Turn
-from gpuload.transforms.program.windows import transposed_boxes
+from gpuload.transforms.program.windows import transpose_boxes
 
-__all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erasing", "portions"]
+__all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erase_records", "portions"]
 
 SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's second axis
 # The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
 # the product is not positive.
 MOST_PROGRAMS: Final = 2**31 - 1
-KINDS: Final = 8  # an upper bound on the number of kinds of geometry
+KINDS: Final = 8  # an upper bound on the number of geometry kinds
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
-KERNELS: Final = np.arange(KINDS)  # maps each kind of geometry to the kind of kernel that handles it
+KERNELS: Final = np.arange(KINDS)  # maps each geometry kind to the kind whose kernel handles it
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # the supported numbers of channels
 
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     """The part of a result that one program computes.
 
     Attributes:
-        rows, columns: the size; 32 columns per warp, so that each thread handles complete columns.
+        rows, columns: the size of the tile; 32 columns per warp, so that each thread handles complete columns.
         warps: the number of warps of the program.
     """
 
@@ -46,21 +46,21 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch of pass `number` over images whose geometries are of one kind, with the preparations that it needs.
+    """A launch of one pass over images whose geometries are of one kind, and of the kernels that prepare its tables.
 
-    A kernel for a single kind needs half the registers of a kernel for all kinds.
+    Each geometry kind has its own kernel, because a kernel for all kinds would need twice as many registers.
 
     Attributes:
-        first, jobs: the first job and the number of jobs.
+        first, jobs: the index of the first job, and the number of jobs.
         tiles: the number of tiles of the largest result.
-        number: the number of the pass.
-        geometry: the kind of geometry.
+        number: the index of the pass.
+        geometry: the geometry kind.
         finished: whether this is the last pass of the images.
-        counted_first, counted: the images whose levels are counted before the launch: the number of the first one among
-            all such images of the batch, and their count.
-        counted_pixels: the number of pixels of the largest of these images.
-        weights, weight_programs: the number of int32 numbers in the weight tables, and the number of programs that make
-            the tables of a job; 0 if there are no tables.
+        counted_first, counted_images: the images whose pixel values are counted before the launch: the index of the
+            first one among all such images of the batch, and their number.
+        counted_pixels: the number of pixels of the largest counted image.
+        weights, weight_programs: the number of int32 values in the weight tables, and the number of programs that
+            compute the tables of a job; 0 if there are no tables.
     """
 
     first: int
@@ -70,7 +70,7 @@ class Launch(NamedTuple):
     geometry: int
     finished: bool
     counted_first: int
-    counted: int
+    counted_images: int
     counted_pixels: int
     weights: int
     weight_programs: int
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
         launches: the launches, in order.
         channels, out_channels: the number of channels between passes, and of results.
         operates: whether any pass applies operations.
-        erases: whether boxes of finished images are erased.
+        erases: whether boxes are erased after the conversion to the final type.
         transposes: whether rows of a result can be written as columns.
         scratch_bytes: the sizes of the two scratch buffers between passes.
     """
@@ -102,7 +102,7 @@ class Plan(NamedTuple):
     scratch_bytes: tuple[int, int]
 
     @classmethod
-    def of(
+    def build(
         cls,
         images: np.ndarray,
         program: Program,
@@ -113,29 +113,30 @@ class Plan(NamedTuple):
         tile: Tile,
         source_steps: np.ndarray | None = None,
     ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
-        """Return the plan for a batch, and the pieces of each of `ARRAYS` that is not empty.
+        """Return the plan for a batch, and a dict with the pieces of each array in `ARRAYS` that is not empty.
 
         Args:
-            images: `IMAGE` (B,).
+            images: the table of decoded images, `IMAGE` (B,).
             program, windows_tlhw: as for `gpuload.stage.backend.LevelRunner`.
             starts: the offset of each result in elements, int64 (B,).
-            steps: the steps between channels, rows and columns of a result; int64 (B,), or one number for all results.
-            on_finished: the records that erase boxes of all finished images.
+            steps: the steps between channels, rows and columns of a result; each int64 (B,), or one integer for all
+                results.
+            on_finished: the records that erase boxes after the conversion to the final type.
             tile: the division of results into tiles.
             source_steps: `gpuload.stage.ragged.RaggedImages.steps`.
         """
         channels = channels_of(images, program)
         passes = Passes(images, windows_tlhw[0], max(channels), source_steps)
         passes.apply(program, windows_tlhw)
-        codes, values = passes.packed_operations()
+        codes, values = passes.pack_operations()
         scratch = _place_scratch(passes)
         channel, *down_across = steps
         if passes.transposed.any():
             down_across = [np.where(passes.transposed, *pair) for pair in (down_across[::-1], down_across)]
-        columns = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
-        passes.set_last(zip(columns, (starts, channel, *down_across), strict=True))
+        indices = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
+        passes.set_in_last_passes(zip(indices, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, on_finished, channels[-1])
-        launches, jobs, statistics = _launches(passes, codes, values, tile)
+        launches, jobs, statistics = _build_launches(passes, codes, values, tile)
         groups = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
         transposes = any(isinstance(record, Turn) for record in program.records)
@@ -157,14 +158,14 @@ class Fusing:
     channels_last: bool
 
     def __call__(self, images: np.ndarray, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
-        """Return the plan of a batch, and its arrays.
+        """Return the plan of a batch, and the plan's arrays, as `Plan.build` does.
 
         Raises:
             ValueError: the batch cannot be planned here, because images differ in channels, results differ in size, or
-                finished images need more than erasing.
+                images of the final type need more than erasing.
         """
-        levels, on_finished = program.split()
-        erasing = leading_erasing(on_finished)
+        pixel_program, on_finished = program.split()
+        erasing = leading_erase_records(on_finished)
         size, count = program.results_hw[0], len(program)
         stored_channels = images["shape"][:, 2]
         is_uniform = (program.results_hw == size).all() and (stored_channels == stored_channels[0]).all()
@@ -174,21 +175,20 @@ class Fusing:
             or (on_finished and len(erasing) < len(on_finished.records))
         ):
             raise ValueError("this batch must be planned where it is assembled")
-        channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
+        channels, (height, width) = channels_of(images, pixel_program)[-1], size.tolist()
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         starts = np.arange(count) * (channels * height * width)
-        return Plan.of(images, levels, levels.windows_tlhw, starts, steps, erasing, self.tile)
+        return Plan.build(images, pixel_program, pixel_program.windows_tlhw, starts, steps, erasing, self.tile)
 
 
 def channels_of(images: np.ndarray, program: Program) -> list[int]:
-    """Return the number of channels of the images, followed by the number after each record that changes it."""
-    changed = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
-    return [int(images["shape"][0, 2]), *changed]
+    """Return the images' number of channels, followed by the number after each record that changes this number."""
+    new_counts = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
+    return [int(images["shape"][0, 2]), *new_counts]
 
 
-def leading_erasing(on_finished: Program | None) -> list[Erase]:
-    """Return the records that erase boxes of all images before any other record changes finished images. The last pass
-    applies them."""
+def leading_erase_records(on_finished: Program | None) -> list[Erase]:
+    """Return the initial records of `on_finished` that erase boxes of all images; the last pass applies them."""
     erasing = []
     for record in () if on_finished is None else on_finished.records:
         if not isinstance(record, Erase) or record.rows is not None:
@@ -198,10 +198,10 @@ def leading_erasing(on_finished: Program | None) -> list[Erase]:
 
 
 def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
-    """Divide `count` images, starting at `first`, into launches that fit into a grid.
+    """Divide `count` images, starting at index `first`, into slices whose launches fit into a grid.
 
     Args:
-        count, first: the number of images and the first image.
+        count, first: the number of images, and the index of the first image.
         programs: the number of programs per image along the grid's first axis; images are along the second axis.
     """
     end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
@@ -209,49 +209,49 @@ def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
-    """For each pass of an image except the last, set the scratch location that it writes to and the next pass reads
-    from. Return the sizes of both scratch buffers in bytes."""
+    """Set the scratch location to which each pass except an image's last pass writes, and from which the next pass
+    reads. Return the sizes of both scratch buffers in bytes."""
     sizes = [0, 0]
-    for number in range(passes.count - 1):
-        jobs, rows = passes.jobs[number], passes.images_after(number)
+    for index in range(passes.count - 1):
+        jobs, rows = passes.jobs[index], passes.images_after(index)
         widths = jobs[R.OUT_WIDTH, rows] * passes.channels
         lengths = jobs[R.OUT_HEIGHT, rows] * widths
         ends = lengths.cumsum()
         starts = ends - lengths
         jobs[R.OUT_AT, rows], jobs[R.OUT_CHANNEL, rows], jobs[R.OUT_ROW, rows] = starts, 1, widths
-        passes.jobs[number + 1, R.BASE, rows] += starts
-        sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
+        passes.jobs[index + 1, R.BASE, rows] += starts
+        sizes[index % 2] = max(sizes[index % 2], int(ends[-1]))
     return sizes[0], sizes[1]
 
 
 def _place_boxes(passes: Passes, on_finished: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set the boxes that each image's last pass erases; return the int64 numbers of all boxes."""
+    """Set the boxes that each image's last pass erases; return the entries of all boxes as int64 values."""
     if not on_finished:
         return np.empty(0, np.int64)
     boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in on_finished], axis=1)
     if (transposed := passes.transposed).any():
         entries = boxes.view(R.ERASED)
-        entries["box_tlhw"] = transposed_boxes(entries["box_tlhw"], transposed)
+        entries["box_tlhw"] = transpose_boxes(entries["box_tlhw"], transposed)
         entries["kind"][transposed[:, None] & (entries["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
     per_image = boxes.shape[1] // R.RECORD
-    passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * per_image), (R.BOXES, per_image)))
+    passes.set_in_last_passes(((R.BOXES_AT, np.arange(len(boxes)) * per_image), (R.BOXES, per_image)))
     return boxes.ravel()
 
 
-def _launches(
+def _build_launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
-    """Return the launches in order; the int64 and float64 numbers of their jobs in the same order, pass by pass; and
-    the inputs of the statistics tables: `COUNTED` entries and factors."""
+    """Return the launches in order; the int64 and float64 values of their jobs in the same order, one array per pass;
+    and the inputs of the statistics tables: `COUNTED` entries and factors."""
     launches, ints, floats, first = [], [], [], 0
     counted: list[np.ndarray] = []
     factors: list[np.ndarray] = []
     tables = 0
-    for number in range(passes.count):
-        jobs, job_floats = passes.jobs[number], passes.floats[number]
+    for index in range(passes.count):
+        jobs, job_floats = passes.jobs[index], passes.floats[index]
         # Group the jobs into launches: by kernel, and by whether this is the image's last pass.
-        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
-        rows, spans = passes.images_after(number - 1), [(int(groups[0]), 0, len(groups))]
+        groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == index)
+        rows, spans = passes.images_after(index - 1), [(int(groups[0]), 0, len(groups))]
         if not isinstance(rows, slice) or (groups != groups[0]).any():
             rows = np.arange(len(groups))[rows]
             rows = rows[groups[rows].argsort(kind="stable")]
@@ -268,13 +268,15 @@ def _launches(
                 lo, hi = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
                 pixels = 0
                 if hi > lo:
-                    operations_at = jobs[R.OPERATIONS_AT, counting[lo:hi]]  # counting operations come first in a pass
+                    operations_at = jobs[
+                        R.OPERATIONS_AT, counting[lo:hi]
+                    ]  # an operation that needs counts is the first of its pass
                     counted.append(_counted_images(jobs, counting[lo:hi], codes[operations_at]))
                     factors.append(values[operations_at, 0])
                     pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
                 inputs = tables, hi - lo, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
                 launches.append(
-                    Launch(first, portion.stop - portion.start, max_tiles, number, kind, bool(finished), *inputs)
+                    Launch(first, portion.stop - portion.start, max_tiles, index, kind, bool(finished), *inputs)
                 )
                 first += portion.stop - portion.start
                 tables += hi - lo
@@ -284,9 +286,13 @@ def _launches(
 
 
 def _counted_images(jobs: np.ndarray, counting: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the `COUNTED` entries for the statistics tables of the jobs `counting`, and number the tables."""
+    """Return the `COUNTED` entries for the jobs `counting`, and set the index of each job's statistics table."""
     jobs[R.STATISTICS_AT, counting] = np.arange(len(counting))
     counted = np.zeros(len(counting), R.COUNTED)
-    counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, counting], jobs[R.WHOLE, counting].T, codes
+    counted["base"], counted["size_hw"], counted["code"] = (
+        jobs[R.BASE, counting],
+        jobs[R.SOURCE_SIZE, counting].T,
+        codes,
+    )
     counted["steps"] = jobs[R.SOURCE_STEPS, counting].T
     return counted

@@ -318,7 +318,7 @@ def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, mo
     assert {how for *_, how in told} == {os.POSIX_FADV_WILLNEED}
     told.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
-        dataset._handle.mapped = mapped
+        dataset._handle.use_mmap = mapped
         dataset.will_need(indices)
     assert len(told) == 5, "what comes in order out of a mapping the kernel finds by itself"
 

@@ -13,7 +13,7 @@ from gpuload.datasets.stores.tar.fields import Fields
 
 
 def value(name: str, data: bytes, mode: str = "RGB") -> object:
-    return Fields(name, mode).sample({name: data}, [name], "s.tar", "k")
+    return Fields(name, mode).build_sample({name: data}, [name], "s.tar", "k")
 
 
 def saved(array: object, **options: object) -> bytes:
@@ -86,7 +86,7 @@ def test_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
         (
             "npy",
             saved(np.arange(10)).replace(b"(10,)", b"(-1,)"),
-            r"its shape must consist of whole numbers of 0 or more, got \(-1,\)",
+            r"its shape must consist of integers of 0 or more, got \(-1,\)",
         ),
         ("npy", b"\x93NUMPY\x09\x00", r"expected version 1.0 or 2.0 of numpy's format, got 9.0"),
         ("npy", pickle.dumps([1]), r"is not an array: the magic string is not correct"),
@@ -113,12 +113,12 @@ THERE = {"jpg": b"1", "cls": b"2", "seg.png": b"3"}
 def test_a_sample_has_the_fields_that_are_asked_for(fields: object, chosen: list[str], result: object) -> None:
     wanted = Fields(fields, "RGB")
     assert wanted.choose(THERE, "s", "k") == chosen
-    assert wanted.sample(THERE, chosen, "s", "k") == result
+    assert wanted.build_sample(THERE, chosen, "s", "k") == result
 
 
 def test_without_fields_it_is_a_dict_of_all() -> None:
     wanted = Fields(None, "RGB")
-    sample = wanted.sample(THERE, wanted.choose(THERE, "s", "k"), "s", "k")
+    sample = wanted.build_sample(THERE, wanted.choose(THERE, "s", "k"), "s", "k")
     assert list(sample) == ["__key__", "jpg", "cls", "seg.png"]
     assert (sample["__key__"], sample["cls"]) == ("k", 2)
 
@@ -168,14 +168,14 @@ def test_the_first_array_of_uint8_is_the_image_where_no_file_is_one(
     files: dict[str, object], images: list[str]
 ) -> None:
     data = {name: own if isinstance(own, bytes) else saved(own) for name, own in files.items()}
-    sample = Fields(None, "RGB").sample(data, list(data), "s", "k")
+    sample = Fields(None, "RGB").build_sample(data, list(data), "s", "k")
     assert [name for name, own in sample.items() if isinstance(own, Encoded | Image)] == images
-    alone = {name: Fields(name, "RGB").sample(data, [name], "s", "k") for name in images}
+    alone = {name: Fields(name, "RGB").build_sample(data, [name], "s", "k") for name in images}
     assert all(type(own) is type(sample[name]) for name, own in alone.items())
 
 
 def test_of_chosen_fields_the_first_one_is_the_image() -> None:
     data = {"a.npy": saved(LEVELS), "b.npy": saved(LEVELS)}
-    first, second = Fields(("b.npy", "a.npy"), "RGB").sample(data, ["b.npy", "a.npy"], "s", "k")
+    first, second = Fields(("b.npy", "a.npy"), "RGB").build_sample(data, ["b.npy", "a.npy"], "s", "k")
     np.testing.assert_array_equal(first.hwc, LEVELS)
     np.testing.assert_array_equal(second, LEVELS)

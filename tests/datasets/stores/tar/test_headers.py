@@ -152,7 +152,7 @@ def test_a_size_that_is_negative(tmp_path: Path) -> None:
     block[124:136] = (-5).to_bytes(12, "big", signed=True)
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
         "'x.tar': the member 'a.jpg' at offset 0 has a size of -5 bytes, which is negative; the archive is damaged, "
-        "recreate it"
+        "so recreate it"
     )
 
 
@@ -161,7 +161,7 @@ def test_a_size_that_is_huge(tmp_path: Path) -> None:
     block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
         "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the entire "
-        "archive (2,048): it is truncated, or its header is damaged"
+        "archive (2,048): the archive is truncated, or the header is damaged; copy or download the archive again"
     )
 
 
@@ -170,10 +170,11 @@ def test_one_that_is_cut_off_in_a_member_or_in_headers(tmp_path: Path) -> None:
     data = whole.read_bytes()
     assert refusal(whole, data[:2500]) == (
         "'x.tar' is truncated at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes starting at 2,048, of "
-        "which 452 are present"
+        "which 452 are present; copy or download the archive again"
     )
     assert refusal(whole, data[:1700]) == (
-        "'x.tar' is truncated at 1,700 bytes, in the headers of a member at offset 1,536"
+        "'x.tar' is truncated at 1,700 bytes, in the headers of a member at offset 1,536; copy or download the archive "
+        "again"
     )
 
 
@@ -182,7 +183,7 @@ def test_a_checksum_that_is_wrong(tmp_path: Path) -> None:
     data[1024] ^= 1
     assert refusal(tmp_path / "x.tar", data) == (
         "'x.tar': at offset 1,024 a member's header was expected, but its checksum is wrong (it begins with "
-        "b'c.jpg\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'); the archive is damaged, recreate it"
+        "b'c.jpg\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'); the archive is damaged, so recreate it"
     )
 
 
@@ -208,7 +209,7 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
     data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
     assert refusal(path, data) == (
         "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes; expected at most 1,048,576. The "
-        "archive is damaged, recreate it"
+        "archive is damaged, so recreate it"
     )
 
 
@@ -221,7 +222,7 @@ def test_a_size_in_pax_records_that_is_no_number_names_the_archive(tmp_path: Pat
     shown = size if len(size) < 40 else size[:40] + b"..."
     assert said == (
         f"'x.tar': the pax records at offset 0 give the next member a size of {shown!r}, which is not a number of "
-        "bytes; the archive is damaged, recreate it"
+        "bytes; the archive is damaged, so recreate it"
     )
 
 

@@ -209,7 +209,7 @@ def test_one_that_leads_out_of_its_archive_is_not_taken(tmp_path: Path, column: 
             assert bytes(table) == bytes(build(str(path)).table)
             assert read(str(path), str(file), stamp(str(path))) is not None
         else:
-            with pytest.raises(UnusableIndex, match="it points to places outside the archive"):
+            with pytest.raises(UnusableIndex, match="it points to offsets outside the archive"):
                 read(str(path), str(file), stamp(str(path)))
 
 

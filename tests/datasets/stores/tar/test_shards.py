@@ -131,7 +131,7 @@ def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     remarks = {"/a": ['"ü\\\U0001f600' * 1000, "b"], "/b": []}
     lines: list[bytes] = []
-    monkeypatch.setattr(shards_module, "_build", lambda path: (path, None, remarks[path]))
+    monkeypatch.setattr(shards_module, "_build_index", lambda path: (path, None, remarks[path]))
     monkeypatch.setattr(os, "write", lambda descriptor, line: lines.append(line))
     shards_module.build_in_this_process([(7, "/a"), (3, "/b")])
     assert max(map(len, lines)) <= select.PIPE_BUF
@@ -204,7 +204,7 @@ def test_no_shard_is_found(tmp_path: Path) -> None:
         find_shards(f"{tmp_path}/x-{{0..4}}.tar")
     with pytest.raises(FileNotFoundError, match=rf"^1 of 1 shards is missing: '{root}/z.tar'$"):
         find_shards(tmp_path / "z.tar")
-    with pytest.raises(FileNotFoundError, match="the list of paths is empty"):
+    with pytest.raises(FileNotFoundError, match="the list of shards is empty"):
         find_shards([])
     with pytest.raises(TypeError, match="shards must be paths, got 3 "):
         find_shards([3])

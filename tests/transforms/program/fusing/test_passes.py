@@ -65,7 +65,7 @@ def test_images_of_a_batch_have_as_many_as_each_needs():
 
 def test_operations_stand_in_the_order_in_which_they_are_done():
     made = passes([CROP, T.RandomPosterize(3, 0.5), T.RandomInvert(0.5), T.RandomSolarize(7, 0.5)], 64)
-    codes, values = made.packed_operations()
+    codes, values = made.pack_operations()
     own = made.jobs[0]
     assert len(codes) == len(values) == own[R.OPERATIONS].sum()
     order = {code("posterize"): 0, code("invert"): 1, code("solarize"): 2}
@@ -103,14 +103,14 @@ def test_jobs_of_an_image_are_the_same_whatever_the_others_need(transforms):
     program, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
     together = Passes(images.table, program.windows_tlhw[0], 3)
     together.apply(program, program.windows_tlhw)
-    operations, tables = together.packed_operations(), joined(together.tables)
+    operations, tables = together.pack_operations(), joined(together.tables)
     assert (len(set(together.last.tolist())) > 1) is ("Jitter" not in repr(chain))  # one path, and the other
     for row in range(count):
         image, own = images.take(np.array([row])), program.take(np.array([row]))
         alone = Passes(image.table, own.windows_tlhw[0], 3)
         alone.apply(own, own.windows_tlhw)
         assert alone.last[0] == together.last[row]
-        alone_operations, alone_tables = alone.packed_operations(), joined(alone.tables)
+        alone_operations, alone_tables = alone.pack_operations(), joined(alone.tables)
         for number in range(alone.last[0] + 1):
             one, other = alone.jobs[number, :, 0].copy(), together.jobs[number, :, row].copy()
             np.testing.assert_array_equal(alone.floats[number, 0], together.floats[number, row])
