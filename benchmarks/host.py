@@ -139,11 +139,7 @@ def _skip_device_work() -> Iterator[None]:
             (torch, "empty", _CachedMemory()),
             (runner, "one_pass", _FakeKernel()),
             (separable, "_weigh", _FakeKernel()),
-            (
-                runner,
-                "make_level_tables",
-                lambda pixels, arrays, factors, most, channels: torch.empty(len(factors), 3, 256),
-            ),
+            (runner, "make_level_tables", lambda _p, _a, factors, _m, _c: torch.empty(len(factors), 3, 256)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
