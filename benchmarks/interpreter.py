@@ -7,7 +7,7 @@
 - The arrays are small, so most of the remaining time went into computing types, shapes and result types again and
   again. Here each of them is computed once.
 
-This relies on private names of Triton 3.6 and 3.8. Where a version lacks these names, the interpreter stays as it is.
+This relies on private names of Triton 3.6 and 3.8. In versions that lack these names, the interpreter is not changed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-__all__ = ["hasten"]
+__all__ = ["speed_up_interpreter"]
 
 
 @cache
-def hasten() -> None:
+def speed_up_interpreter() -> None:
     """Make the interpreter of this process faster; kernels compute the same results."""
     from triton.runtime import interpreter
 
@@ -40,10 +40,10 @@ def hasten() -> None:
         patched.update(languages(function))
         return patch(function)
 
-    def launch(self: Any, *arguments: Any, **named: Any) -> None:
+    def launch(self: Any, *arguments: Any, **options: Any) -> None:
         patched.clear()
         try:
-            run(self, *arguments, **named)
+            run(self, *arguments, **options)
         finally:
             patched.clear()  # run() has restored the language
 
@@ -51,10 +51,10 @@ def hasten() -> None:
     interpreter.GridExecutor.__call__ = launch
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
-    _describe_once(interpreter)
+    _cache_types(interpreter)
 
 
-def _describe_once(interpreter: Any) -> None:
+def _cache_types(interpreter: Any) -> None:
     """Cache block types, the shapes of tensors, and result types."""
     import triton
 
@@ -68,7 +68,7 @@ def _describe_once(interpreter: Any) -> None:
     original_result, results = TritonSemantic.computation_type_impl, {}
     block_attributes: dict[Any, dict[str, Any]] = {}  # attributes of block types, which nothing modifies
 
-    def block(self: Any, element_ty: Any, shape: Any) -> None:
+    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
         space = getattr(element_ty, "address_space", None)  # only of pointers; `name` covers everything else
         key = (element_ty.name, space, *(getattr(length, "value", length) for length in shape))
         if key not in block_attributes:
@@ -76,7 +76,7 @@ def _describe_once(interpreter: Any) -> None:
             block_attributes[key] = self.__dict__
         self.__dict__ = block_attributes[key]
 
-    def tensor(self: Any, handle: Any, type: Any) -> None:
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
         try:
             self.shape, self.numel = type.cached_shape_numel
         except AttributeError:
@@ -90,19 +90,19 @@ def _describe_once(interpreter: Any) -> None:
             return lhs, rhs
         return original_broadcast(self, lhs, rhs)
 
-    def result(self: Any, *types: Any) -> Any:
+    def compute_result_type(self: Any, *types: Any) -> Any:
         if types not in results:
             results[types] = original_result(self, *types)
         return results[types]
 
     cached_dtype = cache(original_dtype)
 
-    def np_dtype(type_: Any) -> Any:
+    def find_np_dtype(type_: Any) -> Any:
         if isinstance(type_, core.block_type):
             type_ = type_.element_ty
         return original_dtype(type_) if isinstance(type_, core.pointer_type) else cached_dtype(type_)
 
-    core.block_type.__init__, core.tensor.__init__ = block, tensor
+    core.block_type.__init__, core.tensor.__init__ = init_block, init_tensor
     TritonSemantic.broadcast_impl_value = broadcast
-    TritonSemantic.computation_type_impl = result  # pyright: ignore[reportAttributeAccessIssue]
-    interpreter._get_np_dtype = np_dtype
+    TritonSemantic.computation_type_impl = compute_result_type  # pyright: ignore[reportAttributeAccessIssue]
+    interpreter._get_np_dtype = find_np_dtype

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import running
 from benchmarks.peers.protocol import Recipe
-from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm_page_cache
 
 ARRAY_SAMPLES = 20_000
 PEER_LIMIT_S = 600
@@ -56,7 +56,7 @@ FIGURES = {  # key in the results: column heading, number format
     "worker_mb": ("memory per worker, MB", ",.0f"),
 }
 
-# Ratios of gpuload's rate to the peer's: the minimum, and the aim.
+# Ratios of gpuload's rate to the peer's rate: the minimum, and the aim.
 RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
 CUTTABLE_GOALS = {"torch_simplejpeg": 2.2, "dali": 1.9}  # gpuload over cuttable files, the peers over the originals
 ARRAYS_GOAL = 3.0  # gpuload's rate over DataLoader's
@@ -70,8 +70,8 @@ Results = Mapping[str, list[dict[str, Any]]]
 
 
 def median_of(results: list[dict[str, Any]], key: str) -> float:
-    """Return the median over all rounds, or over all epochs of all rounds where a round has a list of values; NaN
-    without values.
+    """Return the median over all rounds, or over all epochs of all rounds if rounds have lists of values; NaN if
+    there are no values.
 
     >>> median_of([{"images_per_s": [1, 2]}, {"images_per_s": [4, 9]}], "images_per_s")
     3.0
@@ -83,9 +83,8 @@ def median_of(results: list[dict[str, Any]], key: str) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]:
-    """Divide the rate of `name` by the rate of `other` within each round. Returns the median, the minimum and the
-    maximum.
+def ratio(results: Results, own: str, peer: str) -> tuple[float, float, float]:
+    """Divide the rate of `own` by the rate of `peer` within each round. Return the median, the minimum and the maximum.
 
     >>> rounds = {"a": [{"images_per_s": [30]}, {"images_per_s": [10]}], "b": [{"images_per_s": [15]}] * 2}
     >>> median, least, greatest = ratio(rounds, "a", "b")
@@ -93,25 +92,25 @@ def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]
     (0.6666666666666666, 2.0)
     """
     ratios = [
-        median_of([mine], "images_per_s") / median_of([theirs], "images_per_s")
-        for mine, theirs in zip(results[name], results[other], strict=True)
+        median_of([own_result], "images_per_s") / median_of([peer_result], "images_per_s")
+        for own_result, peer_result in zip(results[own], results[peer], strict=True)
     ]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tuple[list[str], list[list[str]]]:
     """Return the headings and rows of a table of the peers in `labels`. `own` is the peer whose rate is compared with
-    the others'. Figures that no peer has get no column."""
+    the other rates. A figure that no peer has is omitted."""
     names = [name for name in labels if name in results]
     cells: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
     if own in names:
         cells["gpuload's speedup (lowest … highest round)"] = [
             "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
         ]
-    for key, (heading, form) in FIGURES.items():
+    for key, (heading, number_format) in FIGURES.items():
         values = [median_of(results[name], key) for name in names]
         if any(value > 0 for value in values):
-            cells[heading] = [f"{value:{form}}" if value > 0 else "–" for value in values]
+            cells[heading] = [f"{value:{number_format}}" if value > 0 else "–" for value in values]
     return ["", *cells], [list(row) for row in zip((labels[name] for name in names), *cells.values(), strict=True)]
 
 
@@ -119,10 +118,10 @@ def judge(results: Results) -> list[running.Verdict]:
     """Check every goal whose figures were measured."""
     verdicts = []
 
-    def at_least(goal: float, name: str, other: str, text: str, form: str = "{:.2f}") -> None:
+    def at_least(goal: float, name: str, other: str, text: str, figure_format: str = "{:.2f}") -> None:
         if {name, other} <= results.keys():
-            times = ratio(results, name, other)[0]
-            verdicts.append(running.Verdict(f"{text}: {form.format(times)}", times >= goal))
+            speedup = ratio(results, name, other)[0]
+            verdicts.append(running.Verdict(f"{text}: {figure_format.format(speedup)}", speedup >= goal))
 
     for peer, (least, aim) in RATE_GOALS.items():
         at_least(least, "gpuload", peer, f"at least {least} times {NAMES[peer]} (aim {aim})")
@@ -152,9 +151,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first as warm-up (default 3)")
     choices = f"{', '.join(GROUPS)}, or any of {', '.join(NAMES)}"
     parser.add_argument("--only", help=f"comma-separated: {choices}")
-    parser.add_argument("--cuttable", action="store_true", help="gpuload over the same files made cuttable, too")
+    parser.add_argument(
+        "--cuttable", action="store_true", help="also measure gpuload over the same files made cuttable"
+    )
     options = parser.parse_args(arguments)
-    running.check_least(parser, options, rounds=1, epochs=2, workers=1, batch_size=1, files=options.batch_size)
+    running.check_minimums(parser, options, rounds=1, epochs=2, workers=1, batch_size=1, files=options.batch_size)
     chosen = [] if options.only else list(NAMES)
     for word in options.only.split(",") if options.only else []:
         if word not in NAMES and word not in GROUPS:
@@ -162,20 +163,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         chosen += GROUPS.get(word, [word])
     options.peers = [name for name in dict.fromkeys(chosen) if name != CUTTABLE or options.cuttable]
     if not options.peers:
-        parser.error(f"--only {CUTTABLE} needs --cuttable too")
+        parser.error(f"--only {CUTTABLE} also needs --cuttable")
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 if a peer could not be measured."""
+    """Measure and report. Return the exit status: 1 if a peer could not be measured."""
     options = parse(arguments)
     source, described = find_photos(options.cache, options.photos)
     root = copy_photos(source, options.cache, options.files)
-    count, mean_kb = warm(root)
+    count, mean_kb = warm_page_cache(root)
     cuttable = ""
     if options.cuttable:
         cuttable = str(cuttable_copy(root))
-        described += f"; made cuttable {warm(cuttable_copy(root))[1]:.0f} KB"
+        described += f"; made cuttable {warm_page_cache(cuttable_copy(root))[1]:.0f} KB"
     recipe = Recipe(
         root=str(root),
         cuttable=cuttable,
@@ -185,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         samples=ARRAY_SAMPLES,
     )
     failed: dict[str, dict[str, str]] = {}
-    rounds = running.in_turns(
+    rounds = running.run_rounds(
         options.peers,
         options.rounds,
         lambda peer: running.run_module(["benchmarks.peers.protocol", peer, recipe.to_json()], PEER_LIMIT_S),
@@ -198,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     for rows in results.values():
         versions |= rows[0].get("versions", {})
     threads = sorted({rows[0]["threads"] for rows in results.values() if "threads" in rows[0]})
-    where = running.machine()
+    where = running.describe_machine()
     print(
         f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
         f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
@@ -213,9 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     for group, labels in GROUPS.items():
         if results.keys() & labels.keys():
             own = None if group == "workers" else next(iter(labels))
-            print("", running.table(*columns(results, labels, own), TITLES[group]), sep="\n")
+            print("", running.format_table(*columns(results, labels, own), TITLES[group]), sep="\n")
     print()
-    running.say_verdicts(verdicts := judge(results))
+    running.print_verdicts(verdicts := judge(results))
     settings = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}
     photos = {"source": described, "files": count, "mean_kb": mean_kb}
     everything = {"recipe": settings, "photos": photos, "versions": versions, "results": results, "failed": failed}

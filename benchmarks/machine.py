@@ -29,7 +29,7 @@ PACKAGES = (
 NVIDIA = ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
 DECODERS = ("simplejpeg", "nvidia.nvimgcodec", "nvidia.dali")
 # The tests and measurements that are skipped where a package is absent.
-LEFT_OUT = {
+SKIPPED_WITHOUT = {
     "hypothesis": "property-based tests",
     "kornia": "the kornia backend, Kornia's own rows, tests of both, parity tests",
     "nvidia.dali": "the dali backend, DALI's own rows, tests of both",
@@ -41,18 +41,18 @@ LEFT_OUT = {
     "timm": "timm's rows and tests against it",
     "torchvision": "torchvision's, timm's and Kornia's own rows, the ResNets, the augmentation benchmark",
     "triton": "the fused backend and its tests",
-    "turboloader": "TurboLoader's row in the loading benchmark, and its tests",
+    "turboloader": "TurboLoader's row in the loading benchmark, and tests of TurboLoader",
     "typer": "tests of the command line",
     "xdist": "nothing; tests run one after another",
 }
 
 
-def absent() -> dict[str, str]:
-    """Return the packages that are not installed, and the tests and measurements skipped for each."""
-    return {package: left_out for package, left_out in LEFT_OUT.items() if not _is_there(package)}
+def missing_packages() -> dict[str, str]:
+    """Return the packages that are not installed, each with the tests and measurements that are skipped."""
+    return {package: skipped for package, skipped in SKIPPED_WITHOUT.items() if not _is_installed(package)}
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # the parent package is missing
@@ -92,22 +92,22 @@ def cuda_device() -> str:
 
 
 def main() -> int:
-    """Print the description. Returns 1 if a decoder is installed but cannot be imported."""
+    """Print the description. Return 1 if a decoder is installed but cannot be imported, else 0."""
     print(f"processor: {cpu_model()}, {len(os.sched_getaffinity(0))} CPUs; kernel {platform.release()}")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    print(f"/dev/shm: {shutil.disk_usage('/dev/shm').total / 1e9:.1f} GB; open files: {files} at most")
-    print("versions: " + ", ".join(f"{name} {number}" for name, number in versions().items()))
-    for package, left_out in absent().items():
-        print(f"{package} is not installed; skipped: {left_out}")
-    broken = 0
-    for module in filter(_is_there, DECODERS):
+    print(f"/dev/shm: {shutil.disk_usage('/dev/shm').total / 1e9:.1f} GB; at most {files} open files")
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    for package, skipped in missing_packages().items():
+        print(f"{package} is not installed; skipped: {skipped}")
+    status = 0
+    for module in filter(_is_installed, DECODERS):
         try:
             importlib.import_module(module)
             print(f"{module}: imported")
         except Exception as error:
-            broken = 1
+            status = 1
             print(f"{module}: installed, but cannot be imported: {type(error).__name__}: {error}")
-    return broken
+    return status
 
 
 if __name__ == "__main__":

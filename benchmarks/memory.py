@@ -8,7 +8,8 @@ __all__ = ["proportional_mb", "shared_mb"]
 
 
 def proportional_mb(pid: int) -> float:
-    """Return the PSS in MB: private pages plus a proportional share of the shared pages. 0 if the process has ended."""
+    """Return the PSS in MB (private pages plus a proportional share of the shared pages); 0 if the process has
+    ended."""
     return _kilobytes(pid, "Pss:") / 1024
 
 

@@ -1,7 +1,8 @@
 """The picture of README.md: photographs and augmented versions of them.
 
-``python -m benchmarks.plot_augmented`` writes docs/pictures/augmented.jpg. The photographs are the public-domain ones
-in scikit-image's wheel; each row begins with an unaugmented centre crop. The same seed gives the same picture.
+``python -m benchmarks.plot_augmented`` writes docs/pictures/augmented.jpg. The photographs are the public-domain
+photographs in scikit-image's wheel; each row begins with an unaugmented centre crop. The same seed gives the same
+picture.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from gpuload import transforms as T
 from gpuload.cli.pictures import photographs
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "augmented.jpg"
-SHOWN = ("astronaut", "cat", "coffee")
+PHOTOGRAPHS = ("astronaut", "cat", "coffee")
 SIZE_PX, GAP_PX, COLUMNS, SEED = 160, 6, 8, 4
 
 
-def rows(seed: int = SEED) -> np.ndarray:
+def load_rows(seed: int = SEED) -> np.ndarray:
     """Return uint8 photographs × columns × height × width × 3: a centre crop, then augmented versions."""
-    files = [photographs()[name] for name in SHOWN]
+    files = [photographs()[name] for name in PHOTOGRAPHS]
     recipe = [
         T.RandomResizedCrop(SIZE_PX, scale=(0.2, 1.0)),
         T.RandomHorizontalFlip(),
@@ -42,11 +43,11 @@ def rows(seed: int = SEED) -> np.ndarray:
     return np.concatenate([plain, images(COLUMNS - 1, recipe)], axis=1)
 
 
-def sheet() -> Image.Image:
-    """Draw all images in rows, with a wider gap after the unaugmented ones."""
+def draw_sheet() -> Image.Image:
+    """Draw all images in rows, with a wider gap after the unaugmented images."""
     step = SIZE_PX + GAP_PX
-    picture = Image.new("RGB", (COLUMNS * step + GAP_PX, len(SHOWN) * step - GAP_PX), "white")
-    for row, images in enumerate(rows()):
+    picture = Image.new("RGB", (COLUMNS * step + GAP_PX, len(PHOTOGRAPHS) * step - GAP_PX), "white")
+    for row, images in enumerate(load_rows()):
         for column, image in enumerate(images):
             left = column * step + (2 * GAP_PX if column else 0)
             picture.paste(Image.fromarray(image), (left, row * step))
@@ -54,7 +55,7 @@ def sheet() -> Image.Image:
 
 
 def main() -> None:
-    sheet().save(PICTURE, quality=85, optimize=True)
+    draw_sheet().save(PICTURE, quality=85, optimize=True)
 
 
 if __name__ == "__main__":

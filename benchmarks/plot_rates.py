@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loading import ARRAYS, LOADERS, WHOLE, WORKERS, Results, columns, judge, median_of, ratio
-from benchmarks.running import REPOSITORY, markdown
+from benchmarks.running import REPOSITORY, format_markdown
 
 RECORDED = REPOSITORY / "benchmarks" / "results" / "loading-cpu.json"
 FOLDER = REPOSITORY / "docs" / "pictures"
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
-PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "none")}  # foreground and background
+# The foreground and background colours of each picture.
+PICTURE_COLOURS = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "none")}
 LABELS = {
     "gpuload": "gpuload",
     "dali": "DALI (CPU)",
@@ -31,8 +32,8 @@ LABELS = {
 OWN, OTHERS = "#0d9488", "#a1a1aa"
 
 
-def tables(recorded: dict[str, Any]) -> dict[str, str]:
-    """Return the Markdown of each table of measured results that pages show, by name."""
+def format_tables(recorded: dict[str, Any]) -> dict[str, str]:
+    """Return the Markdown of all tables of measured results in the pages, keyed by name."""
     results: Results = recorded["results"]
     machine, recipe, photos = recorded["machine"], recorded["recipe"], recorded["photos"]
     rounds = len(results["gpuload"])
@@ -45,7 +46,7 @@ def tables(recorded: dict[str, Any]) -> dict[str, str]:
     return {
         "readme": _readme_table(results),
         "about": about,
-        "loaders": _table(results, {name: LOADERS[name] for name in by_rate(results)}, "gpuload"),
+        "loaders": _table(results, {name: LOADERS[name] for name in sort_by_rate(results)}, "gpuload"),
         "workers": _table(results, WORKERS, None),
         "arrays": _table(results, ARRAYS, "arrays_gpuload"),
         "whole": _table(results, WHOLE, "whole_gpuload"),
@@ -53,9 +54,9 @@ def tables(recorded: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def filled(page: str, texts: dict[str, str]) -> str:
-    """Return `page` with each of `texts` in the place that a comment names; ValueError if a comment's name is
-    unknown."""
+def fill_page(page: str, texts: dict[str, str]) -> str:
+    """Return `page` with each of `texts` after the comment with its name. Raise ValueError if a comment has an unknown
+    name."""
 
     def text(match: re.Match[str]) -> str:
         if match["name"] not in texts:
@@ -65,7 +66,7 @@ def filled(page: str, texts: dict[str, str]) -> str:
     return re.sub(r"(?P<mark><!-- measured: (?P<name>.+) -->\n)(?:.+\n)*", text, page)
 
 
-def by_rate(results: Results) -> list[str]:
+def sort_by_rate(results: Results) -> list[str]:
     """Return the names of the measured loaders: gpuload, then the others from fastest to slowest."""
     names = [name for name in LABELS if name in results]
     return sorted(names, key=lambda name: (name != "gpuload", -median_of(results[name], "images_per_s")))
@@ -74,39 +75,39 @@ def by_rate(results: Results) -> list[str]:
 def _readme_table(results: Results) -> str:
     headings = ["loader", "images/s", "gpuload's speedup", "CPU seconds per 1,000 images"]
     rows = []
-    for name in by_rate(results):
+    for name in sort_by_rate(results):
         times = "" if name == "gpuload" else f"{ratio(results, 'gpuload', name)[0]:.2f} ×"
         rate, cpu_s, memory = (median_of(results[name], key) for key in ("images_per_s", "cpu_s_per_1000", "worker_mb"))
         rows.append([LABELS[name], f"{rate:,.0f}", times, f"{cpu_s:.2f}", f"{memory:,.0f}" if memory else "–"])
-    return markdown([*headings, "memory per worker, MB"], rows, ["---", *["---:"] * 4])
+    return format_markdown([*headings, "memory per worker, MB"], rows, ["---", *["---:"] * 4])
 
 
 def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
     """Format the figures of the measured peers; "" if there are none."""
-    return markdown(*columns(results, labels, own)) if results.keys() & labels.keys() else ""
+    return format_markdown(*columns(results, labels, own)) if results.keys() & labels.keys() else ""
 
 
 def draw(recorded: dict[str, Any], path: Path) -> None:
-    """Draw a bar for each loader, the median of its rates, with a line from the minimum to the maximum. The colours
-    follow from the file's name (`PICTURES`). The same figures give the same bytes."""
+    """Draw a bar for each loader, the median of its rates, with a line from the minimum to the maximum. The file's
+    name determines the colours (`PICTURE_COLOURS`). The same figures produce the same bytes."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
     results, recipe = recorded["results"], recorded["recipe"]
-    rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in by_rate(results)}
-    ink, ground = PICTURES[path.name]
+    rates = {name: [rate for row in results[name] for rate in row["images_per_s"]] for name in sort_by_rate(results)}
+    foreground, background = PICTURE_COLOURS[path.name]
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuload", "font.family": "sans-serif", "font.size": 11}
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(8, 0.65 * len(rates)))
         figure.subplots_adjust(left=0.3, right=0.98, top=0.98, bottom=0.14)
-        for place, name in enumerate(rates):
-            middle, is_gpuload = median_of(results[name], "images_per_s"), name == "gpuload"
-            axes.barh(place, middle, height=0.62, color=OWN if is_gpuload else OTHERS)
-            axes.plot([min(rates[name]), max(rates[name])], [place, place], color=ink, linewidth=1)
+        for bar, name in enumerate(rates):
+            median_rate, is_gpuload = median_of(results[name], "images_per_s"), name == "gpuload"
+            axes.barh(bar, median_rate, height=0.62, color=OWN if is_gpuload else OTHERS)
+            axes.plot([min(rates[name]), max(rates[name])], [bar, bar], color=foreground, linewidth=1)
             weight = "bold" if is_gpuload else "normal"
-            axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
+            axes.text(max(rates[name]) + 25, bar, f"{median_rate:,.0f}", va="center", color=foreground, weight=weight)
         axes.set_yticks(
             range(len(rates)), [LABELS[name].replace(" + ", ", ").replace(", ", ",\n", 1) for name in rates]
         )
@@ -115,22 +116,22 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
         axes.set_xlim(0, 1.2 * max(map(max, rates.values())))
         where = f"{recipe['workers']} workers on {recorded['machine']['cpus']} cores"
         caption = f"images per second on the CPU alone, {where}; lines: lowest to highest round"
-        figure.text(0.02, 0.03, caption, color=ink, fontsize=9.5)
+        figure.text(0.02, 0.03, caption, color=foreground, fontsize=9.5)
         axes.set_xticks([])
-        axes.tick_params(length=0, colors=ink)
+        axes.tick_params(length=0, colors=foreground)
         axes.spines[:].set_visible(False)
         axes.patch.set_visible(False)
-        figure.savefig(path, format="svg", facecolor=ground, metadata={"Date": None})
+        figure.savefig(path, format="svg", facecolor=background, metadata={"Date": None})
         plt.close(figure)
 
 
 def main() -> None:
     recorded = json.loads(RECORDED.read_text())
-    for name in PICTURES:
+    for name in PICTURE_COLOURS:
         draw(recorded, FOLDER / name)
-    texts = tables(recorded)
+    texts = format_tables(recorded)
     for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
+        page.write_text(fill_page(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
     print(texts["readme"], end="")
 
 

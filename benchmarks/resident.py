@@ -3,9 +3,9 @@
     python -m benchmarks.resident [--device cuda] [--samples N] [--json]
 
 The recipe is RandomCrop(32, padding=4), flip, Normalize; batches of 512. "The stage alone" repeats the stage calls
-recorded from one epoch of the loader, with the same levels and draws: it computes no order, no draws, no copies and no
-labels. The share is the loader's rate divided by that of the stage alone. For comparison, the same loader also runs
-without the cache, over the same PNGs. Every round runs all of them.
+recorded from one epoch of the loader, with the same pixel values and random parameters: it computes no order, no random
+parameters, no copies and no labels. The share is the loader's rate divided by that of the stage alone. For comparison,
+the same loader also runs without the cache, over the same PNGs. Every round runs all of them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ CHAIN = [
 ]
 
 
-def pngs(samples: int) -> list[tuple[gl.Encoded, int]]:
+def make_pngs(samples: int) -> list[tuple[gl.Encoded, int]]:
     """Make small encoded images with labels."""
     rng = np.random.default_rng(0)
     files = []
-    for number in range(samples):
-        coarse = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    for i in range(samples):
+        small_image = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
         file = io.BytesIO()
-        Image.fromarray(coarse).resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(file, "PNG")
-        files.append((gl.Encoded(file.getvalue()), number % 10))
+        Image.fromarray(small_image).resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(file, "PNG")
+        files.append((gl.Encoded(file.getvalue()), i % 10))
     return files
 
 
@@ -56,7 +56,7 @@ class RecordingStage:
 
     def __call__(self, images: RaggedImages, program: Any, **options: Any) -> Any:
         snapshot = images
-        if images.pixels.device.type == "cpu":  # the levels are in slots, which are reused
+        if images.pixels.device.type == "cpu":  # the pixels are in slots, which are reused
             ends = np.cumsum(nbytes := images.shapes.prod(axis=1))
             spans = zip(images.offsets.tolist(), nbytes.tolist(), strict=True)
             snapshot = copy(images)
@@ -79,11 +79,11 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
         "transforms": CHAIN,
         "device": device,
     }
-    data = pngs(samples)
+    data = make_pngs(samples)
     with gl.Loader(gl.DeviceCached(data), **options) as loader, gl.Loader(data, **options) as uncached_loader:
-        began = time.perf_counter()
+        started_s = time.perf_counter()
         iterator = iter(loader)
-        filled_s = time.perf_counter() - began
+        filled_s = time.perf_counter() - started_s
         session: Any = loader._session
         session.assembly._stage = recorder = RecordingStage(session.stage)
         for _ in iterator:
@@ -101,22 +101,22 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
         ways = {"stage": stage_alone, "resident": epoch_of(loader), "uncached": epoch_of(uncached_loader)}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         cpu_s: dict[str, list[float]] = {name: [] for name in ways}  # of this process
-        for number in range(rounds + 1):
+        for round_index in range(rounds + 1):
             for name, way in ways.items():
-                began, cpu_began = time.perf_counter(), time.process_time()
+                started_s, cpu_started_s = time.perf_counter(), time.process_time()
                 batches = way()
                 if device != "cpu":
                     torch.accelerator.synchronize()
-                if number:  # the first round warms up
-                    cpu_s[name].append(time.process_time() - cpu_began)
-                    rates[name].append(batches * batch_size / (time.perf_counter() - began))
+                if round_index:  # the first round warms up
+                    cpu_s[name].append(time.process_time() - cpu_started_s)
+                    rates[name].append(batches * batch_size / (time.perf_counter() - started_s))
         stats = loader.stats()
-    ours, alone = (statistics.median(rates[name]) for name in ("resident", "stage"))
+    resident_rate, stage_rate = (statistics.median(rates[name]) for name in ("resident", "stage"))
     share_cpu = statistics.median(cpu_s["stage"]) / statistics.median(cpu_s["resident"])
     all_rates = {"images_per_s": rates["resident"], "stage": rates["stage"], "uncached": rates["uncached"]}
     return {
         **all_rates,
-        "share": ours / alone,
+        "share": resident_rate / stage_rate,
         "share_cpu": share_cpu,
         "filled_s": filled_s,
         "resident_bytes": stats.resident_bytes,
@@ -127,7 +127,7 @@ def main() -> None:
     parser = make_parser("resident", __doc__, rounds=5, batch_size=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--json", action="store_true", help="print only a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print only one line of JSON")
     options = parser.parse_args()
     results = measure(options.samples, options.batch_size, options.device, options.rounds)
     if options.json:

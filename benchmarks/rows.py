@@ -4,7 +4,7 @@
 
 Batches of 256 are shuffled, on the CPU. Each kind is one dataset object that both loaders share. A loader's workers
 persist through all rounds. A round is one epoch of each loader, one after the other; the first round is not counted.
-Prints medians, and the median of the ratios within rounds.
+The output shows medians, and the median of the ratios within rounds.
 
 - tensors: torch's TensorDataset, rows of 64 floats and a label; views: a Subset of a TensorDataset.
 - array: one array, rows of 64 floats; pair: such an array and its labels in torch's StackDataset.
@@ -51,7 +51,7 @@ class ManyRows(Rows):
         return list(zip(self.rows[indices], self.labels[indices].tolist(), strict=True))
 
 
-def dataset_of(kind: str, count: int = ROWS) -> Any:
+def build_dataset(kind: str, count: int = ROWS) -> Any:
     """Build the dataset of a kind."""
     import torch
     from torch.utils import data
@@ -60,7 +60,7 @@ def dataset_of(kind: str, count: int = ROWS) -> Any:
     rows = np.random.default_rng(0).random((count, *SHAPES.get(kind, (64,))), np.float32)
     labels = np.arange(count) % 10
     tensors = torch.from_numpy(rows), torch.from_numpy(labels)
-    arrays: Any = rows, labels  # annotated as datasets by torch, which accepts arrays
+    arrays: Any = rows, labels  # torch's annotation is Dataset, but torch accepts arrays
     makers = {
         "tensors": lambda: data.TensorDataset(*tensors),
         "views": lambda: data.Subset(data.TensorDataset(*tensors), range(0, count, 2)),
@@ -72,7 +72,7 @@ def dataset_of(kind: str, count: int = ROWS) -> Any:
     return makers.get(kind, lambda: Rows(rows, labels))()
 
 
-def loaders_of(dataset: Any, workers: int) -> dict[str, Any]:
+def build_loaders(dataset: Any, workers: int) -> dict[str, Any]:
     """Build gpuload's loader and torch's."""
     from torch.utils.data import DataLoader
 
@@ -84,8 +84,8 @@ def loaders_of(dataset: Any, workers: int) -> dict[str, Any]:
     }
 
 
-def rate(loader: Iterable[Any], count: int) -> float:
-    """Run one epoch. Returns the samples per second."""
+def measure_rate(loader: Iterable[Any], count: int) -> float:
+    """Run one epoch and return the samples per second."""
     start = time.perf_counter()
     for _ in loader:
         pass
@@ -93,7 +93,7 @@ def rate(loader: Iterable[Any], count: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all kinds and print the results."""
+    """Measure all kinds and print the results. Return the exit status 0."""
     parser = make_parser("rows", __doc__, "json", rounds=5)
     parser.add_argument("--workers", default="0,2", help="numbers of workers (default 0,2)")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"rows per dataset (default {ROWS}; 3×96×96: an eighth)")
@@ -103,17 +103,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'samples/s, batch 256':22} {'gpuload':>12} {'DataLoader':>12} {'ratio':>8}")
     for kind in [options.only] if options.only else KINDS:
         for workers in map(int, options.workers.split(",")):
-            dataset = dataset_of(kind, options.rows)
-            loaders = loaders_of(dataset, workers)
+            dataset = build_dataset(kind, options.rows)
+            loaders = build_loaders(dataset, workers)
             rates: dict[str, list[float]] = {name: [] for name in loaders}
-            for number in range(options.rounds + 1):
+            for round_index in range(options.rounds + 1):
                 for name, loader in loaders.items():
-                    samples_per_s = rate(loader, len(dataset))
-                    rates[name] += [samples_per_s] if number else []
+                    samples_per_s = measure_rate(loader, len(dataset))
+                    rates[name] += [samples_per_s] if round_index else []
             loaders["gpuload"].close()
             results[f"{kind} {workers}"] = rates
             gpuload_rate, torch_rate = map(statistics.median, rates.values())
-            ratio = statistics.median(ours / theirs for ours, theirs in zip(*rates.values(), strict=True))
+            ratio = statistics.median(
+                gpuload_samples_per_s / torch_samples_per_s
+                for gpuload_samples_per_s, torch_samples_per_s in zip(*rates.values(), strict=True)
+            )
             print(f"{kind:10} {workers} workers {gpuload_rate:15,.0f} {torch_rate:12,.0f} {ratio:8.2f}", flush=True)
             del loaders, dataset
     write_json(options.json, results)

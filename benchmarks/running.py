@@ -30,7 +30,7 @@ NUMBERS: Final = {
     "files": "number of files to copy the photographs to",
     "rounds": "number of times to run each way",
     "workers": "worker processes",
-    "batch_size": "images in a batch",
+    "batch_size": "images per batch",
 }
 MARKS: Final = {True: "met   ", False: "MISSED", None: "–     "}
 
@@ -54,21 +54,25 @@ def make_parser(module: str, doc: str | None, *paths: str, **numbers: float) -> 
     return parser
 
 
-def check_least(parser: argparse.ArgumentParser, options: argparse.Namespace, **least: int) -> None:
-    """End the program with a message if an option is less than its `least` value."""
-    for name, limit in least.items():
+def check_minimums(parser: argparse.ArgumentParser, options: argparse.Namespace, **minimums: int) -> None:
+    """End the program with a message if an option is less than its minimum."""
+    for name, minimum in minimums.items():
         value = getattr(options, name)
-        if value is not None and value < limit:
-            parser.error(f"--{name.replace('_', '-')} must be at least {limit}, got {value}")
+        if value is not None and value < minimum:
+            parser.error(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
 
 
 def run_module(
-    arguments: Sequence[str], limit_s: float, *, python: str = sys.executable, more: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    limit_s: float,
+    *,
+    python: str = sys.executable,
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a module in its own process, with `more` environment variables. Returns its last line of output, parsed as
-    JSON; if the module failed, a dict with `error` and, unless it timed out, `stderr`."""
+    """Run a module in its own process, with additional `variables` in its environment. Return the last line of output,
+    parsed as JSON; if the module failed, a dict with `error` and, unless it timed out, `stderr`."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    options: dict[str, Any] = {"cwd": REPOSITORY, "env": {**os.environ, **(more or {}), "PYTHONPATH": path}}
+    options: dict[str, Any] = {"cwd": REPOSITORY, "env": {**os.environ, **(variables or {}), "PYTHONPATH": path}}
     try:
         process = subprocess.run(
             [python, "-m", *arguments], capture_output=True, text=True, timeout=limit_s, check=False, **options
@@ -82,20 +86,20 @@ def run_module(
     return json.loads(lines[-1])
 
 
-def in_turns(
+def run_rounds(
     ways: Sequence[str],
     rounds: int,
     run: Callable[[str], dict[str, Any]],
     failed: dict[str, dict[str, Any]],
     describe: Callable[[str, dict[str, Any]], str] = lambda way, result: way,
 ) -> list[dict[str, dict[str, Any]]]:
-    """Run all ways in every round. Returns the results of each round, by way. A way that fails is recorded in `failed`
-    and does not run again. `describe` formats a result for the line printed after each run."""
+    """Run all ways in every round. Return the results of each round, keyed by way. A way that fails is recorded in
+    `failed` and does not run again. `describe` formats a result for the line printed after each run."""
     results: list[dict[str, dict[str, Any]]] = []
-    for number in range(rounds):
+    for round_index in range(rounds):
         results.append({})
-        turn = number % len(ways)
-        for way in (*ways[turn:], *ways[:turn]):
+        first_way = round_index % len(ways)
+        for way in (*ways[first_way:], *ways[:first_way]):
             if way in failed:
                 continue
             result = run(way)
@@ -104,7 +108,7 @@ def in_turns(
                 print(f"{way} could not be measured: {result['error']}", flush=True)
                 continue
             results[-1][way] = result
-            print(f"round {number + 1} of {rounds}: {describe(way, result)}", flush=True)
+            print(f"round {round_index + 1} of {rounds}: {describe(way, result)}", flush=True)
     return results
 
 
@@ -113,13 +117,14 @@ def median(values: Sequence[float] | None) -> float | None:
     return statistics.median(values) if values else None
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Describe the machine that the measurements ran on."""
     return {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
-    """Format a table as text, the first column left-aligned, all others right-aligned. Long headings are wrapped."""
+def format_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
+    """Format a table as text: the first column is left-aligned, all other columns are right-aligned, and long headings
+    are wrapped."""
     rows, heading_lines = list(rows), []
     for heading, *cells in zip(headings, *rows, strict=True):
         width = max(10, *map(len, cells)) if cells else 10
@@ -131,25 +136,25 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "
     return "\n".join([title] * bool(title) + ["  ".join(cells).rstrip() for cells in padded])
 
 
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] = ()) -> str:
+def format_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] = ()) -> str:
     """Format a table in Markdown; `rule` has the cells of the line below the headings, by default only dashes."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule or ["---"] * len(headings), *rows))
 
 
-def say_verdicts(verdicts: Iterable[Verdict]) -> None:
+def print_verdicts(verdicts: Iterable[Verdict]) -> None:
     """Print each goal and whether it is met."""
     for verdict in verdicts:
         print(MARKS[verdict.met], verdict.text)
 
 
 def write_results(path: Path | None, figures: dict[str, Any], verdicts: Sequence[Verdict] = ()) -> None:
-    """Write the machine, all figures and the goals to a file, if `path` is given."""
+    """Write a description of the machine, all figures and the goals to a file, unless `path` is None."""
     goals = [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts]
-    write_json(path, {"machine": machine(), **figures, "goals": goals})
+    write_json(path, {"machine": describe_machine(), **figures, "goals": goals})
 
 
 def write_json(path: Path | None, content: Any) -> None:
-    """Write a JSON file, if `path` is given; if the program is killed meanwhile, the previous file survives."""
+    """Write a JSON file, unless `path` is None. If the program is killed while writing, the previous file survives."""
     if path is not None:
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(content, indent=1) + "\n")

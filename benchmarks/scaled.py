@@ -4,8 +4,8 @@
 
 Each photograph is enlarged and written as a JPEG, every other one with 4:2:0. In every round, regions drawn by
 RandomResizedCrop and the full picture are brought to 224×224 in two ways, one after the other: "exact", decoded at full
-size, and "fast", decoded smaller and resized. The time of the exact way excludes the resize, which the stage does. The
-model's choice is compared with the cheaper way, and the pixels of both ways with each other after the resize,
+size, and "fast", decoded at a smaller size and resized. The time of the exact way excludes the resize, which the stage
+does. The model's choice is compared with the cheaper way, and the pixels of both ways with each other after the resize,
 which Pillow does for both here. Then a loader in this process runs over the files in both ways, once per round.
 
 On a shared machine, a thread's CPU times change by half within seconds, and one lucky round is enough to make the
@@ -35,8 +35,8 @@ from PIL import Image
 import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.peers.decoder_alone import draw_region
-from benchmarks.photos import find_photos, jpegs_in
-from benchmarks.running import machine, make_parser, table, write_results
+from benchmarks.photos import find_photos, list_jpegs
+from benchmarks.running import describe_machine, format_table, make_parser, write_results
 from gpuload import transforms as T
 from gpuload.decode import Decoder
 from gpuload.decode import scaled as model
@@ -44,25 +44,26 @@ from gpuload.decode.header import mcu_layout
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
 
 SIZE, FILTER, NEAR = (224, 224), "bilinear", 1.05
-LEVEL = 0.1  # weight of absolute costs in the fit, relative to comparisons of two costs
+ABSOLUTE_WEIGHT = 0.1  # weight of absolute costs in the fit, relative to comparisons of two costs
 FITTED = ("byte", "REGION_SAMPLE_NS", "REGION_PIXEL_NS", "WHOLE_SAMPLE_NS", "WHOLE_PIXEL_NS")
 RESIZE = ("TAP_NS", "SCALED_NS")
 SCALED_FITTED = (*(f"SCALED_SAMPLE_NS[{n}]" for n in EIGHTHS), *RESIZE)
 NAMES = (*FITTED, *SCALED_FITTED)
 
 
-class Seen(NamedTuple):
-    """The measurements of one region: CPU ms of both ways and of the fast way's resize, whether these are settled,
-    whether the model chooses the fast way, differences in levels, and the factors of the cost model's constants."""
+class RegionMeasurement(NamedTuple):
+    """The measurements of one region: CPU ms of both ways and of the fast way's resize, whether the ratio of
+    these times is settled, whether the model chooses the fast way, differences in pixel values (0–255), and the factors
+    of the cost model's constants."""
 
     exact_ms: float
     fast_ms: float
     resize_ms: float
     settled: bool
     fast: bool
-    mean: float
-    most: int
-    squared: float
+    mean_difference: float
+    max_difference: int
+    mean_squared_difference: float
     exact_terms: tuple[float, ...]
     fast_terms: tuple[float, ...]
 
@@ -78,14 +79,14 @@ def encode_resized(path: Path, megapixels: float, subsampling: int) -> bytes:
     return file.getvalue()
 
 
-def in_turn(calls: Sequence[Callable[[], object]], backwards: bool) -> tuple[float, ...]:
-    """Make the calls one after the other. Returns the CPU ms of each."""
+def measure_in_turn(calls: Sequence[Callable[[], object]], backwards: bool) -> tuple[float, ...]:
+    """Make the calls one after the other. Return the CPU ms of each."""
     cpu_ms = [0.0] * len(calls)
     order = range(len(calls))
-    for number in reversed(order) if backwards else order:
-        started = time.thread_time_ns()
-        calls[number]()
-        cpu_ms[number] = (time.thread_time_ns() - started) / 1e6
+    for i in reversed(order) if backwards else order:
+        started_ns = time.thread_time_ns()
+        calls[i]()
+        cpu_ms[i] = (time.thread_time_ns() - started_ns) / 1e6
     return tuple(cpu_ms)
 
 
@@ -107,9 +108,10 @@ def estimate_costs(rounds: Sequence[tuple[float, ...]]) -> tuple[float, float]:
 
 
 def measure_region(
-    decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], least: int, most: int
-) -> Seen | None:
-    """Measure one region in `least` to `most` rounds; None if it is too small to be decoded smaller."""
+    decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], min_rounds: int, max_rounds: int
+) -> RegionMeasurement | None:
+    """Measure one region in `least` to `most` rounds; None if the region is too small for the fast
+    way."""
     header = decoder.header(file)
     jpeg = header.jpeg
     assert jpeg is not None
@@ -126,18 +128,18 @@ def measure_region(
         lambda: resample(small, SIZE, FILTER),
     )
     rounds: list[tuple[float, ...]] = []
-    while len(rounds) < least or (len(rounds) < most and not is_settled(rounds)):
-        rounds.append(in_turn(calls, backwards=len(rounds) % 2 == 1))
+    while len(rounds) < min_rounds or (len(rounds) < max_rounds and not is_settled(rounds)):
+        rounds.append(measure_in_turn(calls, backwards=len(rounds) % 2 == 1))
     exact_ms, fast_ms = estimate_costs(rounds)
     exact = resample(Scaled(pixels, (0, 0, height, width)), SIZE, FILTER)
     difference = np.abs(exact.astype(np.int64) - out)
-    block, _ = mcu_layout(file.data, jpeg)
-    samples = 1 + 2 * 64 / (block[0] * block[1])
+    mcu, _ = mcu_layout(file.data, jpeg)
+    samples = 1 + 2 * 64 / (mcu[0] * mcu[1])
     read_bytes = len(file.data) * (top + height) / jpeg.height
-    area, is_whole = height * width, (height, width) == (jpeg.height, jpeg.width)
-    pair = (area * samples, area)
+    pixel_count, is_whole = height * width, (height, width) == (jpeg.height, jpeg.width)
+    factors = (pixel_count * samples, pixel_count)
     decoded = (top + height) * jpeg.width * samples
-    return Seen(
+    return RegionMeasurement(
         exact_ms,
         fast_ms,
         fast_ms * median(times_ms[2] / times_ms[1] for times_ms in rounds),
@@ -146,7 +148,7 @@ def measure_region(
         float(difference.mean()),
         int(difference.max()),
         float((difference**2).mean()),
-        (read_bytes, *((0, 0, *pair) if is_whole else (*pair, 0, 0)), *(0,) * len(SCALED_FITTED)),
+        (read_bytes, *((0, 0, *factors) if is_whole else (*factors, 0, 0)), *(0,) * len(SCALED_FITTED)),
         (
             read_bytes, 0, 0, 0, 0, *(decoded * (n == eighths) for n in EIGHTHS),
             2 * SUPPORT[FILTER] * rows * (columns + SIZE[1]), 1,
@@ -154,12 +156,12 @@ def measure_region(
     )  # fmt: skip
 
 
-def fit_constants(seen: Sequence[Seen]) -> dict[str, float]:
+def fit_constants(seen: Sequence[RegionMeasurement]) -> dict[str, float]:
     """Return the best-fitting constants in ns, by least squares with large errors down-weighted.
 
     The ratio of a modelled cost to the measured cost is the speed of the machine at that time. The speed was the same
     for both ways and for the resize, so the differences of these ratios should be 0. It changes from one region to the
-    next, and is 1 only on average. So in the end all constants are scaled by one number, which changes no choice.
+    next, and is 1 only on average. So finally all constants are scaled by one factor, which does not change any choice.
     """
     exact, fast = (
         np.array([getattr(region, terms) for region in seen], float) for terms in ("exact_terms", "fast_terms")
@@ -167,8 +169,8 @@ def fit_constants(seen: Sequence[Seen]) -> dict[str, float]:
     resize = np.where(np.isin(NAMES, RESIZE), fast, 0)
     for terms, measured_ms in ((exact, "exact_ms"), (fast, "fast_ms"), (resize, "resize_ms")):
         terms /= np.array([[getattr(region, measured_ms) * 1e6] for region in seen])
-    terms = np.concatenate([exact - fast, fast - resize, LEVEL / 2 * (exact + fast)])
-    targets = np.repeat([0, 0, LEVEL], len(seen))
+    terms = np.concatenate([exact - fast, fast - resize, ABSOLUTE_WEIGHT / 2 * (exact + fast)])
+    targets = np.repeat([0, 0, ABSOLUTE_WEIGHT], len(seen))
     scale = np.abs(terms).max(axis=0)
     scale[scale == 0] = 1
     constants, weights = np.zeros(terms.shape[1]), np.ones(len(targets))
@@ -179,7 +181,7 @@ def fit_constants(seen: Sequence[Seen]) -> dict[str, float]:
     return dict(zip(NAMES, constants.tolist(), strict=True))
 
 
-def chosen_with(constants: dict[str, float], photo: list[Seen]) -> list[Seen]:
+def apply_constants(constants: dict[str, float], photo: list[RegionMeasurement]) -> list[RegionMeasurement]:
     """Return a photograph's regions with the choices of a model that has these constants."""
     weights = np.array([constants[name] for name in NAMES])
     return [
@@ -188,57 +190,58 @@ def chosen_with(constants: dict[str, float], photo: list[Seen]) -> list[Seen]:
     ]
 
 
-def count_cross_validated(sizes: Sequence[list[list[Seen]]]) -> list[int]:
-    """Count the photographs of each size with near-best choices when the model is fitted to the other half of them."""
+def count_cross_validated(sizes: Sequence[list[list[RegionMeasurement]]]) -> list[int]:
+    """Count the photographs of each size with near-best choices when the model is fitted to the other half of the
+    photographs."""
     counts = [0] * len(sizes)
     halves = [[[photo for n, photo in enumerate(photos) if n // 2 % 2 == half] for photos in sizes] for half in (0, 1)]
     for tested, fitting in (halves, reversed(halves)):  # both halves have equally many 4:2:0 photographs
         constants = fit_constants([region for photos in fitting for photo in photos for region in photo])
         for size, photos in enumerate(tested):
-            counts[size] += sum(is_near_best(chosen_with(constants, photo)) for photo in photos)
+            counts[size] += sum(is_near_best(apply_constants(constants, photo)) for photo in photos)
     return counts
 
 
-def current_constants() -> dict[str, float]:
+def read_constants() -> dict[str, float]:
     """Return the constants of `gpuload/decode/scaled.py`."""
     scaled = (*(model.SCALED_SAMPLE_NS[n] for n in EIGHTHS), *(getattr(model, name) for name in RESIZE))
     return dict(zip(NAMES, (0.0, *(getattr(model, name) for name in FITTED[1:]), *scaled), strict=True))
 
 
-def count_robust(photos: list[list[Seen]]) -> int:
+def count_robust(photos: list[list[RegionMeasurement]]) -> int:
     """Count the photographs that keep near-best choices under the worst change of one constant by a factor of 0.8 or
     1.25, as could occur on another machine."""
-    constants = current_constants()
+    constants = read_constants()
     variants = [constants | {name: constants[name] * factor} for name in NAMES[1:] for factor in (0.8, 1.25)]
-    return min(sum(is_near_best(chosen_with(variant, photo)) for photo in photos) for variant in variants)
+    return min(sum(is_near_best(apply_constants(variant, photo)) for photo in photos) for variant in variants)
 
 
-def loader_ms(files: list[gl.Encoded], scale: Any) -> float:
+def measure_loader(files: list[gl.Encoded], scale: Any) -> float:
     """Return the CPU ms per image of a loader without worker processes, everything included."""
     crops = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))]
     decode = gl.Decode(scale=scale)
     loader = gl.Loader(files, batch_size=16, transforms=crops, num_workers=0, device="cpu", decode=decode)
-    started = time.process_time()
+    started_s = time.process_time()
     count = sum(len(images) for images in loader)
-    return 1000 * (time.process_time() - started) / count
+    return 1000 * (time.process_time() - started_s) / count
 
 
-def chosen_ms(region: Seen) -> float:
+def chosen_cost_ms(region: RegionMeasurement) -> float:
     """Return the CPU ms of the way that the model chooses for a region."""
     return region.fast_ms if region.fast else region.exact_ms
 
 
-def is_near_best(regions: list[Seen]) -> bool:
+def is_near_best(regions: list[RegionMeasurement]) -> bool:
     """Return whether the model's choices for the regions cost at most 5% more than the cheaper ways."""
-    return sum(map(chosen_ms, regions)) <= NEAR * sum(min(region.exact_ms, region.fast_ms) for region in regions)
+    return sum(map(chosen_cost_ms, regions)) <= NEAR * sum(min(region.exact_ms, region.fast_ms) for region in regions)
 
 
-def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dict[str, Any]:
+def summarize(photos: list[list[RegionMeasurement]], loaders: list[tuple[float, float]]) -> dict[str, Any]:
     """Summarize the measurements of the photographs of one size."""
     seen = [region for photo in photos for region in photo]
     fast = [region for region in seen if region.fast]
     if not fast:
-        raise SystemExit("no region is cheaper when decoded smaller; increase --megapixels")
+        raise SystemExit("no region is cheaper when decoded at a smaller size; increase --megapixels")
     exact_loader, fast_loader = estimate_costs(loaders)
     return {
         "photographs": len(photos),
@@ -249,14 +252,14 @@ def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dic
         "photographs_near_shifted": count_robust(photos),
         "regions_near": sum(is_near_best([region]) for region in seen),
         "exact_ms": float(np.mean([region.exact_ms for region in seen])),
-        "chosen_ms": float(np.mean(list(map(chosen_ms, seen)))),
+        "chosen_ms": float(np.mean(list(map(chosen_cost_ms, seen)))),
         "better_ms": float(np.mean([min(region.exact_ms, region.fast_ms) for region in seen])),
         "loader_exact_ms": exact_loader,
         "loader_fast_ms": fast_loader,
-        "mean_levels": float(np.mean([region.mean for region in fast])),
-        "most_levels": max(region.most for region in fast),
-        "psnr_db": float(10 * np.log10(255**2 / np.mean([region.squared for region in fast]))),
-        "least_psnr_db": float(10 * np.log10(255**2 / max(region.squared for region in fast))),
+        "mean_levels": float(np.mean([region.mean_difference for region in fast])),
+        "most_levels": max(region.max_difference for region in fast),
+        "psnr_db": float(10 * np.log10(255**2 / np.mean([region.mean_squared_difference for region in fast]))),
+        "least_psnr_db": float(10 * np.log10(255**2 / max(region.mean_squared_difference for region in fast))),
     }
 
 
@@ -268,12 +271,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=60, help="maximum rounds where the ways are close (default 60)")
     options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)
-    paths = jpegs_in(source)[: options.files]
+    paths = list_jpegs(source)[: options.files]
 
     decoder, rng = Decoder(gl.Decode()), np.random.default_rng(0)
     summaries: dict[str, Any] = {}
     missed: dict[str, Any] = {}
-    everything: list[list[list[Seen]]] = []
+    everything: list[list[list[RegionMeasurement]]] = []
     for megapixels in options.megapixels:
         photos, files = [], []
         for number, path in enumerate(paths):
@@ -287,10 +290,10 @@ def main(arguments: list[str] | None = None) -> int:
             ]
             photos.append([region for region in seen if region is not None])
             files.append(file)
-        loaders = [(loader_ms(files, "exact"), loader_ms(files, "fast")) for _ in range(options.rounds)]
+        loaders = [(measure_loader(files, "exact"), measure_loader(files, "fast")) for _ in range(options.rounds)]
         everything.append(photos)
         name = f"{megapixels:g}"
-        summaries[name] = summary(photos, loaders)
+        summaries[name] = summarize(photos, loaders)
         missed[name] = {
             path.name: [[round(region.exact_ms, 2), round(region.fast_ms, 2), region.fast] for region in photo]
             for path, photo in zip(paths, photos, strict=True)
@@ -304,8 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
     for key in next(iter(summaries.values())):
         values = [row[key] for row in summaries.values()]
         rows.append([key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
-    print(f"{len(paths)} files in {source}; {machine()['cpu']}")
-    print(table(["", *(f"{name} megapixels" for name in summaries)], rows))
+    print(f"{len(paths)} files in {source}; {describe_machine()['cpu']}")
+    print(format_table(["", *(f"{name} megapixels" for name in summaries)], rows))
     constants = fit_constants([region for photos in everything for photo in photos for region in photo])
     print("fitted constants, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
     figures = {"versions": versions(), "results": summaries, "missed": missed, "fitted_ns": constants}

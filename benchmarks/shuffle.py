@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.running import make_parser, markdown
+from benchmarks.running import format_markdown, make_parser
 from gpuload.order.blocks import BlockOrder, Blocks, BlockShuffle
 from gpuload.order.permutation import Shuffle
 from gpuload.rng.philox import epoch_key
@@ -25,19 +25,19 @@ from gpuload.rng.philox import epoch_key
 SAMPLES, CLASSES, BATCH = 1_281_167, 1000, 256
 BLOCKS = (16, 64, 256, 1024)
 WINDOWS = (4, 16, 64, 256, 1024)
-SHOWN = 20_000  # positions in the picture
+PLOTTED_POSITIONS = 20_000  # in the picture
 
 Order = Callable[[np.ndarray], np.ndarray]
 
 
-def order_of(options: BlockShuffle | None, epoch: int = 0) -> Order:
+def make_order(options: BlockShuffle | None, epoch: int = 0) -> Order:
     key = epoch_key(0, epoch)
     return Shuffle(SAMPLES, key) if options is None else BlockOrder(Blocks(SAMPLES, options), key)
 
 
-def figures(options: BlockShuffle | None) -> dict[str, float]:
-    """Measure one order; None means a full shuffle, whose blocks are counted as 64 samples."""
-    indices = order_of(options)(np.arange(SAMPLES // BATCH * BATCH))
+def measure_order(options: BlockShuffle | None) -> dict[str, float]:
+    """Measure one order; None means a full shuffle, for which blocks are assumed to have 64 samples."""
+    indices = make_order(options)(np.arange(SAMPLES // BATCH * BATCH))
     classes = (indices * CLASSES // SAMPLES).reshape(-1, BATCH)
     scores = np.random.default_rng(0).standard_normal((CLASSES, 32))
     means = np.stack([scores[row].mean(axis=0) for row in classes])
@@ -51,14 +51,14 @@ def figures(options: BlockShuffle | None) -> dict[str, float]:
     }
 
 
-def table(results: dict[tuple[int, int] | None, dict[str, float]]) -> str:
+def format_results(results: dict[tuple[int, int] | None, dict[str, float]]) -> str:
     rows = []
     for name, measured in results.items():
         block, window = ("full shuffle", "") if name is None else map(str, name)
         counts = (f"{measured[key]:,.0f}" for key in ("in use", "classes", "effective batch"))
         rows.append([block, window, *counts, f"{measured['same block']:.1%}"])
     headings = ["block", "window", "samples in use", "classes in a batch", "effective batch"]
-    return markdown([*headings, "next is of the same block"], rows)
+    return format_markdown([*headings, "next is of the same block"], rows)
 
 
 def draw(results: dict[tuple[int, int] | None, dict[str, float]], path: str) -> None:
@@ -69,25 +69,27 @@ def draw(results: dict[tuple[int, int] | None, dict[str, float]], path: str) -> 
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(1, 4, figsize=(15, 3.8), width_ratios=(1, 1, 1, 1.5), layout="constrained")
-    shown = np.arange(SHOWN)
+    positions = np.arange(PLOTTED_POSITIONS)
     orders: list[tuple[str, BlockShuffle | None]] = [
         ("full shuffle", None),
         ('"block": 64 × 256', BlockShuffle()),
         ("64 × 16", BlockShuffle(64, 16)),
     ]
     for panel, (name, options) in zip(panels, orders, strict=False):
-        panel.plot(shown / 1000, order_of(options)(shown) / 1e6, ",", color="#1f4e79", alpha=0.6)
-        panel.set(title=name, xlabel="position (thousands)", ylabel="index (millions)", xlim=(0, SHOWN / 1000))
+        panel.plot(positions / 1000, make_order(options)(positions) / 1e6, ",", color="#1f4e79", alpha=0.6)
+        panel.set(
+            title=name, xlabel="position (thousands)", ylabel="index (millions)", xlim=(0, PLOTTED_POSITIONS / 1000)
+        )
         panel.set_ylim(0, SAMPLES / 1e6)
-    last: Any = panels[-1]
+    last_panel: Any = panels[-1]
     for block in BLOCKS:
         classes = [results[block, window]["classes"] for window in WINDOWS]
-        last.plot([block * window for window in WINDOWS], classes, "o-", label=f"blocks of {block}")
-    full = results[None]
-    last.axhline(full["classes"], color="black", linestyle=":", label="full shuffle")
-    last.set(xscale="log", xlabel="samples in use (block × window)", ylabel="classes in a batch of 256")
-    last.set(title="1,000 classes, sorted", ylim=(0, None))
-    last.legend(frameon=False, fontsize=8)
+        last_panel.plot([block * window for window in WINDOWS], classes, "o-", label=f"blocks of {block}")
+    full_shuffle = results[None]
+    last_panel.axhline(full_shuffle["classes"], color="black", linestyle=":", label="full shuffle")
+    last_panel.set(xscale="log", xlabel="samples in use (block × window)", ylabel="classes in a batch of 256")
+    last_panel.set(title="1,000 classes, sorted", ylim=(0, None))
+    last_panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=90)
 
 
@@ -95,11 +97,11 @@ def main() -> None:
     parser = make_parser("shuffle", __doc__)
     parser.add_argument("--picture", help="file to draw the picture to (needs matplotlib)")
     options = parser.parse_args()
-    results: dict[tuple[int, int] | None, dict[str, float]] = {None: figures(None)}
+    results: dict[tuple[int, int] | None, dict[str, float]] = {None: measure_order(None)}
     for block in BLOCKS:
         for window in WINDOWS:
-            results[block, window] = figures(BlockShuffle(block, window))
-    print(table(results), end="")
+            results[block, window] = measure_order(BlockShuffle(block, window))
+    print(format_results(results), end="")
     if options.picture:
         draw(results, options.picture)
 

@@ -1,10 +1,10 @@
-"""A soak test: every second a random worker is killed, at times the template too, and some files are damaged.
+"""A soak test: every second a random worker is killed, sometimes the template too, and some files are damaged.
 
     make soak ARGS="--photos DIR"        or   python -m benchmarks.soak --photos DIR --minutes 10
 
 Each epoch is checked: every good file must arrive exactly once, and every damaged file must either decode (a crop above
 the point of truncation is intact) or be listed in `loader.errors`, once. Memory, descriptors and processes are measured
-at the same point of each epoch. The run ends by itself, with status 1 if a promise was broken.
+at the same point of each epoch. The run ends by itself, with exit status 1 if a guarantee was violated.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import gpuload as gl
 from benchmarks.memory import proportional_mb
-from benchmarks.photos import copy_photos, find_photos, warm
-from benchmarks.running import Verdict, make_parser, say_verdicts, write_json
+from benchmarks.photos import copy_photos, find_photos, warm_page_cache
+from benchmarks.running import Verdict, make_parser, print_verdicts, write_json
 from gpuload import transforms as T
 from gpuload.cli.processes import tree
 
@@ -46,20 +46,20 @@ DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str, str]:
-    """Copy the tree `source` to `target`, which is replaced, and damage the fraction `part` of the files.
+def copy_with_damage(source: Path, target: Path, fraction: float, seed: int) -> dict[str, str]:
+    """Copy the tree `source` to `target`, which is replaced, and damage a `fraction` of the files.
 
-    Returns the kind of damage of each damaged file, by path.
+    Return the kind of damage of each damaged file, keyed by path.
     """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     files = sorted(target.rglob("*.jpg"))
-    chosen = random.Random(seed).sample(files, round(part * len(files)))
+    damaged_files = random.Random(seed).sample(files, round(fraction * len(files)))
     damaged = {}
-    for number, path in enumerate(sorted(chosen)):
-        kind = list(DAMAGES)[number % len(DAMAGES)]
-        path.write_bytes(DAMAGES[kind](path.read_bytes()))
-        damaged[str(path)] = kind
+    for i, path in enumerate(sorted(damaged_files)):
+        damage = list(DAMAGES)[i % len(DAMAGES)]
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+        damaged[str(path)] = damage
     return damaged
 
 
@@ -72,13 +72,13 @@ class Killer(threading.Thread):
         self.restarts_s: list[float] = []
         self.kills = self.template_kills = 0
         self._loader, self._every_s, self._random = loader, every_s, random.Random(seed)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(self._every_s):
+        while not self._stopped.wait(self._every_s):
             pool: Any = self._loader._session and self._loader._session.engine
-            number = self._random.choice(list(pool._team))
-            worker, template = pool._team[number], pool._template
+            worker_index = self._random.choice(list(pool._team))
+            worker, template = pool._team[worker_index], pool._template
             try:
                 if template is not None and self._random.random() < TEMPLATE_SHARE:
                     os.kill(template.pid, signal.SIGKILL)
@@ -88,15 +88,15 @@ class Killer(threading.Thread):
                 continue
             killed_at = time.perf_counter()
             self.kills += 1
-            while not self._over.is_set():
-                replacement = pool._team.get(number)
+            while not self._stopped.is_set():
+                replacement = pool._team.get(worker_index)
                 if replacement is not None and replacement is not worker and replacement.ready:
                     self.restarts_s.append(time.perf_counter() - killed_at)
                     break
                 time.sleep(0.002)
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self.join()
 
 
@@ -110,13 +110,14 @@ class Figures:
     lost: int = 0
     repeated: int = 0
     unaccounted: int = 0
-    slots_away: int = 0  # at the end
+    slots_away: int = 0  # ring slots that are lost at the end
     memory_mb: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
 
-    def take(self, seen: Counter[int], refused: Counter[int], good: set[int], damaged: set[int]) -> None:
-        """Count an epoch: `seen` and `refused` say how often each index arrived or was listed as an error."""
+    def count_epoch(self, seen: Counter[int], refused: Counter[int], good: set[int], damaged: set[int]) -> None:
+        """Count an epoch: `seen` and `refused` are the numbers of times that each index arrived or was listed as an
+        error."""
         self.epochs += 1
         self.samples += seen.total()
         self.refused += refused.total()
@@ -138,7 +139,7 @@ class Figures:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run and report. Returns the exit status: 1 if a promise was broken."""
+    """Run and report. Return the exit status: 1 if a guarantee was violated."""
     parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--kill-every", type=float, default=1.0, help="seconds between kills (default 1)")
@@ -147,8 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)
     root = options.cache / "soak"
-    kinds = damaged_copy(copy_photos(source, options.cache, options.files), root, options.damaged, options.seed)
-    warm(root)
+    kinds = copy_with_damage(copy_photos(source, options.cache, options.files), root, options.damaged, options.seed)
+    warm_page_cache(root)
     dataset = gl.ImageFolder(root)
     damaged = {index for index in range(len(dataset)) if dataset.paths[index] in kinds}
     good = set(range(len(dataset))) - damaged
@@ -180,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
                 if step == len(loader) // 2:
                     figures.measure()
             records = loader.errors[len(loader.errors) - (loader.errors.total - errors_before) :]
-            figures.take(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
+            figures.count_epoch(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
             if time.monotonic() - reported_at > 60:
                 reported_at = time.monotonic()
                 print(
@@ -189,11 +190,11 @@ def main(arguments: list[str] | None = None) -> int:
                     flush=True,
                 )
         killer.stop()
-        figures.slots_away = slots_away(loader)
+        figures.slots_away = count_lost_slots(loader)
     return report(figures, killer, options, time.monotonic() - started)
 
 
-def slots_away(loader: gl.Loader) -> int:
+def count_lost_slots(loader: gl.Loader) -> int:
     """Return how many slots of the ring are lost after an epoch, once no worker can write to any slot."""
     session: Any = loader._session
     while not session.feed.idle() or session.engine.recover_slots():
@@ -205,23 +206,23 @@ def report(figures: Figures, killer: Killer, options: argparse.Namespace, second
     restarts_s = killer.restarts_s or [float("nan")]
     restart_s, slowest_s = statistics.median(restarts_s), max(restarts_s)
     quarter = len(figures.descriptors) // 4
-    most, at_first = max(figures.descriptors[quarter:]), max(figures.descriptors[: quarter + 1])
-    growth_mb, left = figures.growth_mb(), len(tree(os.getpid())) - 1
+    most, first_most = max(figures.descriptors[quarter:]), max(figures.descriptors[: quarter + 1])
+    growth_mb, leftover_count = figures.growth_mb(), len(tree(os.getpid())) - 1
     verdicts = [
         Verdict(
             f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated",
             figures.lost == figures.repeated == 0,
         ),
-        Verdict(f"every damaged one decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
+        Verdict(f"every damaged file decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
         Verdict(f"every slot of the ring usable at the end: {figures.slots_away} not", figures.slots_away == 0),
         Verdict(f"memory flat: {growth_mb:+.0f} MB from the second to the last quarter", growth_mb < FLAT_MB),
-        Verdict(f"descriptors flat: {most} at most, {at_first} in the first quarter", most <= at_first),
+        Verdict(f"descriptors flat: {most} at most, {first_most} in the first quarter", most <= first_most),
         Verdict(f"processes: {max(figures.processes)} at most", max(figures.processes) <= options.workers + 2),
         Verdict(
             f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s",
             restart_s < RESTART_LIMIT_S,
         ),
-        Verdict(f"nothing left behind: {left} processes", left == 0),
+        Verdict(f"nothing left behind: {leftover_count} processes", leftover_count == 0),
     ]
     print(
         f"\n{seconds / 60:.1f} minutes: {figures.epochs} epochs, {figures.samples:,} samples "
@@ -230,11 +231,11 @@ def report(figures: Figures, killer: Killer, options: argparse.Namespace, second
         f"memory of all processes: first {figures.memory_mb[0]:.0f}, median "
         f"{statistics.median(figures.memory_mb):.0f}, last {figures.memory_mb[-1]:.0f} MB\n"
     )
-    say_verdicts(verdicts)
+    print_verdicts(verdicts)
     counts = {"minutes": seconds / 60, "kills": killer.kills, "template_kills": killer.template_kills}
     restart = {"restart_s": {"median": restart_s, "slowest": slowest_s}}
-    about = {"figures": vars(figures), "promises": dict(verdicts), "python": sys.version.split()[0]}
-    write_json(options.json, {**counts, **restart, **about})
+    run_details = {"figures": vars(figures), "promises": dict(verdicts), "python": sys.version.split()[0]}
+    write_json(options.json, {**counts, **restart, **run_details})
     return 0 if all(verdict.met for verdict in verdicts) else 1
 
 

@@ -5,8 +5,8 @@
 Each cell is measured in its own process: the seconds from `iter()` to the first batch, the CPU seconds of all processes
 in that time, and their memory once prefetching has finished. Memory is split into the processes' own (PSS without
 shared memory) and shared memory, which counts whether or not a process maps it, since DataLoader's batches in flight
-are not mapped. For gpuload also the time from the death of a worker until its replacement is ready. Prints the medians
-of the rounds.
+are not mapped. For gpuload, the time from the death of a worker until its replacement is ready is also measured. The
+output shows medians of the rounds.
 
 - folder: `gl.ImageFolder`, which imports little; DataLoader uses torchvision's ImageFolder with the same crops.
 - torchvision: torchvision's ImageFolder with v2 transforms inside, the same object for both loaders.
@@ -38,12 +38,12 @@ COLUMNS: Final = {
     "shared_mb": "shared, MB",
     "back_ms": "back after, ms",
 }
-REST_S: Final = 1.0
+IDLE_CHECK_S: Final = 1.0
 LIMIT_S: Final = 600
 SIZE: Final = 224
 
 
-def huggingface(root: Path) -> Any:
+def build_hugging_face_dataset(root: Path) -> Any:
     """Build a Hugging Face dataset that holds the encoded photographs of a folder, and their classes."""
     import datasets
 
@@ -68,11 +68,11 @@ def build(row: str, loader: str, workers: int, root: Path) -> Any:
         options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers, "device": "cpu"}
         if row == "torchvision":
             return gl.Loader(Folder(str(root), SIZE), **options)
-        dataset = gl.ImageFolder(root) if row == "folder" else gl.wrap(huggingface(root))
+        dataset = gl.ImageFolder(root) if row == "folder" else gl.wrap(build_hugging_face_dataset(root))
         return gl.Loader(dataset, transforms=[T.RandomResizedCrop(SIZE)], **options)
     import torch.utils.data
 
-    rows: Any = Cropped(huggingface(root), SIZE) if row == "huggingface" else Folder(str(root), SIZE)
+    rows: Any = Cropped(build_hugging_face_dataset(root), SIZE) if row == "huggingface" else Folder(str(root), SIZE)
     return torch.utils.data.DataLoader(
         rows, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=loader, persistent_workers=True
     )
@@ -83,27 +83,27 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
     from gpuload.cli.processes import cpu_seconds
 
     batch_loader = build(row, loader, workers, root)
-    before, started = cpu_seconds(os.getpid()), time.perf_counter()
+    cpu_s_before, started_s = cpu_seconds(os.getpid()), time.perf_counter()
     batches = iter(batch_loader)
     next(batches)
-    figures = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
+    figures = {"first_batch_s": time.perf_counter() - started_s, "cpu_s": cpu_seconds(os.getpid()) - cpu_s_before}
     for _ in range(3):
         next(batches, None)
-    figures["own_mb"], figures["shared_mb"] = _memory_at_rest()
+    figures["own_mb"], figures["shared_mb"] = _measure_idle_memory()
     if loader == "gpuload":
-        figures["back_ms"] = _back_ms(batch_loader._session.engine)
+        figures["back_ms"] = _measure_restart_ms(batch_loader._session.engine)
         batch_loader.close()
     return figures
 
 
-def _memory_at_rest() -> tuple[float, float]:
-    """Wait until the processes are idle. Returns their own memory and their shared memory in MB."""
+def _measure_idle_memory() -> tuple[float, float]:
+    """Wait until the processes are idle. Return the processes' own memory and the shared memory in MB."""
     from benchmarks.memory import proportional_mb, shared_mb
     from gpuload.cli.processes import cpu_seconds, tree
 
     cpu_s, before_s = cpu_seconds(os.getpid()), -1.0
-    while cpu_s - before_s > 0.05:  # the measurement itself takes some CPU time, too
-        time.sleep(REST_S)
+    while cpu_s - before_s > 0.05:  # the measurement itself also takes some CPU time
+        time.sleep(IDLE_CHECK_S)
         before_s, cpu_s = cpu_s, cpu_seconds(os.getpid())
     processes, files = tree(os.getpid()), {}
     for file in [path for process in processes for path in Path(f"/proc/{process}/fd").iterdir()]:
@@ -114,7 +114,7 @@ def _memory_at_rest() -> tuple[float, float]:
     return sum(map(proportional_mb, processes)) - sum(map(shared_mb, processes)), sum(files.values())
 
 
-def _back_ms(engine: Any) -> float:
+def _measure_restart_ms(engine: Any) -> float:
     """Return the median time from the death of a worker until its replacement is ready, over `DEATHS` deaths."""
     times = []
     for _ in range(DEATHS):
@@ -128,8 +128,8 @@ def _back_ms(engine: Any) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all cells and print the results."""
-    from benchmarks.running import in_turns, make_parser, run_module, table, write_json
+    """Measure all cells, print the results, and return the exit status 0."""
+    from benchmarks.running import format_table, make_parser, run_module, run_rounds, write_json
 
     parser = make_parser("startup", __doc__, "photos", "cache", "json", files=2048, rounds=3)
     parser.add_argument("--workers", default="1,2,8,16", help="numbers of workers (default 1,2,8,16)")
@@ -140,7 +140,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row, loader, workers = options.cell
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
-    from benchmarks.photos import copy_photos, find_photos  # not at the top, where it would add to the memory of a cell
+    from benchmarks.photos import (
+        copy_photos,
+        find_photos,
+    )  # imported here, because it would add to the memory of a cell
 
     root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
@@ -150,14 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run(cell: str) -> dict[str, float]:
         return run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell.split()], LIMIT_S)
 
-    rounds = in_turns(ways, options.rounds, run, failed)
+    rounds = run_rounds(ways, options.rounds, run, failed)
     results = {cell: [by_cell[cell] for by_cell in rounds if cell in by_cell] for cell in ways}
     write_json(options.json, results)
     rows = []
     for name, runs in results.items():
         medians = {key: statistics.median(figures[key] for figures in runs) for key in runs[0]} if runs else {}
         rows.append([name, *(f"{medians[key]:.2f}" if key in medians else "–" for key in COLUMNS)])
-    print(table(["", *COLUMNS.values()], rows))
+    print(format_table(["", *COLUMNS.values()], rows))
     return 0
 
 

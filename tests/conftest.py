@@ -23,7 +23,7 @@ from lacking import PACKAGES
 from pictures import jpeg_bytes, smooth_image
 from warm import warm_interpreters
 
-from benchmarks.interpreter import hasten
+from benchmarks.interpreter import speed_up_interpreter
 
 # A shell starts background jobs with SIGINT ignored, which child processes inherit; tests' programs must receive it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -180,7 +180,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `cuda` if there is no CUDA device; fail it if GPULOAD_REQUIRE_CUDA=1. Speed up Triton's
     interpreter for tests that use it."""
     if item.get_closest_marker("interpreter") and os.environ.get("TRITON_INTERPRET") == "1" and not is_absent("triton"):
-        hasten()
+        speed_up_interpreter()
     if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
         if os.environ.get("GPULOAD_REQUIRE_CUDA") == "1":
             pytest.fail(f"GPULOAD_REQUIRE_CUDA=1, but {reason}", pytrace=False)

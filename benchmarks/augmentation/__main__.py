@@ -28,7 +28,7 @@ from benchmarks.augmentation.photographs import Photographs
 from benchmarks.augmentation.tables import judge, notes, tables
 from benchmarks.machine import cpu_model, cuda_device, versions
 from benchmarks.photos import find_photos
-from benchmarks.running import check_least, make_parser, say_verdicts, write_json
+from benchmarks.running import check_minimums, make_parser, print_verdicts, write_json
 
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.devices = ["cpu", "cuda"] if options.device == "auto" else [options.device]
     if options.quick:
         options.rounds, options.batch_size = options.rounds or 1, options.batch_size or 8
-    check_least(parser, options, rounds=1)
+    check_minimums(parser, options, rounds=1)
     if options.batch_size is not None and (options.batch_size < 2 or options.batch_size % 2):
         parser.error(f"--batch-size must be even, since images are mixed in pairs, got {options.batch_size}")
     options.photos = find_photos(options.cache, options.photos)[0]
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for device, result in results.items():
         _show(device, result)
     for device, result in results.items():
-        say_verdicts(judge(device, result.cases, result.batch))
+        print_verdicts(judge(device, result.cases, result.batch))
     failed = any(row.failed for result in results.values() for case in result.cases for row in case.rows.values())
     cuda_missing = options.device == "cuda" and results["cuda"].missing is not None
     return 1 if failed or cuda_missing else 0

@@ -21,7 +21,7 @@ import torch
 from benchmarks.augmentation.contenders import Contender
 from benchmarks.augmentation.measuring import cpu_clock, measure
 from benchmarks.peers.protocol import MEAN, STD
-from benchmarks.running import make_parser, table
+from benchmarks.running import format_table, make_parser
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         torch.set_num_threads(threads)
     print(
-        table(["own, built in; CPU ms per image", "neither", "built in", "own", "own / built in, full chains"], lines)
+        format_table(
+            ["own, built in; CPU ms per image", "neither", "built in", "own", "own / built in, full chains"], lines
+        )
     )
     return 0
 

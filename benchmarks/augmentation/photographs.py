@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from benchmarks.augmentation.cases import Start
-from benchmarks.photos import find_photos, jpegs_in
+from benchmarks.photos import find_photos, list_jpegs
 from benchmarks.running import REPOSITORY
 from gpuload.stage import RaggedImages
 
@@ -40,7 +40,7 @@ class Photographs:
     """
 
     def __init__(self, folder: Path, count: int, device: torch.device) -> None:
-        paths = jpegs_in(folder)
+        paths = list_jpegs(folder)
         decoded = {}
         for path in paths[:count]:
             with Image.open(path) as opened:

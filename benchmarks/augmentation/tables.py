@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from benchmarks.augmentation.measuring import CaseResult, Row
-from benchmarks.running import Verdict, median, table
+from benchmarks.running import Verdict, format_table, median
 
 KERNELS = "gpuload fused, kernels alone"
 KERNELS_REPLAYED = f"{KERNELS}, as a graph"
@@ -62,7 +62,7 @@ def tables(results: Sequence[CaseResult], batch: int, where: str) -> list[str]:
                 row = result.rows.get(name, Row())
                 cells.append("failed" if row.failed else cell(result, name) + ("*" if row.falls_back else ""))
             rows.append([result.name, *cells, f"{result.roofline_ms:.3g}"])
-        texts.append(table(["", *names, "a plain copy, ms"], rows, f"{where}: {title}"))
+        texts.append(format_table(["", *names, "a plain copy, ms"], rows, f"{where}: {title}"))
     return texts
 
 

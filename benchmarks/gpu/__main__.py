@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, PARTS, Pace
 from benchmarks.gpu.tables import Results, device_share, judge, report
-from benchmarks.machine import absent, cpu_model, versions
+from benchmarks.machine import cpu_model, missing_packages, versions
 from benchmarks.peers.protocol import Recipe
-from benchmarks.photos import copy_photos, find_photos, light_copy, make_up, warm
-from benchmarks.running import REPOSITORY, check_least, make_parser, write_json
+from benchmarks.photos import copy_photos, find_photos, light_copy, make_synthetic_photos, warm_page_cache
+from benchmarks.running import REPOSITORY, check_minimums, make_parser, write_json
 
 ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
 OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.device = "cuda"
     if options.simulate:
         options.device, options.batch_size, options.files = "cpu", 2, 12
-    check_least(parser, options, batch_size=2, files=options.batch_size)
+    check_minimums(parser, options, batch_size=2, files=options.batch_size)
     return options
 
 
@@ -124,12 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cache = Path(folder) if options.simulate else options.cache
         photos, described = _photos(options, cache)
         root = copy_photos(photos, cache, options.files)
-        files, mean_kb = warm(root)
+        files, mean_kb = warm_page_cache(root)
         results: dict[str, Any] = {
             "simulated": options.simulate,
             "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "device": _device(options.device)},
             "versions": versions(),
-            "absent": absent(),
+            "absent": missing_packages(),
             "photos": {"source": described, "files": files, "mean_kb": mean_kb},
             "rows": {},
         }
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if LIGHT.keys() & set(options.rows):
             light = light_copy(root)
             work = replace(work, light=str(light))
-            results["photos"]["light_kb"] = warm(light)[1]
+            results["photos"]["light_kb"] = warm_page_cache(light)[1]
         results_lock = threading.Lock()
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
 
@@ -165,7 +165,9 @@ def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
     """Return the folder of photographs and a description. A simulation gets tiny images: for a batch of full-size
     photographs, Triton's interpreter takes a minute."""
     if options.simulate:
-        return make_up(cache / "small", count=options.files, height=24, width=32), "small synthetic images"
+        return make_synthetic_photos(
+            cache / "small", count=options.files, height=24, width=32
+        ), "small synthetic images"
     return find_photos(cache, options.photos)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.plan import NETWORKS, Pace
-from benchmarks.interpreter import hasten
+from benchmarks.interpreter import speed_up_interpreter
 from benchmarks.peers.protocol import Peer, Recipe, find_peer, looks_of
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -185,7 +185,7 @@ def feeding(recipe: Recipe, pace: Pace, name: str) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # peers warn about their own deprecations
     warnings.simplefilter("ignore", DeprecationWarning)
     if (recipe.variant.split("/")[0], recipe.device) == ("fused", "cpu"):
-        hasten()
+        speed_up_interpreter()
     runtime = Runtime(recipe.device)
     peer: Peer = find_peer(name)(recipe)
     started = time.perf_counter()

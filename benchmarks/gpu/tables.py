@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
-from benchmarks.running import MARKS, Verdict, median, table
+from benchmarks.running import MARKS, Verdict, format_table, median
 
 Results = Mapping[str, Any]
 """The content of the results file: "machine", "rows" by name, and so on."""
@@ -118,7 +118,7 @@ def _alone(results: Results) -> str:
             ]
         )
     headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms"]
-    return table([*headings, "torch's MB", "all MB"], rows)
+    return format_table([*headings, "torch's MB", "all MB"], rows)
 
 
 def _feeding(results: Results, network: str, label: str) -> str:
@@ -136,7 +136,7 @@ def _feeding(results: Results, network: str, label: str) -> str:
         ]
         for name, row in rates.items()
     ]
-    return table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
+    return format_table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
 
 
 def _parts(results: Results) -> str:
@@ -165,7 +165,7 @@ def _parts(results: Results) -> str:
         [part, _number(reached, form), ceiling, _number(most, form), _number(_over(reached, most), "{:.0%}")]
         for part, reached, form, ceiling, most in parts
     ]
-    return table(["parts", "reached", "ceiling", "of it", "share"], rows)
+    return format_table(["parts", "reached", "ceiling", "of it", "share"], rows)
 
 
 def _notes(results: Results) -> list[str]:

@@ -101,7 +101,7 @@ def rates_table(level: str, readers: Sequence[str], rounds: Sequence[Round], fai
         disk = [mb for order in ORDERS for mb in values_of(rounds, reader, f"{level}, {order}", "cold", "disk_mb")]
         rows.append([reader, *cells, f"{statistics.median(disk):,.0f} MB" if disk else ""])
     headings = ["reader", *map(", ".join, kinds), "from disk, cold"]
-    return running.table(headings, rows, f"{level}: images/s (CPU µs per image)")
+    return running.format_table(headings, rows, f"{level}: images/s (CPU µs per image)")
 
 
 def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdict]:
@@ -157,23 +157,25 @@ def main(arguments: list[str] | None = None) -> int:
             for order in ORDERS:
                 task = [reader, str(base), level, order == "random", options.drop, options.workers, options.batch_size]
                 command = ["benchmarks.sources.reading", json.dumps(task)]
-                figures[f"{level}, {order}"] = result = running.run_module(command, LIMIT_S, python=python, more=MALLOC)
+                figures[f"{level}, {order}"] = result = running.run_module(
+                    command, LIMIT_S, python=python, variables=MALLOC
+                )
                 if "error" in result:
                     return result
                 versions.update(result.pop("versions"))
         return figures
 
-    rounds = running.in_turns(options.readers, options.rounds, measure, failed)
+    rounds = running.run_rounds(options.readers, options.rounds, measure, failed)
     errors = {reader: result["error"] for reader, result in failed.items()}
     for level in options.levels:
         print(f"\n{rates_table(level, options.readers, rounds, errors)}\n")
-    running.say_verdicts(verdicts := judge(rounds, list(NATIVE)))
+    running.print_verdicts(verdicts := judge(rounds, list(NATIVE)))
     nbytes = sum(path.stat().st_size for path in (base / "train").rglob("*.jpg")) / options.files / 1000
     print(
         f"\n{options.files:,} photographs of {nbytes:.0f} KB on average, from {source}; medians of {options.rounds}\n"
         f"cold: {'page cache dropped by the kernel' if options.drop == 'kernel' else 'files dropped'}; decoded: "
         f"RandomResizedCrop(224), flip, normalise, batch {options.batch_size}, {options.workers} workers\n"
-        f"machine: {running.machine()['cpu']}, {running.machine()['cpus']} CPUs\n"
+        f"machine: {running.describe_machine()['cpu']}, {running.describe_machine()['cpus']} CPUs\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"
     )
     photos = {"source": str(source), "files": options.files, "mean_kb": nbytes}

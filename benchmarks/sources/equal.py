@@ -24,8 +24,8 @@ import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
-from benchmarks.running import make_parser, table
-from benchmarks.servers import serving
+from benchmarks.running import format_table, make_parser
+from benchmarks.servers import serve_folder
 from benchmarks.sources.stores import ARRAYS, STORES, InMemory, Stream, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
@@ -132,7 +132,7 @@ def _table(results: Sequence[Found]) -> str:
     for result in results:
         cells = ["equal" if same else "DIFFERENT" for same in result.equal] or ["error"] * len(WAYS)
         rows.append([result.name, result.where, *cells, str(result.batches), result.digest, f"{result.seconds:.0f}"])
-    return table(["dataset", "where", *WAYS, "batches", "hash of all", "s"], rows)
+    return format_table(["dataset", "where", *WAYS, "batches", "hash of all", "s"], rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     write(base, names)
     comparison = Comparison(base)
     results = []
-    with serving(base) as servers:
+    with serve_folder(base) as servers:
         places = {"local": (str(base), {}), **(servers if options.remote else {})}
         for where, (url, storage_options) in places.items():
             for name in names if where == "local" else [name for name in names if STORES[name].is_remote]:

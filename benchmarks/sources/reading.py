@@ -119,7 +119,7 @@ def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
     source = Source(dataset, 0)
     for request, following in zip(requests, [*requests[1:], None], strict=True):
         if source.reads_ahead:
-            source.will_need(following)
+            source.store_next_keys(following)
         yield from map(source.open(request), range(len(request.indices)))
 
 

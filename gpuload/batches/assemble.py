@@ -109,10 +109,10 @@ def draw_programs(
     key = philox.epoch_key(seed, epoch)
     programs: list[list[Program]] = []
     for images in columns.images:
-        rows, sizes, first_column = images.row_numbers, images.table["size_hw"], columns.images[0]
+        rows, sizes, first_column = images.row_indices, images.table["size_hw"], columns.images[0]
         if (
             programs
-            and np.array_equal(rows, first_column.row_numbers)
+            and np.array_equal(rows, first_column.row_indices)
             and np.array_equal(sizes, first_column.table["size_hw"])
         ):
             programs.append(programs[0])  # the columns have the same rows and sizes
@@ -516,13 +516,13 @@ class _Names(Sequence[str]):
 
     def __init__(self, columns: Columns, images: ImageColumn) -> None:
         self._columns = columns
-        self._run_stage = images
+        self._images = images
 
     def __len__(self) -> int:
-        return len(self._run_stage.table)
+        return len(self._images.table)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._columns.name(int(self._run_stage.row_numbers[row]), entry(self._run_stage.leaves, row))
+        return self._columns.name(int(self._images.row_indices[row]), entry(self._images.leaves, row))
 
 
 # -- lending slots to the user ---------------------------------------------------------------------------------------

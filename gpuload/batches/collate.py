@@ -216,7 +216,7 @@ def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
         for row, leaf in column.rows_and_leaves():
             marks[row][leaf] = (kind, index)
     for leaf, column in points.items():
-        for row in column.row_numbers.tolist():
+        for row in column.row_indices.tolist():
             marks[row][leaf] = POINTS
     return marks
 

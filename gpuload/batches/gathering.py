@@ -124,7 +124,7 @@ class GatheredTargets(TargetStage):
             types = set(map(type, points.values))
             checks.append((points, points.rows is not None or len(types) > 1, "have different targets"))
         for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
-            yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), difference
+            yield next(iter(np.setdiff1d(rows, column.row_indices).tolist()), 1), difference
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
                 paths = key_paths_of(columns.structure(row))

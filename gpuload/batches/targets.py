@@ -63,7 +63,7 @@ class TargetStage:
             _move_points(columns, outputs)
 
     def _move_masks(self, columns: Columns, outputs: FinishedColumns, masks: ImageColumn, pixels: RaggedImages) -> None:
-        rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
+        rows = np.searchsorted(columns.images[0].row_indices, masks.row_indices)
         views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in outputs.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
         for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
@@ -75,7 +75,7 @@ class TargetStage:
 
 def _move_points(columns: Columns, outputs: FinishedColumns) -> None:
     """Transform boxes and keypoints, and remove entries that belong to dropped boxes or keypoints."""
-    points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_numbers.tolist()}
+    points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_indices.tolist()}
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value

@@ -13,23 +13,23 @@ from typing import Final
 import numpy as np
 
 from gpuload.datasets.sample import Encoded, Mode, explain_deep_pixels
-from gpuload.decode.cut import cuts
+from gpuload.decode.cut import cut_files
 from gpuload.decode.grid import Cut
 from gpuload.decode.header import (
     Header,
     JpegHeader,
     Region,
     end_of_scan,
-    has_end,
+    has_eoi,
     is_transposed,
     read_header,
     stored_region,
-    upright,
+    turn_upright,
 )
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
-from gpuload.decode.native_messages import listen
+from gpuload.decode.native_messages import run_and_capture
 from gpuload.decode.options import Decode
-from gpuload.decode.pillow_images import CHANNELS, VALUES, hint_on_truncated, open_image
+from gpuload.decode.pillow_images import CHANNELS, MASK_DTYPES, open_image, truncated_flag_hint
 from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
 from gpuload.decode.tiff import REMEDY, remedy
 from gpuload.errors import DecodeError, one_line
@@ -41,7 +41,7 @@ DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled"
 # counts crops for which the entire JPEG was decoded because nvImageCodec cannot be used.
 COUNT_KEYS: Final = (*DECODERS, "whole")
 
-UNUSABLE: Final = "nvImageCodec is installed but cannot be used"  # the start of `Decoder.remark`
+UNUSABLE: Final = "nvImageCodec is installed but cannot be used"  # the start of `Decoder.warning`
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's text; simplejpeg reports only the first warning
 
 
@@ -53,7 +53,7 @@ class Decoder:
 
     Attributes:
         counts: the number of images decoded so far, keyed by `COUNT_KEYS`.
-        remark: a message to the user if nvImageCodec is installed but cannot be used; empty otherwise, or once the
+        warning: a message to the user if nvImageCodec is installed but cannot be used; empty otherwise, or once the
             message has been shown.
 
     Example:
@@ -73,7 +73,7 @@ class Decoder:
     def __init__(self, options: Decode) -> None:
         self._options = options
         self.counts = dict.fromkeys(COUNT_KEYS, 0)
-        self.remark = ""
+        self.warning = ""
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
@@ -86,7 +86,7 @@ class Decoder:
             except Exception as error:  # whatever a broken installation raises, the next decoder takes over
                 unusable.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
                 if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
-                    self.remark = one_line(
+                    self.warning = one_line(
                         f"{UNUSABLE} ({error}): each JPEG is decoded in full by another decoder, which is slower for "
                         "crops. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, to match torch.version.cuda); for "
                         "details run: gpuload doctor"
@@ -134,7 +134,7 @@ class Decoder:
 
     def mask_dtype(self, header: Header) -> str:
         """Return the dtype that `decode_mask` returns; raise DecodeError if a pixel has more than one value."""
-        if header.mode not in VALUES:
+        if header.mode not in MASK_DTYPES:
             raise DecodeError(
                 f"a mask must be a file with one value per pixel (grey or with a palette), but the Pillow mode "
                 f"of this {header.format} is {header.mode!r}; if its colours are classes, decode it in the dataset and "
@@ -145,7 +145,7 @@ class Decoder:
                 f"a mask must be a file with one value per pixel, but this TIFF has {lost}; read it in the "
                 "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
             )
-        return VALUES[header.mode]
+        return MASK_DTYPES[header.mode]
 
     def decode_mask(self, encoded: Encoded, header: Header, region_tlhw: Region, out: np.ndarray) -> None:
         """Decode a region's stored values to `out`, H×W of `mask_dtype`. Arguments and errors are as for `decode`."""
@@ -154,14 +154,14 @@ class Decoder:
             self.decode(grey, header, region_tlhw, out[:, :, None])
             return
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
-        values, complaint = listen(opened.values, self._as_stored(header, region_tlhw))
+        values, complaint = run_and_capture(opened.values, self._as_stored(header, region_tlhw))
         if values is None:
-            hints = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
+            hints = f"{remedy(header.format, encoded.data)}{truncated_flag_hint()}"
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{hints}")
         self.counts["Pillow"] += 1
-        np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
+        np.copyto(out[:, :, None], turn_upright(values[:, :, None], header.orientation), casting="unsafe")
 
-    def cuts(self, requests: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
+    def cut_files(self, requests: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
         """For each request, cut out the part of the JPEG that its region needs, to pass to `decode` as `part`.
 
         A request holds the first three arguments of `decode`. If cutting does not pay off, the cut is the entire file.
@@ -171,7 +171,7 @@ class Decoder:
         CPU's cache cannot hold the code of both.
         """
         files = [(encoded.data, header.jpeg, self._as_stored(header, region)) for encoded, header, region in requests]
-        parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in files])
+        parts = cut_files([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in files])
         return [
             part if part is not None or jpeg is None else Cut(data, jpeg, region)
             for part, (data, jpeg, region) in zip(parts, files, strict=True)
@@ -192,7 +192,7 @@ class Decoder:
             header: the result of `header` for `encoded`.
             region_tlhw: top, left, height, width within `size_hw`; None means the entire image.
             out: the array to write to, of the result's dtype and shape; None means a new array.
-            part: the result of `cuts` for the region; None means that `decode` cuts the file if that pays off.
+            part: the result of `cut_files` for the region; None means that `decode` cuts the file if that pays off.
 
         Raises:
             DecodeError: no decoder accepts the file (the message lists each decoder's complaint), or as for `channels`.
@@ -213,7 +213,7 @@ class Decoder:
         region, is_turned = self._as_stored(header, region_tlhw), header.orientation != 1
         stored = self._decode_as_stored(encoded, header, region, part, None if is_turned else out)
         if not np.may_share_memory(stored, out):
-            np.copyto(out, upright(stored, header.orientation))
+            np.copyto(out, turn_upright(stored, header.orientation))
         return out
 
     def eighths(
@@ -250,7 +250,7 @@ class Decoder:
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
-        np.copyto(out, upright(resample(scaled, size_hw, interpolation), header.orientation))
+        np.copyto(out, turn_upright(resample(scaled, size_hw, interpolation), header.orientation))
 
     def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
         return stored_region(region_tlhw, header.orientation, self.size_hw(header))
@@ -269,7 +269,7 @@ class Decoder:
             if is_whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, with the same pixels
                 attempts.reverse()
             if decoders and part is None and not is_whole:
-                part = cuts([(data, jpeg, region_tlhw)])[0]
+                part = cut_files([(data, jpeg, region_tlhw)])[0]
             if decoders and part is not None and part.data is not data:
                 attempts.insert(0, ("cut", decoders[-1], part))
             complaints: dict[str, str] = {}
@@ -281,16 +281,16 @@ class Decoder:
                         self.counts["whole"] += 1
                     return pixels if is_direct else _convert(pixels, mode)
             reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + unusable
-        pixels, complaint = listen(_decode_with_pillow, data, header, mode, region_tlhw)
+        pixels, complaint = run_and_capture(_decode_with_pillow, data, header, mode, region_tlhw)
         if pixels is None:
             reasons.append(f"Pillow: {complaint}")
-            if jpeg is not None and not has_end(data, jpeg):
-                pixels, complaint = listen(_decode_before_damage, data, jpeg, mode, region_tlhw)
+            if jpeg is not None and not has_eoi(data, jpeg):
+                pixels, complaint = run_and_capture(_decode_before_damage, data, jpeg, mode, region_tlhw)
                 if pixels is None and not complaint:
                     top, _, height, _ = region_tlhw
                     reasons.append(f"the damage extends into the needed rows of the file, {top} to {top + height}")
         if pixels is None:
-            hints = f"{remedy(header.format, data)}{hint_on_truncated()}"
+            hints = f"{remedy(header.format, data)}{truncated_flag_hint()}"
             raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(reasons)}{hints}")
         self.counts["Pillow"] += 1
         return pixels
@@ -305,7 +305,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _lost_content(header: Header) -> str | None:
-    return None if header.opened is None else header.opened.lost
+    return None if header.opened is None else header.opened.lost_content
 
 
 def _is_whole(jpeg: JpegHeader | None, region_tlhw: Region) -> bool:

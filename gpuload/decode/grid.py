@@ -2,8 +2,8 @@
 
 The cells that a region touches form a smaller picture. The file's header with a new height and width, followed by the
 coded bytes of these cells, is the JPEG of that picture. If chroma is subsampled, a pixel's chroma is interpolated from
-its neighbours, so the cells cover one more pixel on each side. At the edges of the picture, decoders extrapolate; the
-cut has the same edge there, so the decoded pixels are the same.
+its neighbours, so the cells must cover one more pixel on each side. At the edges of the picture, decoders extrapolate;
+the cut has the same edge there, so the decoded pixels are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cut(NamedTuple):
 
 @dataclass
 class Grid(ABC):
-    """The cells of a JPEG's picture that can be cut out, according to its header only; see also `is_intact`.
+    """A JPEG's picture as a grid of cells that can be cut out. Only the header is checked; see also `is_intact`.
 
     Attributes:
         data, header: the file.
@@ -100,14 +100,14 @@ class Part(NamedTuple, Generic[G]):
     y0: int
     y1: int
 
-    def jpeg(
+    def build_jpeg(
         self,
         coded: Iterable[Piece],
         x_margins: tuple[int, int] = (0, 0),
         y_margin: int = 0,
         segment: tuple[int, int] = (0, 0),
     ) -> Cut:
-        """Return the JPEG of these cells.
+        """Build the JPEG of these cells.
 
         Args:
             coded: the pieces of the cells' coded data, including the end-of-image marker.

@@ -10,7 +10,7 @@ Every decoder returns pixels as stored, and this module turns them upright for a
 image is first mapped to a region of the stored image. EXIF orientation `o` means that the upright image is the stored
 image transposed (5 to 8), then flipped left-right (2, 3, 6, 7) and top-bottom (3, 4, 7, 8).
 
-Pure functions of the bytes.
+All functions depend only on their arguments.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy as np
 
 from gpuload.datasets.files import explain_large_file, explain_non_image, sniff
 from gpuload.decode.options import Decode
-from gpuload.decode.pillow_images import PillowImage, Region, open_image, quiet
+from gpuload.decode.pillow_images import PillowImage, Region, open_image, strict_pillow
 from gpuload.decode.tiff import remedy
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
     "BLOCK", "DHT", "EOI", "FLIPPED_X", "FLIPPED_Y", "INDEX", "PROGRESSIVE", "SOI", "Header", "JpegHeader", "Region",
-    "decoder_bytes", "end_of_scan", "ends", "has_end", "is_transposed", "mcu_layout", "mcus",
-    "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "upright",
+    "decoder_bytes", "end_of_scan", "has_end_marker", "has_eoi", "is_transposed", "mcu_layout", "mcus",
+    "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "turn_upright",
 ]  # fmt: skip
 
 # The memory in bytes per pixel that Pillow 13 uses. The image itself takes 4. In addition, TIFF needs a strip that can
@@ -51,13 +51,13 @@ DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
 SKIPPED_MARKERS = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFFEA}
-segment_at = struct.Struct(">HH").unpack_from
-frame_at = struct.Struct(">BHHB").unpack_from
-number_at = struct.Struct(">H").unpack_from
+unpack_segment = struct.Struct(">HH").unpack_from
+unpack_frame = struct.Struct(">BHHB").unpack_from
+unpack_uint16 = struct.Struct(">H").unpack_from
 TEM = 0x01  # the only marker between segments that has no length
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-BLOCK: Final = 8  # side of a block in pixels
-TAG = 0x0112
+BLOCK: Final = 8  # the width and height of a block in pixels
+ORIENTATION_TAG = 0x0112
 FLIPPED_X = frozenset({2, 3, 6, 7})
 FLIPPED_Y = frozenset({3, 4, 7, 8})
 XMP_ORIENTATION = re.compile(rb'tiff:Orientation(="|>)([0-9])')
@@ -100,53 +100,55 @@ def read_header(data: bytes, options: Decode) -> Header:
         else:
             jpeg = jpeg if options.index else jpeg._replace(index_at=0)
             height, width = jpeg.height, jpeg.width
-            _check_size(height, width, height * width * (BASE_BYTES if jpeg.single_scan else MULTI_SCAN_BYTES), options)
-            if not jpeg.single_scan:
-                scans, complete = read_scans(data, jpeg)
+            _check_size(
+                height, width, height * width * (BASE_BYTES if jpeg.has_single_scan else MULTI_SCAN_BYTES), options
+            )
+            if not jpeg.has_single_scan:
+                scans, is_complete = read_scans(data, jpeg)
                 _check_scans(scans, height, width, options)
-                jpeg = jpeg._replace(complete=complete)
-            if jpeg.plain:
+                jpeg = jpeg._replace(is_complete=is_complete)
+            if jpeg.is_plain:
                 orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
                 mode = "L" if jpeg.components == 1 else "RGB"
                 return Header("JPEG", height, width, orientation, mode, jpeg, None)
-        return _by_pillow(data, "JPEG", options, scans)
-    name = sniff(data)
-    if name is None:
+        return _read_with_pillow(data, "JPEG", options, scans)
+    format_name = sniff(data)
+    if format_name is None:
         if not data:
             raise DecodeError("the file is empty (0 bytes); expected an image")
         raise DecodeError(explain_non_image(data, len(data)))
-    return _by_pillow(data, name, options)
+    return _read_with_pillow(data, format_name, options)
 
 
-def ends(data: bytes, header: Header) -> bool:
+def has_end_marker(data: bytes, header: Header) -> bool:
     """Return whether the file has its format's end marker, as a cheap test for truncated files; True for formats
     without an end marker."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
     if header.format == "JPEG":
-        return header.jpeg is not None and has_end(data, header.jpeg)
+        return header.jpeg is not None and has_eoi(data, header.jpeg)
     return True
 
 
-def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Header:
+def _read_with_pillow(data: bytes, format_name: str, options: Decode, scans: int = 1) -> Header:
     try:
-        opened = open_image(data, name)
+        opened = open_image(data, format_name)
     except Exception as error:
         raise DecodeError(
-            f"the {name} header cannot be read: Pillow says {type(error).__name__}: "
-            f"{one_line(str(error)) + remedy(name, data)}"
+            f"the {format_name} header cannot be read: Pillow says {type(error).__name__}: "
+            f"{one_line(str(error)) + remedy(format_name, data)}"
         ) from error
     _check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
     _check_scans(scans, opened.height, opened.width, options)
     orientation = 1
     if options.exif:
-        with contextlib.suppress(Exception):  # a broken EXIF block means no orientation; broken pixels fail again later
+        with contextlib.suppress(Exception):  # a broken EXIF block means no orientation; damaged pixels raise later
             orientation = opened.orientation()
-    return Header(name, opened.height, opened.width, orientation, opened.mode, None, opened)
+    return Header(format_name, opened.height, opened.width, orientation, opened.mode, None, opened)
 
 
-def _check_size(height: int, width: int, memory: int, options: Decode) -> None:
-    """Refuse an image that exceeds the limits; `memory` is the number of bytes that its decoder would use."""
+def _check_size(height: int, width: int, memory_bytes: int, options: Decode) -> None:
+    """Refuse an image that exceeds the limits; `memory_bytes` is what its decoder would use."""
     limit = options.max_pixels
     if limit is not None and height * width > limit:
         raise DecodeError(
@@ -154,9 +156,9 @@ def _check_size(height: int, width: int, memory: int, options: Decode) -> None:
             "perhaps a decompression bomb; if it is not, pass Decode(max_pixels=…)"
         )
     limit = options.max_memory
-    if limit is not None and memory > limit:
+    if limit is not None and memory_bytes > limit:
         raise DecodeError(
-            f"decoding {width:,}×{height:,} pixels would take about {memory:,} bytes of memory, more than "
+            f"decoding {width:,}×{height:,} pixels would take about {memory_bytes:,} bytes of memory, more than "
             f"max_memory={limit:,}: perhaps a decompression bomb; if it is not, pass Decode(max_memory=…)"
         )
 
@@ -169,10 +171,10 @@ def _check_scans(scans: int, height: int, width: int, options: Decode) -> None:
             f"the JPEG has {scans:,} scans, more than max_scans={limit:,}: perhaps made to waste decoding time; "
             "if it is not, pass Decode(max_scans=…)"
         )
-    limit, work = options.max_scan_pixels, scans * height * width
-    if limit is not None and scans > 1 and work > limit:
+    limit, total_pixels = options.max_scan_pixels, scans * height * width
+    if limit is not None and scans > 1 and total_pixels > limit:
         raise DecodeError(
-            f"the JPEG has {scans:,} scans of {width:,}×{height:,} = {work:,} pixels, more than "
+            f"the JPEG has {scans:,} scans of {width:,}×{height:,} = {total_pixels:,} pixels, more than "
             f"max_scan_pixels={limit:,}: perhaps made to waste decoding time; if it is not, pass "
             "Decode(max_scan_pixels=…)"
         )
@@ -182,8 +184,8 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
     """Estimate the memory that Pillow uses to decode an image, in bytes."""
     pixels = opened.height * opened.width
     match opened.format:
-        case "JPEG2000" if (tile := _jpeg2000_tile_pixels(data)) is not None:  # tiles are decoded one after the other
-            return BASE_BYTES * pixels + BYTES_PER_PIXEL["JPEG2000"] * min(tile, pixels)
+        case "JPEG2000" if (tile_pixels := _jpeg2000_tile_pixels(data)) is not None:  # decoded one tile at a time
+            return BASE_BYTES * pixels + BYTES_PER_PIXEL["JPEG2000"] * min(tile_pixels, pixels)
         case "TIFF":  # a tile can be larger than the image
             width, height, samples = (opened.tag(tag) for tag in (TILE_WIDTH, TILE_HEIGHT, SAMPLES))
             return max(BYTES_PER_PIXEL["TIFF"] * pixels, width * height * samples)
@@ -194,7 +196,7 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
 
 
 def _jpeg2000_tile_pixels(data: bytes) -> int | None:
-    """Return the number of pixels in a tile, from the codestream's SIZ segment."""
+    """Return the number of pixels in a tile, from the codestream's SIZ segment; None if it cannot be found."""
     pos = 0
     while data[pos : pos + 4] != b"\xff\x4f\xff\x51":  # the file consists of boxes, one of which holds the codestream
         if data[pos + 4 : pos + 8] == b"jp2c":
@@ -219,13 +221,13 @@ class JpegHeader(NamedTuple):
         bits: the number of bits per sample.
         height, width, components: the size in pixels and the number of components.
         first_scan: the offset of the first SOS marker.
-        single_scan: whether libjpeg accepts only one scan.
+        has_single_scan: whether libjpeg accepts only one scan.
         exif: the EXIF block, starting with the TIFF header; b"" if there is none.
         xmp: the XMP packet; b"" if there is none.
-        complete: whether the scans define every coefficient to its last bit, see `read_scans`.
+        is_complete: whether the scans define every coefficient to its last bit, see `read_scans`.
         frame_at: the offset of the SOF marker.
         restart_interval: the number of MCUs between two restart markers; 0 if there are none.
-        index_at: the offset of the marker of the index; 0 if there is none.
+        index_at: the offset of the index's marker; 0 if there is none.
     """
 
     frame: int
@@ -234,16 +236,16 @@ class JpegHeader(NamedTuple):
     width: int
     components: int
     first_scan: int
-    single_scan: bool
+    has_single_scan: bool
     exif: bytes
     xmp: bytes
-    complete: bool = True
+    is_complete: bool = True
     frame_at: int = 0
     restart_interval: int = 0
     index_at: int = 0
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the JPEG-only decoders accept the JPEG: 8 bits, Huffman coding, sequential or progressive, 1 or 3
         components."""
         return self.frame <= 0xFFC2 and self.bits == 8 and self.components in (1, 3)
@@ -252,33 +254,34 @@ class JpegHeader(NamedTuple):
 def scan_markers(data: bytes) -> JpegHeader | None:
     """Read the segments from SOI to the first SOS; return None if any of them is malformed or unexpected."""
     pos, frame, exif, xmp = 2, 0, b"", b""
-    bits = height = width = components = start = interval = index = 0
+    bits = height = width = components = frame_at = restart_interval = index_at = 0
     try:
         while True:
-            marker, length = segment_at(data, pos)
+            marker, length = unpack_segment(data, pos)
             if marker in SKIPPED_MARKERS:
                 pass
             elif marker in FRAMES:
                 if frame:
                     return None
-                frame, start = marker, pos
-                bits, height, width, components = frame_at(data, pos + 4)
+                frame, frame_at = marker, pos
+                bits, height, width, components = unpack_frame(data, pos + 4)
             elif marker == 0xFFDA:
                 if not frame or not height or not width:
                     return None
-                single_scan = frame not in PROGRESSIVE and data[pos + 4] == components
+                has_single_scan = frame not in PROGRESSIVE and data[pos + 4] == components
                 return JpegHeader(
-                    frame, bits, height, width, components, pos, single_scan, exif, xmp, True, start, interval, index
-                )
+                    frame, bits, height, width, components, pos, has_single_scan, exif, xmp, True, frame_at,
+                    restart_interval, index_at,
+                )  # fmt: skip
             elif marker == 0xFFE1:
                 if data.startswith(EXIF, pos + 4):
                     exif += data[pos + 10 : pos + 2 + length]
                 elif data.startswith(XMP, pos + 4):
                     xmp = data[pos + 4 + len(XMP) : pos + 2 + length]
             elif marker == 0xFFEA:
-                index = pos if data.startswith(INDEX, pos + 4) else index
+                index_at = pos if data.startswith(INDEX, pos + 4) else index_at
             elif marker == DRI:
-                (interval,) = number_at(data, pos + 4)
+                (restart_interval,) = unpack_uint16(data, pos + 4)
             elif marker == 0xFFFF:  # a fill byte
                 length = -1
             else:
@@ -294,7 +297,7 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
     Only a progressive JPEG, or a sequential one whose first scan omits components, can have several scans. For all
     other JPEGs, libjpeg treats a second scan as an error. Like libjpeg, this function skips bytes that are not markers.
     """
-    if header.single_scan:
+    if header.has_single_scan:
         return 1, True
     count, pos, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
     missing_bits: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
@@ -311,8 +314,8 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
                     bits = missing_bits.setdefault(component, bytearray(b"\xff" * 64))
                     bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
         pos += 2 if marker == TEM else 2 + length
-    complete = len(missing_bits) == header.components and not any(map(any, missing_bits.values()))
-    return count, complete or not is_progressive
+    is_complete = len(missing_bits) == header.components and not any(map(any, missing_bits.values()))
+    return count, is_complete or not is_progressive
 
 
 def end_of_scan(data: bytes, header: JpegHeader) -> int:
@@ -321,7 +324,7 @@ def end_of_scan(data: bytes, header: JpegHeader) -> int:
     return len(data) if match is None else match.start()
 
 
-def has_end(data: bytes, header: JpegHeader) -> bool:
+def has_eoi(data: bytes, header: JpegHeader) -> bool:
     """Return whether an end-of-image marker follows the first scan; a truncated file has none."""
     return data.endswith(EOI) or data.rfind(EOI, header.first_scan) >= 0
 
@@ -330,11 +333,11 @@ def mcu_layout(data: bytes, header: JpegHeader) -> tuple[tuple[int, int], tuple[
     """Return an MCU's width and height in pixels, and the number of its blocks for each component."""
     if header.components == 1:  # regardless of the sampling factors: a scan of one component is not interleaved
         return (BLOCK, BLOCK), (1,)
-    return _layout_of(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])
+    return _parse_sampling(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])
 
 
 @lru_cache(maxsize=64)
-def _layout_of(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
+def _parse_sampling(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
     across, down = zip(*((factors >> 4, factors & 15) for factors in sampling), strict=True)
     return (BLOCK * max(across), BLOCK * max(down)), tuple(x * y for x, y in zip(across, down, strict=True))
 
@@ -365,8 +368,8 @@ def stored_region(region_tlhw: Region, orientation: int, upright_hw: tuple[int, 
     return (left, top, width, height) if orientation >= 5 else (top, left, height, width)
 
 
-def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
-    """Return a view of stored pixels that is turned upright."""
+def turn_upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
+    """Return an upright view of stored pixels."""
     if orientation >= 5:
         pixels_hwc = pixels_hwc.transpose(1, 0, 2)
     if orientation in FLIPPED_X:
@@ -379,18 +382,18 @@ def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
 def read_orientation(exif: bytes, xmp: bytes) -> int:
     """Return the orientation from an EXIF block, else from an XMP packet, else 1.
 
-    Agrees with Pillow's ``exif_transpose``: the common case (one entry of type SHORT) is read here, and all other cases
-    by Pillow.
+    The result agrees with Pillow's ``exif_transpose``: this module reads the common case (one entry of type SHORT), and
+    Pillow reads all other cases.
     """
-    value = _plain_orientation(exif) if exif else 0
+    value = _parse_orientation(exif) if exif else 0
     if value is None:
-        value = _orientation_by_pillow(exif)
+        value = _read_orientation_with_pillow(exif)
     if value == 0 and xmp and (match := XMP_ORIENTATION.search(xmp)):
         value = int(match[2])
     return value if 1 <= value <= 8 else 1
 
 
-def _plain_orientation(exif: bytes) -> int | None:
+def _parse_orientation(exif: bytes) -> int | None:
     """Return the orientation, 0 if there is none, or None if the block is not the common case."""
     order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
     if not order:
@@ -401,20 +404,22 @@ def _plain_orientation(exif: bytes) -> int | None:
         tags = struct.unpack_from(order + "H10x" * count, exif, directory + 2)
     except struct.error:  # the block is truncated
         return None
-    if TAG not in tags:
+    if ORIENTATION_TAG not in tags:
         return 0
-    kind, number, value = struct.unpack_from(order + "HLH", exif, directory + 12 * tags.index(TAG) + 4)
-    return value if tags.count(TAG) == 1 and kind == 3 and number == 1 and value else None
+    value_type, value_count, value = struct.unpack_from(
+        order + "HLH", exif, directory + 12 * tags.index(ORIENTATION_TAG) + 4
+    )
+    return value if tags.count(ORIENTATION_TAG) == 1 and value_type == 3 and value_count == 1 and value else None
 
 
-def _orientation_by_pillow(exif: bytes) -> int:
+def _read_orientation_with_pillow(exif: bytes) -> int:
     from PIL import Image
 
     metadata = Image.Exif()
     try:
-        with quiet():
+        with strict_pillow():
             metadata.load(b"Exif\0\0" + exif)
-            value = metadata.get(TAG)
+            value = metadata.get(ORIENTATION_TAG)
     except Exception:  # a broken block means no orientation, whatever Pillow raises
         return 0
     return 0 if value is None else value if isinstance(value, int) and value else 1

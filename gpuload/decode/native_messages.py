@@ -4,9 +4,9 @@ libjpeg (inside nvImageCodec) and libtiff (inside Pillow) report damage only thr
 succeeds and returns grey pixels. So the messages are part of the result, and must not reach the terminal.
 
 While a decoder runs, the C library's variable ``stderr`` points to a ``FILE`` over a memfd. File descriptor 2 is
-unchanged: ``sys.stderr``, children of other threads and crash handlers print as usual, and only C code that prints
-through ``stderr`` is captured. A lock prevents two decoding threads from reading each other's messages. Capturing costs
-4 µs per call; decoding a photograph takes 1,000 µs.
+unchanged: ``sys.stderr``, child processes of other threads and crash handlers print as usual, and only C code that
+prints through ``stderr`` is captured. A lock prevents two decoding threads from reading each other's messages.
+Capturing costs 4 µs per call; decoding a photograph takes 1,000 µs.
 
 This works only with glibc, because elsewhere the variable can be read-only. Without glibc, `native_messages` returns
 None, and decoders that need it are not used. Each process has one ``FILE`` and one descriptor for its lifetime; a
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import one_line
 
-__all__ = ["NativeMessages", "listen", "native_messages"]
+__all__ = ["NativeMessages", "native_messages", "run_and_capture"]
 
 T = TypeVar("T")
 UNBUFFERED = 2
@@ -42,7 +42,7 @@ class NativeMessages:
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
         self._fd = memory_file("native-messages")
-        if self._fd < 3:  # a standard stream was closed; output to its number must not mix with decoder messages
+        if self._fd < 3:  # a standard stream was closed; output to its descriptor must not mix with decoder messages
             standard_fd, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
             os.close(standard_fd)
         self._file = libc.fdopen(self._fd, b"a")
@@ -51,7 +51,7 @@ class NativeMessages:
         libc.setvbuf(self._file, None, UNBUFFERED, 0)
         self._lock = threading.Lock()
 
-    def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    def run_and_capture(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
         """Run `call(*args)`. Return its result (None if it raised) and, as one line, its output and its exception."""
         message = ""
         with self._lock:
@@ -70,12 +70,12 @@ class NativeMessages:
         return result, one_line(message) if message else ""
 
 
-def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-    """Call `NativeMessages.listen` of this process's instance. If output cannot be captured, return only the
+def run_and_capture(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    """Call `NativeMessages.run_and_capture` on this process's instance. If output cannot be captured, return only the
     exception's text."""
     messages = native_messages()
     if messages is not None:
-        return messages.listen(call, *args)
+        return messages.run_and_capture(call, *args)
     try:
         return call(*args), ""
     except Exception as error:

@@ -9,11 +9,11 @@ import numpy as np
 
 from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
 
-__all__ = ["Decode", "Scale", "device_rows"]
+__all__ = ["Decode", "Scale", "select_device_samples"]
 
 Scale = Literal["exact", "fast"]
-# The golden ratio as a fraction of 2³². Its multiples are spread evenly, also over every second or eighth position:
-# each rank gets such a subset of the positions.
+# The golden ratio as a fraction of 2³². Its multiples modulo 2³² are evenly spread, even over every second or eighth
+# position, because each rank gets such a subset of the positions.
 GOLDEN: Final = 2_654_435_769
 RANGE: Final = 1 << 32
 
@@ -25,24 +25,25 @@ class Decode:
     Args:
         where: where images are decoded. ``"cpu"``: in the workers. ``"device"``: the workers read files and headers,
             the loader's device decodes plain JPEGs (8 bits, one scan, RGB or grey) with nvImageCodec, and the workers
-            decode all other images. If the device cannot decode, the workers decode all images; ``loader.plan()`` says
-            why. ``"both"``: the device decodes a share of the samples and the workers decode the rest.
-        device_share: the share of samples that the device decodes with ``where="both"``, which requires it; above 0 and
-            below 1. The positions of samples determine which ones the device decodes.
+            decode all other images. If the device cannot decode, the workers decode all images, and ``loader.plan()``
+            gives the reason. ``"both"``: the device decodes a share of the samples and the workers decode the rest.
+        device_share: the share of samples that the device decodes; above 0 and below 1. Required with
+            ``where="both"``. The position of a sample determines whether the device decodes it.
         device_memory: the maximum number of bytes on the device for decoded images that are not yet cropped. A batch is
             decoded in pieces that fit; an image that does not fit on its own is decoded on the CPU. The default is 1
             GiB.
         scale: with ``"fast"``, a JPEG that the first transform shrinks to less than half is decoded at a half, a
             quarter or an eighth of its size and resized in the worker. gpuload chooses the smallest size that still
-            covers the result, and does this only if a cost model predicts less work. Random draws are the same; pixels
-            differ by a few levels, as docs/performance.md shows. All other images are decoded as with ``"exact"``, and
-            so are all images if the first transform is not a resize or crop with antialiasing; `Loader.plan` says so.
+            covers the result, and does this only if a cost model predicts less work. Random parameters are the same;
+            pixel values (0–255) differ by a few units, as docs/performance.md shows. All other images are decoded as
+            with ``"exact"``, and so are all images if the first transform is not a resize or crop with antialiasing;
+            `Loader.plan` reports this.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
             by default, as in torchvision's ``ImageFolder``. TIFFs are always upright, because Pillow turns them.
         index: use the index in cuttable JPEGs to cut out crops. Set it to False for JPEGs from untrusted sources: a
             forged index with a valid checksum can make a crop show the wrong pixels.
         max_pixels: refuse an image with more pixels according to its header, before memory is allocated. None means no
-            limit, except for Pillow's own limit for WebP. The default is Pillow's.
+            limit, except for Pillow's own limit for WebP. The default is Pillow's limit.
         max_scans: refuse a JPEG with more scans, which are counted by their markers (500 scans in 5 KB cost seconds of
             CPU time). None means no limit.
         max_scan_pixels: refuse a JPEG with several scans and more pixels in total over all scans. None means no limit.
@@ -50,8 +51,8 @@ class Decode:
         max_bytes: refuse a larger file without reading it, if gpuload reads the file (`read`, `ImageFolder`, …). None
             means no limit. The default is 1 GiB.
         max_memory: refuse an image whose decoder would use more bytes of memory, by an estimate: 4 bytes per pixel, 12
-            for progressive JPEG, 16 for WebP, 14 for AVIF, and 25 for a tile of JPEG 2000. None means no limit. The
-            default is 2 GiB.
+            for progressive JPEG, 16 for WebP, 14 for AVIF, and 25 more per pixel of a JPEG 2000 tile. None means no
+            limit. The default is 2 GiB.
 
     Raises:
         TypeError: `exif` or `index` is not a bool, a limit is not an int, or `device_share` is not a number.
@@ -105,8 +106,8 @@ class Decode:
             raise TypeError(f"Decode(device_share=…) must be a number above 0 and below 1, got {share!r}")
         if share is not None and not 0 < share < 1:
             raise ValueError(
-                f"Decode(device_share=…) must be above 0 and below 1, got {share}; to decode all samples in one place, "
-                "pass where='cpu' or where='device'"
+                f"Decode(device_share=…) must be above 0 and below 1, got {share}; to decode all samples in the "
+                "workers or all on the device, pass where='cpu' or where='device'"
             )
         if share is not None and self.where != "both":
             raise ValueError(
@@ -122,11 +123,11 @@ class Decode:
             )
 
 
-def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
-    """Return a bool array that selects the samples that the device decodes, based only on each sample's position.
+def select_device_samples(positions: np.ndarray, share: float) -> np.ndarray:
+    """Return a bool array that selects the samples that the device decodes, based only on the samples' positions.
 
     Example:
-        >>> device_rows(np.arange(8), 0.5).tolist()
+        >>> select_device_samples(np.arange(8), 0.5).tolist()
         [True, False, True, False, True, True, False, True]
     """
     spread = (positions.astype(np.uint64) * np.uint64(GOLDEN)) % np.uint64(RANGE)

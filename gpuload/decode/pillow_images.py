@@ -1,8 +1,9 @@
-"""Images decoded by Pillow. A file's content selects one of the supported formats, and Pillow converts the pixels.
+"""Decoding of images with Pillow, including conversion to another mode.
 
 Pillow's ``Image.open`` is not used, because it tries about forty plugins (one of them starts Ghostscript) and checks
-the size against a process-wide limit with a process-wide warning. Here the first bytes select one of the plugins below,
-which decode in this process and use only their library. The size is checked against `Decode.max_pixels`.
+the size against a process-wide limit with a process-wide warning. Here, the first bytes of a file select one of the
+plugins below, which decode in this process and use only their format's library. The size is checked against
+`Decode.max_pixels`.
 
 Pillow and each plugin are imported on first use.
 """
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuload.decode.tiff import lost_content
+from gpuload.decode.tiff import describe_lost_content
 
 if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "open_image", "quiet"]
+__all__ = ["CHANNELS", "MASK_DTYPES", "PillowImage", "Region", "open_image", "strict_pillow", "truncated_flag_hint"]
 
 Region = tuple[int, int, int, int]  # top, left, height, width
 
@@ -36,30 +37,30 @@ PLUGINS: Final[dict[str, str]] = {
     "JPEG2000": "Jpeg2K", "PPM": "Ppm", "QOI": "Qoi",
 }  # fmt: skip
 # The number of channels of each Pillow mode with 8-bit channels. `mode="unchanged"` refuses all other modes, except
-# modes whose stored numbers are of another type (`PillowImage.dtype`).
+# modes whose stored values have another type (`PillowImage.dtype`).
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
 }  # fmt: skip
 
 # Pillow's names of stored pixel formats with 16 bits per channel, of which Pillow returns the upper 8 bits. Each name
 # is mapped to the name with the opposite byte order, with which Pillow returns the lower 8 bits.
-LOWER: Final[dict[str, str]] = {
-    f"{mode};16{order}": f"{mode};16{other}" for mode in ("RGB", "RGBA") for order, other in ("BL", "LB", "NB")
+LOWER_BITS: Final[dict[str, str]] = {
+    f"{mode};16{order}": f"{mode};16{opposite}" for mode in ("RGB", "RGBA") for order, opposite in ("BL", "LB", "NB")
 }
-# The Pillow modes with one number per pixel, each with a dtype that can hold the mode's values.
-VALUES: Final[dict[str, str]] = {
+# The Pillow modes with one value per pixel, each with a dtype that can hold the mode's values.
+MASK_DTYPES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
 
-_lock = threading.Lock()  # guards the next two variables, which belong to `quiet`
+_lock = threading.Lock()  # guards the next two variables, which belong to `strict_pillow`
 _threads_inside = 0
 _truncated_flag = False
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def strict_pillow() -> Iterator[None]:
     """Run Pillow without its warnings about unusual files and without ``LOAD_TRUNCATED_IMAGES``, so that each file
-    either decodes or raises, in the same way in every process.
+    either decodes or raises an error, in the same way in every process.
 
     Several threads can be in the context at the same time: the first thread to enter saves the flag, and the last
     thread to leave restores it.
@@ -82,7 +83,7 @@ def quiet() -> Iterator[None]:
                     ImageFile.LOAD_TRUNCATED_IMAGES = _truncated_flag
 
 
-def hint_on_truncated() -> str:
+def truncated_flag_hint() -> str:
     """Return a hint to append to the error message for a file that cannot be decoded, if the program set Pillow's flag
     for truncated files; otherwise ""."""
     if not getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
@@ -93,22 +94,22 @@ def hint_on_truncated() -> str:
     )
 
 
-def open_image(data: bytes, name: str) -> PillowImage:
-    """Read the header of an image of a known format. Any error from the plugin is raised."""
-    plugin = PLUGINS[name]
-    with quiet():
-        opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
-        return PillowImage(data, lambda: opener(io.BytesIO(data)))
+def open_image(data: bytes, format_name: str) -> PillowImage:
+    """Read the header of an image of a known format; raises any error of the plugin."""
+    plugin = PLUGINS[format_name]
+    with strict_pillow():
+        image_class = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
+        return PillowImage(data, lambda: image_class(io.BytesIO(data)))
 
 
 class PillowImage:
     """An image opened by Pillow, which is decoded on the first request for pixels.
 
     Attributes:
-        width, height, mode: as in Pillow.
-        dtype: the type of the stored numbers: "uint8", "uint16" or "float32". It is also "uint8" for types that gpuload
+        width, height, format, mode: as in Pillow.
+        dtype: the type of the stored values: "uint8", "uint16" or "float32". It is also "uint8" for types that gpuload
             does not support in images.
-        lost: a description of the content of a TIFF that Pillow drops; None if there is none.
+        lost_content: a description of the content of a TIFF that Pillow drops; None if there is none.
     """
 
     def __init__(self, data: bytes, open_: Callable[[], ImageFile]) -> None:
@@ -118,19 +119,21 @@ class PillowImage:
         self.format = image.format or ""
         self.mode: str = image.mode
         self._failure: Exception | None = None
-        self._is_wide = image.format in ("PNG", "TIFF") and _stored_as(image) in LOWER
+        self._is_16_bit_rgb = image.format in ("PNG", "TIFF") and _stored_format(image) in LOWER_BITS
         # In a TIFF, mode I can be any integer; in all other formats it holds 16 bits.
-        is_uint16 = self._is_wide or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
+        is_uint16 = self._is_16_bit_rgb or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
         self.dtype: str = "uint16" if is_uint16 else "float32" if self.mode == "F" else "uint8"
         bits = 8 if self.mode in CHANNELS and self.dtype == "uint8" else 32
-        self.lost = lost_content(data, CHANNELS.get(self.mode, 1), bits) if image.format == "TIFF" else None
+        self.lost_content = (
+            describe_lost_content(data, CHANNELS.get(self.mode, 1), bits) if image.format == "TIFF" else None
+        )
 
     def _load(self) -> None:
         # Pillow drops its list of tiles even if loading failed, and would return half-filled memory the next time.
         if self._failure is not None:
             raise self._failure
         try:
-            if self.format == "PPM" and (pnm := _rewritten_pnm(self._image)) is not None:
+            if self.format == "PPM" and (pnm := _rewrite_pnm(self._image)) is not None:
                 self._image = type(self._image)(io.BytesIO(pnm))
             self._image.load()
             if (size := self._image.size) != (self.width, self.height):
@@ -145,14 +148,14 @@ class PillowImage:
         """Return the EXIF or XMP orientation that ``exif_transpose`` uses; 1 for a TIFF. This can decode a PNG."""
         if self._image.format == "TIFF":
             return 1
-        with quiet():
+        with strict_pillow():
             if self._image.format == "PNG" and "exif" not in self._image.info:
                 self._load()
             value = self._image.getexif().get(0x0112, 1)
         return value if value in range(1, 9) else 1
 
     @property
-    def single(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the image has a single frame and no colour marked as transparent."""
         return "transparency" not in self._image.info and getattr(self._image, "n_frames", 1) == 1
 
@@ -165,25 +168,27 @@ class PillowImage:
         """Return a region, H×W×C, converted to `mode` ("unchanged" means as stored); raises Pillow's errors."""
         if mode == "unchanged" and self.dtype != "uint8":
             return self._deep_pixels(region_tlhw)
-        with quiet():
+        with strict_pillow():
             self._load()
             return self._convert(mode, region_tlhw)
 
     def values(self, region_tlhw: Region) -> np.ndarray:
-        """Return a region's stored numbers, H×W: palette indices or grey levels of any depth; raises Pillow's
+        """Return a region's stored values, H×W: palette indices or grey values of any depth; raises Pillow's
         errors."""
-        with quiet():
+        with strict_pillow():
             self._load()
-            return _region(self._image, region_tlhw)
+            return _crop_array(self._image, region_tlhw)
 
     def _deep_pixels(self, region_tlhw: Region) -> np.ndarray:
-        numbers = self.values(region_tlhw).astype(self.dtype)
-        if self._is_wide:
-            with quiet():
-                lower_bits = self._open()
-                lower_bits.tile = [_with_format(tile, LOWER[_stored_as(lower_bits)]) for tile in lower_bits.tile]
-                numbers = (numbers << 8) | _region(lower_bits, region_tlhw)
-        return numbers if numbers.ndim == 3 else numbers[:, :, None]
+        values = self.values(region_tlhw).astype(self.dtype)
+        if self._is_16_bit_rgb:
+            with strict_pillow():
+                lower_image = self._open()
+                lower_image.tile = [
+                    _replace_format(tile, LOWER_BITS[_stored_format(lower_image)]) for tile in lower_image.tile
+                ]
+                values = (values << 8) | _crop_array(lower_image, region_tlhw)
+        return values if values.ndim == 3 else values[:, :, None]
 
     def pixels_before_damage(self, mode: str, region_tlhw: Region) -> np.ndarray | None:
         """Return `pixels` of a file that ends early; None if the damage extends into the region.
@@ -191,7 +196,7 @@ class PillowImage:
         Pillow writes complete rows into zeroed memory until the data ends. So a region is complete if its last row or a
         row below it has a non-zero pixel. A picture that is black from there on is treated as damaged.
         """
-        with quiet():
+        with strict_pillow():
             try:
                 self._image.load()
             except Exception:
@@ -219,21 +224,21 @@ class PillowImage:
         return pixels[box[1] : box[3], box[0] : box[2]]
 
 
-def _region(image: Image.Image, region_tlhw: Region) -> np.ndarray:
+def _crop_array(image: Image.Image, region_tlhw: Region) -> np.ndarray:
     top, left, height, width = region_tlhw
     return np.asarray(image)[top : top + height, left : left + width]
 
 
-def _stored_as(image: ImageFile) -> str:
+def _stored_format(image: ImageFile) -> str:
     """Return Pillow's name of the pixel format in an opened file, such as ``"RGB;16B"``; "" if it has none."""
     arguments: Any = image.tile[0][3] if image.tile else ""
     arguments = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
     return arguments if isinstance(arguments, str) else ""
 
 
-def _with_format(tile: Any, name: str) -> Any:
+def _replace_format(tile: Any, format_name: str) -> Any:
     """Return one of Pillow's tiles with another pixel format name."""
-    arguments = (name, *tile[3][1:]) if isinstance(tile[3], tuple) else name
+    arguments = (format_name, *tile[3][1:]) if isinstance(tile[3], tuple) else format_name
     return tile._replace(args=arguments) if hasattr(tile, "_replace") else (*tile[:3], arguments)
 
 
@@ -244,12 +249,12 @@ def _can_crop(pixels: int) -> bool:
     return Image.MAX_IMAGE_PIXELS is None or pixels <= Image.MAX_IMAGE_PIXELS
 
 
-def _rewritten_pnm(image: Any) -> bytes | None:
+def _rewrite_pnm(image: Any) -> bytes | None:
     """Rewrite an opened binary PNM whose maximum is not 255 as a file that Pillow reads quickly; None for all other
-    files and for truncated ones.
+    files, and for truncated files.
 
-    Pillow reads such numbers one by one in Python, 600 times slower. Numbers are scaled to levels as in Pillow: the
-    maximum becomes 255, or 65535 for grey of more than 8 bits, and levels are rounded.
+    Pillow reads such values one by one in Python, 600 times slower. They are scaled and rounded as in Pillow: the
+    maximum becomes 255, or 65535 for grey of more than 8 bits.
     """
     if not image.tile or image.tile[0][0] != "ppm":
         return None
@@ -258,7 +263,7 @@ def _rewritten_pnm(image: Any) -> bytes | None:
     count, stored_dtype = width * height * bands, np.dtype("u1" if maximum < 256 else ">u2")
     if len(data) < offset + count * stored_dtype.itemsize:
         return None
-    top, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
-    table = np.minimum(np.rint(np.arange(65536) / maximum * top), top).astype(dtype)
-    levels = table[np.frombuffer(data, stored_dtype, count, offset)]
-    return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, top) + levels.tobytes()
+    new_maximum, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
+    table = np.minimum(np.rint(np.arange(65536) / maximum * new_maximum), new_maximum).astype(dtype)
+    scaled_values = table[np.frombuffer(data, stored_dtype, count, offset)]
+    return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, new_maximum) + scaled_values.tobytes()

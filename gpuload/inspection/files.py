@@ -17,7 +17,15 @@ import numpy as np
 
 from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
 from gpuload.decode.decoder import Decoder
-from gpuload.decode.header import PROGRESSIVE, Header, JpegHeader, ends, read_header, read_orientation, scan_markers
+from gpuload.decode.header import (
+    PROGRESSIVE,
+    Header,
+    JpegHeader,
+    has_end_marker,
+    read_header,
+    read_orientation,
+    scan_markers,
+)
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
 
@@ -151,7 +159,7 @@ def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> N
         if refusal is not None:
             row["state"] = REFUSED
             raise refusal
-        if not ends(image.data, header):
+        if not has_end_marker(image.data, header):
             _decode(image, header, decoder)
     row["state"] = GOOD
 

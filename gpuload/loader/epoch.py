@@ -84,7 +84,7 @@ class Epoch(Iterator[Any]):
                     is_over = True
                     progress.end_reason, progress.remaining_batches, progress.has_begun = "", 0, True
                     if progress.place.epoch == progress.start.epoch:
-                        progress.place = self._schedule.end(progress.start.epoch)
+                        progress.place = self._schedule.place_after(progress.start.epoch)
             if is_over:
                 if not self._loader.persistent_workers:
                     self._loader.close()

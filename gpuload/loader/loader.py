@@ -627,7 +627,7 @@ class _OrderSampler:
         return (index for batch in batches for index in batch.indices.tolist())
 
     def __len__(self) -> int:
-        return self._shares().rows
+        return self._shares().samples_per_rank
 
     def _shares(self) -> Any:
         order = self._loader._options.order

@@ -203,9 +203,9 @@ class Meter:
             "collate_s": assembly.collate_s,
             "time_s": self.time_s,
             "full_s": ring.full_s,
-            "refused": ring.refused,
-            "ring_grown": ring.slots_made,
-            "ring_spilled": ring.moved_out,
+            "refused": ring.refusals,
+            "ring_grown": ring.slots_created,
+            "ring_spilled": ring.slots_moved_out,
             "cpu_s": time.process_time(),
             "errors": self.errors.total,
             "cache_hits": sum(cache.hits for cache in caches) + getattr(engine, "hits", 0),
@@ -251,7 +251,7 @@ def _find_untried(options: Options) -> tuple[str, ...]:
     parts = list(walk_datasets(dataset))
     # Neighbouring samples are read together if a file contains several samples, or if the dataset has `blocks()`.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
-    if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
+    if order.is_planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
     is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` rejects set_epoch()
     if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):

@@ -242,7 +242,7 @@ class Options:
         stage = _make_group(StageOptions, arguments)
         chain = stage.transforms
         combining_transform, group_size = chain.group
-        order = _make_group(OrderOptions, arguments, mixes=combining_transform, group=group_size)
+        order = _make_group(OrderOptions, arguments, combining_transform=combining_transform, group_size=group_size)
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
         ray_workers = arguments["workers"]
         if isinstance(ray_workers, RayWorkers):
@@ -268,8 +268,8 @@ class Options:
             collate_fn=collate_fn,
             chain=chain,
             seed=order.seed,
-            single=order.single,
-            planned=order.planned,
+            single=order.yields_samples,
+            planned=order.is_planned,
             repeats=order.repeats,
         )
         return cls(order=order, stage=stage, batches=batches, workers=workers)

@@ -56,16 +56,16 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-    last_position = shares_of(order).samples - 1 if order.planned else 2**63 - 1
+    last_position = shares_of(order).samples - 1 if order.is_planned else 2**63 - 1
     position = check_integer("position", position, 0, last_position)
-    if index is None and not order.planned:
+    if index is None and not order.is_planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "
             "at a position; take it from BatchInfo.indices or ErrorRecord.index"
         )
     positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-    if order.planned and (index is None or order.mixes):
+    if order.is_planned and (index is None or order.combining_transform):
         positions, indices = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
@@ -86,12 +86,12 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
 
 def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
-    shares, group_size = replace(shares_of(order), drop_last=False), order.group
+    shares, group_size = replace(shares_of(order), drop_last=False), order.group_size
     if order.repeats == 1 or group_size == 1:
         shares = replace(shares, batch_size=group_size, rank=0, world_size=1, uneven="pad")
         batch = next(shares.batches(epoch, position // group_size * group_size))
         return batch.positions, batch.indices.copy()
-    start = position // shares.global_batch * shares.global_batch
+    start = position // shares.global_batch_size * shares.global_batch_size
     shares = replace(shares, rank=position % shares.world_size)
     batch = next(shares.batches(epoch, start), None)
     if batch is None or position not in batch.positions:  # uneven="drop" removed it from all batches

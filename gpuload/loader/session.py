@@ -183,7 +183,7 @@ class Session:
         started_at = time.monotonic()
         if cached_samples is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
-        self.options, self.errors, self._warned = options, errors, options.order.warned
+        self.options, self.errors, self._warned = options, errors, options.order.issued_warnings
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
         choice = options.choose_decoder(device)
@@ -585,7 +585,7 @@ class _Consumer(Consumer):
         sampler chose the keys, other samples of the batch."""
         order = self._options.order
         if not order.has_sampler:
-            first_index, count = order.peers(index)
+            first_index, count = order.substitute_range(index)
             return (
                 first_index + offset
                 for offset in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
@@ -632,7 +632,7 @@ def job_for(
         options.order.seed,
         collate_fn=options.batches.collate_fn,
         worker_init_fn=options.workers.worker_init_fn,
-        is_unbatched=options.order.single,
+        is_unbatched=options.order.yields_samples,
         plain=options.is_plain,
         moves_pixels=options.chain.moves_pixels,
         epoch=epoch,

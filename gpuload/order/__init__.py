@@ -1,4 +1,4 @@
 """The order of samples: permutations, ranks' shares, samplers and schedules.
 
-Runs in the main process; workers use only `place`.
+This package runs in the main process; workers use only `place`.
 """

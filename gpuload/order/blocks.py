@@ -1,8 +1,9 @@
-"""The order of ``shuffle="block"``: blocks of neighbours in shuffled order, samples shuffled within a window of blocks.
+"""The order of ``shuffle="block"``: shuffled blocks of neighbours, with samples shuffled within a window of blocks.
 
 Use it for storage where reading neighbours together is much cheaper than reading single samples. Like the full shuffle
 it is a bijection of 0 … n-1 that can be computed for any positions independently. Blocks of equal length use no memory;
-a dataset's `natural_blocks` use 8 bytes each. Runs in the main process; orders are immutable.
+a dataset's `natural_blocks` use 8 bytes each. This module runs in the main process;
+orders are immutable.
 
 An epoch proceeds window by window. A window is `BlockShuffle.window` consecutive blocks in the shuffled order of all
 blocks; the samples of each window are shuffled separately.
@@ -69,6 +70,10 @@ class Blocks:
         n: the number of samples.
         options: the lengths of blocks and windows.
         bounds: int64, the starts of the dataset's natural blocks, followed by n; None if it has no natural blocks.
+
+    Attributes:
+        length: the number of samples in a block; natural blocks are joined until they have about this number.
+        count, window: the number of blocks, and of blocks in a window.
     """
 
     def __init__(self, n: int, options: BlockShuffle, bounds: np.ndarray | None = None) -> None:
@@ -78,7 +83,7 @@ class Blocks:
         self.window = min(options.window, max(1, self.count))
 
     @classmethod
-    def of(cls, dataset: Any, options: BlockShuffle) -> Blocks:
+    def from_dataset(cls, dataset: Any, options: BlockShuffle) -> Blocks:
         """Return a map dataset's blocks; ValueError or TypeError if its ``blocks()`` does not return boundaries."""
         return cls(len(dataset), options, natural_blocks(dataset))
 
@@ -104,7 +109,7 @@ class BlockOrder:
     def __init__(self, blocks: Blocks, key: philox.Key) -> None:
         self.n, self._blocks, self._key = blocks.n, blocks, key
         # Without natural blocks all blocks have the same length, except that the last block can be shorter. The turn of
-        # this short block (its place in the order of blocks) is drawn separately, so that the start of each turn can be
+        # this short block (its index in the order of blocks) is drawn separately, so that the start of each turn can be
         # computed. The other blocks are shuffled among the other turns.
         self._short_length = blocks.bounds is None and blocks.n % blocks.length
         self._shuffle = Shuffle(blocks.count - bool(self._short_length), key)
@@ -115,65 +120,66 @@ class BlockOrder:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
-        places = self.places(positions)
-        flat = places.reshape(-1)
+        sequence_positions = self.sequence_positions(positions)
+        flat = sequence_positions.reshape(-1)
         turns = self._turns_at(flat)
         blocks = self._blocks_at(turns)
         block_starts = blocks * self._blocks.length if self._blocks.bounds is None else self._blocks.bounds[blocks]
-        return (block_starts + flat - self._turn_starts(turns)).reshape(places.shape)
+        return (block_starts + flat - self._turn_starts(turns)).reshape(sequence_positions.shape)
 
-    def places(self, positions: np.ndarray) -> np.ndarray:
-        """Return the places of the samples at `positions` in the sequence of blocks before windows are shuffled."""
+    def sequence_positions(self, positions: np.ndarray) -> np.ndarray:
+        """Return the positions of the samples at `positions` in the sequence of blocks before windows are shuffled."""
         positions = check_positions(positions, self.n)
         flat = positions.reshape(-1)
         window, count = self._blocks.window, self._blocks.count
-        window_numbers, window_rows = np.unique(self._turns_at(flat) // window, return_inverse=True)
-        window_starts = self._turn_starts(window_numbers * window)
-        lengths = self._turn_starts(np.minimum((window_numbers + 1) * window, count)) - window_starts
+        windows, indices = np.unique(self._turns_at(flat) // window, return_inverse=True)
+        window_starts = self._turn_starts(windows * window)
+        lengths = self._turn_starts(np.minimum((windows + 1) * window, count)) - window_starts
         is_small = lengths <= TABLE_MAX
-        offsets = flat - window_starts[window_rows]
-        places = self._places_in_small_windows(window_starts, np.where(is_small, lengths, 0), window_rows, offsets)
-        keys = philox.words(self._key, window_numbers, WINDOWS, 2).tolist()
-        for window_row in np.flatnonzero(~is_small).tolist():
-            rows = np.flatnonzero(window_rows == window_row)
-            shuffle = Shuffle(int(lengths[window_row]), philox.Key(*keys[window_row]))
-            places[rows] = window_starts[window_row] + shuffle(offsets[rows])
-        return places.reshape(positions.shape)
+        offsets = flat - window_starts[indices]
+        results = self._positions_in_small_windows(window_starts, np.where(is_small, lengths, 0), indices, offsets)
+        window_keys = philox.words(self._key, windows, WINDOWS, 2).tolist()
+        for i in np.flatnonzero(~is_small).tolist():
+            selected = np.flatnonzero(indices == i)
+            shuffle = Shuffle(int(lengths[i]), philox.Key(*window_keys[i]))
+            results[selected] = window_starts[i] + shuffle(offsets[selected])
+        return results.reshape(positions.shape)
 
-    def _places_in_small_windows(
-        self, window_starts: np.ndarray, lengths: np.ndarray, window_rows: np.ndarray, offsets: np.ndarray
+    def _positions_in_small_windows(
+        self, window_starts: np.ndarray, lengths: np.ndarray, window_indices: np.ndarray, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return the places for offsets within windows of these lengths, by sorting all places of these windows by
-        random numbers. (A separate `Shuffle` for each window takes 0.2 ms.)"""
+        """Return the sequence positions for `offsets` in the windows with the indices `window_indices`; undefined for
+        windows of length 0. All positions of these windows are sorted by random numbers. (A separate `Shuffle` for each
+        window takes 0.2 ms.)"""
         counts_before = np.cumsum(lengths) - lengths
-        place_rows = np.repeat(np.arange(len(lengths)), lengths)
-        all_places = np.arange(len(place_rows), dtype=np.int64) + (window_starts - counts_before)[place_rows]
-        words = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
-        order = np.lexsort((words[:, 0] << _32 | words[:, 1], place_rows))
-        is_small = (lengths > 0)[window_rows]
-        places = np.empty_like(offsets)
-        places[is_small] = all_places[order[(counts_before[window_rows] + offsets)[is_small]]]
-        return places
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        all_positions = np.arange(len(owners), dtype=np.int64) + (window_starts - counts_before)[owners]
+        words = philox.words(self._key, all_positions, WITHIN_WINDOWS, 2).astype(np.uint64)
+        order = np.lexsort((words[:, 0] << _32 | words[:, 1], owners))
+        is_small = (lengths > 0)[window_indices]
+        results = np.empty_like(offsets)
+        results[is_small] = all_positions[order[(counts_before[window_indices] + offsets)[is_small]]]
+        return results
 
-    def _turns_at(self, places: np.ndarray) -> np.ndarray:
-        """Return the turns of the blocks at these places."""
+    def _turns_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the turns of the blocks at these sequence positions."""
         if self._blocks.bounds is not None:
-            return np.searchsorted(self._starts, places, side="right") - 1
+            return np.searchsorted(self._starts, positions, side="right") - 1
         length = self._blocks.length
         if not self._short_length:
-            return places // length
-        is_after = places >= self._short_turn * length + self._short_length
-        return np.where(is_after, places + (length - self._short_length), places) // length
+            return positions // length
+        is_after = positions >= self._short_turn * length + self._short_length
+        return np.where(is_after, positions + (length - self._short_length), positions) // length
 
     def _turn_starts(self, turns: np.ndarray) -> np.ndarray:
-        """Return the first place of each turn. The turn after the last one begins at n."""
+        """Return the first sequence position of each turn. The turn after the last one begins at n."""
         if self._blocks.bounds is not None:
             return self._starts[turns]
         length = self._blocks.length
         return turns * length - (turns > self._short_turn) * (length - self._short_length if self._short_length else 0)
 
     def _blocks_at(self, turns: np.ndarray) -> np.ndarray:
-        """Return the number of the block at each turn."""
+        """Return the index of the block at each turn."""
         if not self._short_length:
             return self._shuffle(turns)
         is_short = turns == self._short_turn
@@ -183,7 +189,7 @@ class BlockOrder:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """The first place of each turn, followed by n, for blocks of different lengths."""
+        """The first sequence position of each turn, followed by n, for blocks of different lengths."""
         assert self._blocks.bounds is not None
         lengths = np.diff(self._blocks.bounds)[self._shuffle(np.arange(self._blocks.count))]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

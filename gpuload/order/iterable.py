@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart, Place
-from gpuload.order.ranks import first_rank_to_announce
+from gpuload.order.ranks import announce
 from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
@@ -35,8 +35,8 @@ class IterableSchedule:
         drop_last: whether to drop a worker's last samples if they do not fill a batch.
         workers: the number of workers; 1 if the main process does the work.
         rank, world_size: this process's rank and the number of ranks; the dataset decides which samples each rank gets.
-        warned: the subjects of warnings that were already issued.
-        promised_lengths: its last entry is the dataset's length at the last ``len(loader)``; empty before the first.
+        issued_warnings: the subjects of warnings that were already issued.
+        promised_lengths: the dataset's length at the last ``len(loader)`` call; empty before the first.
         in_order: if True, workers take turns; if False, a slow worker does not delay the others.
     """
 
@@ -48,7 +48,7 @@ class IterableSchedule:
         workers: int,
         rank: int,
         world_size: int,
-        warned: set[str] | None = None,
+        issued_warnings: set[str] | None = None,
         promised_lengths: Sequence[int] = (),
         in_order: bool = True,
     ) -> None:
@@ -58,7 +58,7 @@ class IterableSchedule:
         self._rank = rank
         self._world_size = world_size
         self._pass: _Pass | None = None
-        self._warned = set() if warned is None else warned
+        self._warned = set() if issued_warnings is None else issued_warnings
         self._promised_lengths = promised_lengths
         self._in_order = in_order
 
@@ -69,11 +69,11 @@ class IterableSchedule:
         self._pass = _Pass(self, next(_pass_numbers), place)
         return self._pass.batches()
 
-    def end(self, epoch: int) -> Place:
+    def place_after(self, epoch: int) -> Place:
         """Return the place after an epoch. It has only the states of datasets, because the next epoch has new
         iterators."""
         assert self._pass is not None
-        return Place(epoch + 1, 0, iterable_progress=self._pass.end_entry())
+        return Place(epoch + 1, 0, iterable_progress=self._pass.progress_at_end())
 
 
 class _Pass:
@@ -87,39 +87,39 @@ class _Pass:
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
         # The progress of each worker, up to the last of its batches that was due.
-        self._places = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
+        self._progress = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
-        self._pending = [0] * len(self._places)  # batches of each worker that are not due yet
+        self._pending = [0] * len(self._progress)  # batches of each worker that are not due yet
         self._warning = ""  # issued with the next batch
 
     def batches(self) -> Iterator[BatchSpec]:
         schedule = self._schedule
-        workers, size = schedule._workers, schedule._batch_size
+        workers, batch_size = schedule._workers, schedule._batch_size
         stride, offset = workers * schedule._world_size, schedule._world_size
-        planned = [place.samples for place in self._places]
+        requested_samples = [place.samples for place in self._progress]
         worker = self._turn
-        # These numbers include all requested batches; `_on_due` numbers only the batches that reach the user.
-        steps = itertools.count()
-        while not all(place.ended for place in self._places):
-            if not schedule._in_order:  # choose the worker with the fewest pending batches, or else the next in turn
-                active = (number for number, place in enumerate(self._places) if not place.ended)
-                worker = min(active, key=lambda number: (self._pending[number], (number - worker) % workers))
-            if not self._places[worker].ended:
+        # Step numbers of all requested batches. `_on_due` numbers again, counting only batches that reach the user.
+        step_numbers = itertools.count()
+        while not all(place.ended for place in self._progress):
+            if not schedule._in_order:  # choose the worker with the fewest pending batches, or the next one of several
+                active = (i for i, place in enumerate(self._progress) if not place.ended)
+                worker = min(active, key=lambda i: (self._pending[i], (i - worker) % workers))
+            if not self._progress[worker].ended:
                 self._pending[worker] += 1
-                numbers = np.arange(size, dtype=np.int64) + planned[worker]
-                planned[worker] += size
-                place = self._places[worker]
+                sample_numbers = np.arange(batch_size, dtype=np.int64) + requested_samples[worker]
+                requested_samples[worker] += batch_size
+                place = self._progress[worker]
                 start = IterableStart(
                     self._pass_number, worker, place.samples, place.state, stride, worker * offset + schedule._rank
                 )
-                positions = numbers * stride + start.offset
+                positions = sample_numbers * stride + start.offset
                 yield BatchSpec(
-                    next(steps),
+                    next(step_numbers),
                     self._epoch,
                     positions,
-                    numbers,
+                    sample_numbers,
                     iterable=start,
                     queue=0 if schedule._in_order else worker,
                     on_due=self._on_due,
@@ -127,29 +127,29 @@ class _Pass:
             worker = (worker + 1) % workers
 
     def _on_due(
-        self, spec: BatchSpec, samples: int, is_empty: bool, places: Sequence[IterablePlace]
+        self, spec: BatchSpec, samples: int, is_empty: bool, chunk_progress: Sequence[IterablePlace]
     ) -> BatchSpec | None:
         assert spec.iterable is not None
         worker = spec.iterable.worker
         self._pending[worker] -= 1
-        latest = max(places, key=lambda place: place.samples, default=None)
-        self._places[worker] = IterablePlace(
-            self._places[worker].samples + samples,
-            any(place.ended or place.broken for place in places),
+        latest = max(chunk_progress, key=lambda place: place.samples, default=None)
+        self._progress[worker] = IterablePlace(
+            self._progress[worker].samples + samples,
+            any(place.ended or place.broken for place in chunk_progress),
             state=None if latest is None else latest.state,
         )
         if latest is not None:
             warning = self._duplicate_workers_warning(worker, latest) or self._duplicate_ranks_warning(worker, latest)
             self._warning = self._warning or warning
         self._warning = self._warning or self._length_warning()
-        self._turn = (worker + 1) % len(self._places)
+        self._turn = (worker + 1) % len(self._progress)
         if is_empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
         step, self._step = self._step, self._step + 1
         warning, self._warning = self._warning, ""
-        positions, numbers = spec.positions[:samples], spec.indices[:samples]
+        positions, sample_numbers = spec.positions[:samples], spec.indices[:samples]
         return replace(
-            spec, step=step, positions=positions, indices=numbers, after=self._current_place(), warning=warning
+            spec, step=step, positions=positions, indices=sample_numbers, after=self._current_place(), warning=warning
         )
 
     def _duplicate_workers_warning(self, worker: int, place: IterablePlace) -> str:
@@ -157,22 +157,23 @@ class _Pass:
 
         Identical samples alone prove nothing: each worker may have a different share of a dataset of zeros.
         """
-        if len(self._places) < 2 or "workers" in self._schedule._warned:
+        if len(self._progress) < 2 or "workers" in self._schedule._warned:
             return ""
         self._digests[worker] = place.digests
-        for other, digests in self._digests.items():
+        for other_worker, digests in self._digests.items():
             count = min(len(digests), len(place.digests))
-            is_complete = place.ended and self._places[other].ended and len(digests) == len(place.digests)
-            if other == worker or count < (1 if is_complete else 2):
+            is_complete = place.ended and self._progress[other_worker].ended and len(digests) == len(place.digests)
+            if other_worker == worker or count < (1 if is_complete else 2):
                 continue
             are_equal = digests[:count] == place.digests[:count] and b"" not in digests[:count]
             if are_equal and (not place.read_worker_info or len(set(digests[:count])) > 1):
                 self._schedule._warned.add("workers")
                 return (
-                    f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
-                    f"of the {len(self._places)} workers iterates over the whole dataset, so every sample appears "
-                    f"{len(self._places)} times. In __iter__ call torch.utils.data.get_worker_info() and yield only "
-                    "the worker's share according to `id` and `num_workers`, or use num_workers=1"
+                    f"workers {min(worker, other_worker)} and {max(worker, other_worker)} yielded the same first "
+                    f"{count} samples: each of the {len(self._progress)} workers iterates over the entire dataset, so "
+                    f"every sample appears {len(self._progress)} times. In __iter__ call "
+                    "torch.utils.data.get_worker_info() and yield only the worker's share according to `id` and "
+                    "`num_workers`, or use num_workers=1"
                 )
         return ""
 
@@ -186,20 +187,20 @@ class _Pass:
         schedule._warned.add("ranks")  # one comparison per loader
         if b"" in digests or len(set(digests)) < 2:  # identical samples prove nothing; see `_duplicate_workers_warning`
             return ""
-        content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
-        other = first_rank_to_announce(content, schedule._rank)
-        if other == schedule._rank:
+        announcement = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
+        other_rank = announce(announcement, schedule._rank)
+        if other_rank == schedule._rank:
             return ""
         return (
-            f"ranks {other} and {schedule._rank} of {schedule._world_size} gave the same first {len(digests)} samples: "
-            "each rank iterates over the whole dataset, so every sample appears once on each rank. In __iter__ get "
-            "`rank` and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's "
-            "share; if each rank should read the whole dataset, pass rank=0, world_size=1"
+            f"ranks {other_rank} and {schedule._rank} of {schedule._world_size} yielded the same first {len(digests)} "
+            "samples: each rank iterates over the entire dataset, so every sample appears once on each rank. In "
+            "__iter__ get `rank` and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only "
+            "the rank's share; if each rank should read the entire dataset, pass rank=0, world_size=1"
         )
 
     def _length_warning(self) -> str:
-        """Return a warning if there are more samples than the dataset's len(), which ``len(loader)`` was based on."""
-        schedule, samples = self._schedule, sum(place.samples for place in self._places)
+        """Return a warning if there are more samples than the dataset's len(), on which ``len(loader)`` was based."""
+        schedule, samples = self._schedule, sum(place.samples for place in self._progress)
         if (
             not schedule._promised_lengths
             or samples <= schedule._promised_lengths[-1]
@@ -207,15 +208,15 @@ class _Pass:
         ):
             return ""
         schedule._warned.add("length")
-        shared = "; each worker must yield only its share, see get_worker_info()" if len(self._places) > 1 else ""
+        hint = "; each worker must yield only its share, see get_worker_info()" if len(self._progress) > 1 else ""
         return (
-            f"the dataset's len() is {schedule._promised_lengths[-1]}, which len(loader) is based on, but it yielded "
-            f"{samples} samples in epoch {self._epoch}{shared}"
+            f"the dataset's len() is {schedule._promised_lengths[-1]}, on which len(loader) is based, but the dataset "
+            f"yielded {samples} samples in epoch {self._epoch}{hint}"
         )
 
-    def end_entry(self) -> dict[str, Any] | None:
+    def progress_at_end(self) -> dict[str, Any] | None:
         """Return the workers' progress for a state that is saved between two epochs; None if no dataset has a state."""
-        states = [(place.state or {}).get("dataset") for place in self._places]
+        states = [(place.state or {}).get("dataset") for place in self._progress]
         if all(state is None for state in states):
             return None
         workers = [
@@ -224,12 +225,12 @@ class _Pass:
         return {"turn": 0, "step": 0, "workers": workers}
 
     def _current_place(self) -> Place:
-        workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._places]
+        workers = [{"samples": place.samples, "ended": place.ended, "state": place.state} for place in self._progress]
         return Place(self._epoch, 0, iterable_progress={"turn": self._turn, "step": self._step, "workers": workers})
 
 
 def has_sharding_filter(dataset: Any) -> bool:
-    """Return whether a dataset is a datapipe of torch with a ``sharding_filter()`` that has not been configured."""
+    """Return whether a dataset is a torch datapipe with a ``sharding_filter()`` that has not been configured."""
     if not any(cls.__module__ == "torch.utils.data.datapipes.datapipe" for cls in type(dataset).__mro__):
         return False
     from torch.utils.data import graph, graph_settings

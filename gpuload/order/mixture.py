@@ -3,12 +3,12 @@
 The positions of all epochs, concatenated, form one *stream*, which is split into blocks of 1,024 positions. The number
 of samples of each data set before a block is computed in closed form, so each block has the exact shares, and fractions
 of samples are carried over to the next blocks. Within a block the order of the data sets is shuffled; it depends on the
-seed and the block's number. The *ordinal* of a position is the number of samples of its data set before it. It follows
-from the position's block alone: nothing is counted from the beginning of the epoch.
+seed and the index of the block. The *ordinal* of a position is the number of samples of its data set before it. It
+follows from the position's block alone: nothing is counted from the beginning of the epoch.
 
 A data set of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
-permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. Runs in the main process;
-orders are immutable.
+permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. This module runs in the
+main process; orders are immutable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpuload.rng.streams import MIXED_BLOCKS, MIXED_DATASETS, MIXED_PERMUTATIONS
 
 __all__ = ["BLOCK", "MixedOrder", "Mixture"]
 
-BLOCK: Final = 1024  # positions; a different number would change the order of every seed
+BLOCK: Final = 1024  # positions in a block; another value would change the order for every seed
 BLOCKS_AT_ONCE: Final = 64  # limits memory: with many ranks, the positions of one rank are spread over many blocks
 
 _12, _20, _COLUMN = (np.array(value, np.uint64) for value in (12, 20, 2**12 - 1))  # a row has at most 4,096 columns
@@ -72,10 +72,10 @@ class Mixture:
         """
         counts = np.empty((len(positions), len(self.parts)), np.int64)
         remaining, remaining_parts = positions.astype(np.int64), sum(self.parts)
-        for number, part in enumerate(self.parts):
+        for i, part in enumerate(self.parts):
             quotient, remainder = np.divmod(remaining, remaining_parts)
-            counts[:, number] = quotient * part + remainder * part // remaining_parts
-            remaining = remaining - counts[:, number]
+            counts[:, i] = quotient * part + remainder * part // remaining_parts
+            remaining = remaining - counts[:, i]
             remaining_parts -= part
         return counts
 
@@ -87,11 +87,12 @@ class MixedOrder:
         mixture: the mixed data sets.
         seed: the seed of the order.
         epoch: the number of the epoch.
-        shuffle: whether each pass through a data set has a new random order; otherwise it is the data set's order.
+        shuffle: whether each pass through a data set has a new random order; otherwise, each pass has the data set's
+            order.
         repeats: as in `Shares`; it divides the number of stream positions in an epoch.
 
     Raises:
-        ValueError: the epoch begins beyond the largest possible position.
+        ValueError: the epoch extends beyond the largest possible position.
 
     Example:
         >>> order = MixedOrder(Mixture((4, 2), (2, 1), length=6), seed=0, epoch=0)
@@ -106,35 +107,35 @@ class MixedOrder:
         self._stream_start = epoch * -(-mixture.length // repeats)
         if self._stream_start + mixture.length + BLOCK > LENGTH_MAX:
             raise ValueError(
-                f"epoch {epoch} of a Mix of {mixture.length:,} positions begins beyond position 2**62, the last "
-                "position of a Mix; count epochs from 0"
+                f"epoch {epoch} of a Mix of {mixture.length:,} positions extends beyond position 2**62, the last "
+                "position of a Mix; use smaller epoch numbers, starting at 0"
             )
-        self._firsts = np.cumsum(mixture.sizes) - mixture.sizes
+        self._first_indices = np.cumsum(mixture.sizes) - mixture.sizes
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         positions = check_positions(positions, self.n)
         blocks, offsets = np.divmod(positions.reshape(-1) + self._stream_start, BLOCK)
-        numbers, rows = np.unique(blocks, return_inverse=True)
+        unique_blocks, block_indices = np.unique(blocks, return_inverse=True)
         indices = np.empty_like(blocks)
-        for start in range(0, len(numbers), BLOCKS_AT_ONCE):
-            chunk_rows = np.flatnonzero((rows >= start) & (rows < start + BLOCKS_AT_ONCE))
-            datasets, ordinals = self._ordinals(numbers[start : start + BLOCKS_AT_ONCE])
-            places = rows[chunk_rows] - start, offsets[chunk_rows]
-            indices[chunk_rows] = self._indices(datasets[places], ordinals[places])
+        for start in range(0, len(unique_blocks), BLOCKS_AT_ONCE):
+            chunk_rows = np.flatnonzero((block_indices >= start) & (block_indices < start + BLOCKS_AT_ONCE))
+            datasets, ordinals = self._datasets_and_ordinals(unique_blocks[start : start + BLOCKS_AT_ONCE])
+            cells = block_indices[chunk_rows] - start, offsets[chunk_rows]
+            indices[chunk_rows] = self._indices(datasets[cells], ordinals[cells])
         return indices.reshape(positions.shape)
 
-    def _ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the data set number and the ordinal at each position of the blocks, both (blocks, BLOCK)."""
+    def _datasets_and_ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index of the data set and the ordinal at each position of the blocks, both (blocks, BLOCK)."""
         shape = len(blocks), BLOCK
         limits = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
-        before, counts = limits[: len(blocks)], np.diff(limits.reshape(2, len(blocks), -1), axis=0)[0]
-        numbers = np.arange(counts.shape[1])
-        sorted_datasets = np.repeat(np.tile(numbers, len(blocks)), counts.reshape(-1)).reshape(shape)
+        previous_counts, counts = limits[: len(blocks)], np.diff(limits.reshape(2, len(blocks), -1), axis=0)[0]
+        dataset_indices = np.arange(counts.shape[1])
+        sorted_datasets = np.repeat(np.tile(dataset_indices, len(blocks)), counts.reshape(-1)).reshape(shape)
         positions = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        datasets = np.take_along_axis(sorted_datasets, _random_order(self._key, positions, MIXED_BLOCKS), axis=1)
+        datasets = np.take_along_axis(sorted_datasets, _random_permutations(self._key, positions, MIXED_BLOCKS), axis=1)
         # Sorted by data set and then by position, the ordinals of a data set are consecutive.
-        first_ordinals = before - (np.cumsum(counts, axis=1) - counts)
+        first_ordinals = previous_counts - (np.cumsum(counts, axis=1) - counts)
         sorted_ordinals = np.repeat(first_ordinals.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
         ordinals = np.empty(shape, np.int64)
         np.put_along_axis(ordinals, _sorted_columns(datasets.astype(np.uint64)), sorted_ordinals, axis=1)
@@ -143,26 +144,26 @@ class MixedOrder:
     def _indices(self, datasets: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
         """Return the indices of the samples with these ordinals in these data sets."""
         indices = np.empty_like(ordinals)
-        for number in np.unique(datasets).tolist():
-            rows = np.flatnonzero(datasets == number)
-            permutations, places = np.divmod(ordinals[rows], self._mixture.sizes[number])
-            samples = self._samples_in_permutations(number, permutations, places) if self._shuffle else places
-            indices[rows] = self._firsts[number] + samples
+        for dataset in np.unique(datasets).tolist():
+            rows = np.flatnonzero(datasets == dataset)
+            permutations, offsets = np.divmod(ordinals[rows], self._mixture.sizes[dataset])
+            samples = self._samples_in_permutations(dataset, permutations, offsets) if self._shuffle else offsets
+            indices[rows] = self._first_indices[dataset] + samples
         return indices
 
-    def _samples_in_permutations(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the samples of data set `number` at these places of these permutations."""
-        size, key = self._mixture.sizes[number], self._keys[number]
-        blocks = self._mixture.blocks[number] if self._mixture.blocks else None
-        numbers, permutation_rows = np.unique(permutations, return_inverse=True)
+    def _samples_in_permutations(self, dataset: int, permutations: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the samples of a data set at these positions of these permutations."""
+        size, key = self._mixture.sizes[dataset], self._keys[dataset]
+        blocks = self._mixture.blocks[dataset] if self._mixture.blocks else None
+        unique_ids, rows = np.unique(permutations, return_inverse=True)
         if size <= TABLE_MAX and blocks is None:
             # Compute all tables together: there can be many, and a separate `Shuffle` for each takes 0.1 ms.
-            return _random_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
-        samples = np.empty_like(places)
-        for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):
-            inside, permutation_key = permutation_rows == row, philox.Key(*words)
+            return _random_permutations(key, unique_ids[:, None] * size + np.arange(size), ORDER)[rows, positions]
+        samples = np.empty_like(positions)
+        for row, words in enumerate(philox.words(key, unique_ids, MIXED_PERMUTATIONS, 2).tolist()):
+            is_in_permutation, permutation_key = rows == row, philox.Key(*words)
             permutation = Shuffle(size, permutation_key) if blocks is None else BlockOrder(blocks, permutation_key)
-            samples[inside] = permutation(places[inside])
+            samples[is_in_permutation] = permutation(positions[is_in_permutation])
         return samples
 
     @cached_property
@@ -172,8 +173,8 @@ class MixedOrder:
         return [philox.Key(*words) for words in philox.words(self._key, np.arange(count), MIXED_DATASETS, 2).tolist()]
 
 
-def _random_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
-    """Draw a random permutation for each row of positions, from a 52-bit number for each position."""
+def _random_permutations(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
+    """Return a random permutation for each row of positions, drawn from a 52-bit number for each position."""
     words = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
     return _sorted_columns((words[:, 0] << _20 | words[:, 1] >> _12).reshape(positions.shape))
 

@@ -1,4 +1,5 @@
-"""The `Loader` options that determine the order of samples and batches. Main process only; does not import torch."""
+"""The `Loader` options that determine the order of samples and batches. This module runs only in the main process
+and does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from gpuload.order.shares import Uneven
 
 __all__ = ["OrderOptions", "check_flag", "check_integer"]
 
-MIXES = ("MixUp", "CutMix")  # transforms that can also mix samples that are not neighbours in the epoch's order
+MIXING_TRANSFORMS = ("MixUp", "CutMix")  # these can also mix samples that are not neighbours in the epoch's order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +31,16 @@ class OrderOptions:
     """Options that determine the samples of each batch.
 
     Args:
-        mixes: the name of the transform that combines neighbouring samples of a batch; "" if there is none.
-        group: the number of samples that this transform combines; 1 if there is none.
+        combining_transform: the name of the transform that combines neighbouring samples of a batch, or "".
+        group_size: the number of samples that this transform combines; 1 if there is none.
 
     All other arguments are as for `Loader`.
 
     Attributes:
         batch_size: the `batch_size` argument; None with a batch_sampler.
         seed: the `seed` argument, or the initial seed of `generator`.
-        warned: the subjects of warnings that were already issued; each is issued once per loader.
-        promised_lengths: has the length of an iterable dataset at the last ``len(loader)``; empty before the first.
+        issued_warnings: the subjects of warnings that were already issued; each is issued once per loader.
+        promised_lengths: the length of an iterable dataset at the last ``len(loader)`` call; empty before the first.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or two arguments exclude each other.
@@ -60,14 +61,14 @@ class OrderOptions:
     weights: Any = field(default=None, repr=False)
     repeats: int = 1
     info: bool = False
-    mixes: str = ""
-    group: int = 1
-    warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    combining_transform: str = ""
+    group_size: int = 1
+    issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", _check_shuffle(self.shuffle))
+        object.__setattr__(self, "shuffle", _parse_shuffle(self.shuffle))
         for name in ("drop_last", "in_order", "info"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         self._check_dataset()
@@ -81,11 +82,12 @@ class OrderOptions:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
-        _ = self.cumulative, self.blocks, self.mixture
-        if repeats != 1 and self.mixes not in ("", *MIXES):
+        _ = self.cumulative_weights, self.blocks, self.mixture
+        if repeats != 1 and self.combining_transform not in ("", *MIXING_TRANSFORMS):
             raise ValueError(
-                f"repeats={repeats} cannot be combined with {self.mixes}, which combines the samples at neighbouring "
-                "positions: these would be the same sample, or on different ranks; leave one of the two out"
+                f"repeats={repeats} cannot be combined with {self.combining_transform}, which combines the samples at "
+                "neighbouring positions: with repeats, these are the same sample, or are on different ranks; leave one "
+                "of the two out"
             )
 
     @property
@@ -99,12 +101,12 @@ class OrderOptions:
         return self.sampler is not None or self.batch_sampler is not None
 
     @property
-    def planned(self) -> bool:
+    def is_planned(self) -> bool:
         """Whether gpuload itself defines the order, which requires a map dataset."""
         return not self.iterable and not self.has_sampler
 
     @property
-    def single(self) -> bool:
+    def yields_samples(self) -> bool:
         """Whether the loader yields single samples."""
         return self.batch_size is None and self.batch_sampler is None
 
@@ -132,28 +134,28 @@ class OrderOptions:
         if (mix := self.mix) is None:
             return None
         shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
-        blocks = () if shuffle is None else tuple(Blocks.of(dataset, shuffle) for dataset in mix.datasets)
+        blocks = () if shuffle is None else tuple(Blocks.from_dataset(dataset, shuffle) for dataset in mix.datasets)
         return Mixture(mix.sizes, mix.parts, mix.length, blocks)
 
-    def peers(self, index: Any) -> tuple[int, int]:
+    def substitute_range(self, index: Any) -> tuple[int, int]:
         """Return the first index and the count of the samples that can replace the sample at `index`."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
-        dataset_number = bisect_right(mix.cumulative_sizes, index)
-        return mix.cumulative_sizes[dataset_number] - mix.sizes[dataset_number], mix.sizes[dataset_number]
+        dataset_index = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[dataset_index] - mix.sizes[dataset_index], mix.sizes[dataset_index]
 
     @cached_property
-    def cumulative(self) -> np.ndarray | None:
+    def cumulative_weights(self) -> np.ndarray | None:
         """The cumulative weights for `Weighted`; None without weights."""
         return None if self.weights is None else cumulate(self.weights, len(self.dataset))
 
     @property
     def blocks(self) -> Blocks | None:
         """The blocks of a block shuffle; None for any other order."""
-        if not isinstance(self.shuffle, BlockShuffle) or not self.planned or self.mix is not None:
+        if not isinstance(self.shuffle, BlockShuffle) or not self.is_planned or self.mix is not None:
             return None
         if not self._blocks or self._blocks[-1].n != len(self.dataset):  # the dataset may have grown between epochs
-            self._blocks.append(Blocks.of(self.dataset, self.shuffle))
+            self._blocks.append(Blocks.from_dataset(self.dataset, self.shuffle))
         return self._blocks[-1]
 
     def _check_dataset(self) -> None:
@@ -200,7 +202,8 @@ class OrderOptions:
             )
         if sampler is not None and batch_sampler is not None:
             raise ValueError(
-                "sampler and batch_sampler are both given, but a batch_sampler has a sampler; leave one of them out"
+                "sampler and batch_sampler are both given, but a batch_sampler includes a sampler; leave one of "
+                "them out"
             )
         conflicts = [name for name in given_options if name not in ("sampler", "batch_sampler")]
         if (sampler is not None or batch_sampler is not None) and conflicts:
@@ -224,10 +227,14 @@ class OrderOptions:
                 "samples, so without shuffling the last samples would never be used"
             )
         if uneven == "exact" and (weights is not None or repeats != 1):
-            raise ValueError("uneven='exact' counts every sample once, and cannot be combined with weights or repeats")
+            raise ValueError(
+                "uneven='exact' counts every sample once, and cannot be combined with weights or repeats; leave "
+                "them out"
+            )
         if uneven == "exact" and not self.info:
             raise ValueError(
-                "uneven='exact' needs info=True: BatchInfo.valid is False for padding rows, which do not count"
+                "uneven='exact' needs info=True, because BatchInfo.valid marks padding samples, which must not be "
+                "counted"
             )
 
     def _check_mix(self) -> None:
@@ -248,17 +255,17 @@ class OrderOptions:
 
     @property
     def _verb(self) -> str:
-        return "mixes" if self.mixes in MIXES else "combines"
+        return "mixes" if self.combining_transform in MIXING_TRANSFORMS else "combines"
 
     def _check_groups(self) -> None:
         """Refuse a batch size that would split groups of neighbours; batches of a batch_sampler can have any size."""
-        size, name, group = self.batch_size, self.mixes, self.group
+        size, name, group = self.batch_size, self.combining_transform, self.group_size
         if not name or self.batch_sampler is not None or (size is not None and size % group == 0):
             return
         requirement = "even" if group == 2 else f"a multiple of {group}"
         if size is None:
             raise ValueError(
-                f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; give "
+                f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; pass "
                 + ("an even batch_size" if group == 2 else f"a batch_size that is {requirement}")
             )
         raise ValueError(
@@ -278,7 +285,7 @@ def check_flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _check_shuffle(value: Any) -> bool | BlockShuffle:
+def _parse_shuffle(value: Any) -> bool | BlockShuffle:
     if isinstance(value, BlockShuffle):
         return value
     if isinstance(value, str) and value == "block":
@@ -307,5 +314,7 @@ def _choose_seed(seed: int | None, generator: Any) -> int:
     if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     if seed is not None:
-        raise ValueError(f"seed={seed} and generator are both given; leave one out: a generator only sets the seed")
+        raise ValueError(
+            f"seed={seed} and generator are both given; leave one of them out: a generator only sets the seed"
+        )
     return generator.initial_seed() % 2**64

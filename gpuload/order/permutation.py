@@ -2,7 +2,7 @@
 
 An order is a bijection of 0 … n-1 that can be computed for any positions independently, in memory that does not grow
 with the dataset (for up to 4,096 samples it is a table). So starting an epoch of a billion samples costs nothing, and
-to resume, only an integer has to be set. Runs in the main process; orders are immutable.
+resuming only means setting an integer. This module runs in the main process; orders are immutable.
 
 `Shuffle` is a Feistel network on the smallest grid of 2**k × m values that contains 0 … n-1, with cycle walking:
 results outside 0 … n-1 pass through the network again. (Black, Rogaway, "Ciphers with arbitrary finite domains",
@@ -22,9 +22,8 @@ from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
 __all__ = ["Sequential", "Shuffle", "Weighted", "check_positions", "cumulate"]
 
-TABLE_MAX: Final = (
-    4096  # up to this size use a table, because a Feistel network on few values is measurably not uniform
-)
+# Up to this size, an order is a table, because a Feistel network on few values is measurably not uniform.
+TABLE_MAX: Final = 4096
 LENGTH_MAX: Final = SAMPLE_POSITIONS.stop
 
 # Measured by the differences between adjacent positions, over 10 million samples, at n = 4,097 and 5,000: 4 rounds are
@@ -82,7 +81,7 @@ class Shuffle:
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at integer `positions` of any shape; raise an IndexError if one is out of range."""
         positions = check_positions(positions, self.n)
-        return self._table[positions] if self.n <= TABLE_MAX else self._walk(positions)
+        return self._table[positions] if self.n <= TABLE_MAX else self._walk_cycles(positions)
 
     @cached_property
     def _table(self) -> np.ndarray:
@@ -94,7 +93,7 @@ class Shuffle:
         words = philox.words(self.key, np.arange(ROUNDS), ORDER, 2).astype(np.uint64)
         return [np.array(word) for word in words[:, 0] << _32 | words[:, 1]]
 
-    def _walk(self, positions: np.ndarray) -> np.ndarray:
+    def _walk_cycles(self, positions: np.ndarray) -> np.ndarray:
         flat = positions.reshape(-1).astype(np.uint64)
         for start in range(0, len(flat), PIECE):
             piece = slice(start, start + PIECE)
@@ -109,18 +108,18 @@ class Shuffle:
         """Apply the network, a bijection of 0 … rows × 2**column_bits - 1, once. Its rounds work in place, since
         allocating memory is slow."""
         bits, rows = np.array(self._column_bits, np.uint64), np.array(self._rows, np.uint64)
-        to_column = np.array(64 - self._column_bits, np.uint64)
+        column_shift = np.array(64 - self._column_bits, np.uint64)
         row, column = positions >> bits, positions & ((np.uint64(1) << bits) - np.uint64(1))
         mixed, scratch = np.empty_like(row), np.empty_like(row)
-        for turn in range(ROUNDS):
+        for round_index in range(ROUNDS):
             # Hash one coordinate so that the high bits are well mixed: multiply, add the key, fold, multiply.
-            np.multiply(column if turn % 2 else row, _FIRST_MULTIPLIER, mixed)
-            np.add(mixed, self._round_keys[turn], mixed)
+            np.multiply(column if round_index % 2 else row, _FIRST_MULTIPLIER, mixed)
+            np.add(mixed, self._round_keys[round_index], mixed)
             np.right_shift(mixed, _32, scratch)
             np.bitwise_xor(mixed, scratch, mixed)
             np.multiply(mixed, _SECOND_MULTIPLIER, mixed)
-            if turn % 2 == 0:
-                np.right_shift(mixed, to_column, mixed)
+            if round_index % 2 == 0:
+                np.right_shift(mixed, column_shift, mixed)
                 np.bitwise_xor(column, mixed, column)
                 continue
             # The hash's high word times rows / 2**32 is a step smaller than `rows`. Add the step modulo `rows`: the
@@ -157,14 +156,14 @@ class Weighted:
         positions = check_positions(positions, LENGTH_MAX)
         words = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1), so that samples of weight 0 are never drawn.
-        numbers = (words[:, 0] << _32 | words[:, 1]) >> np.array(11, np.uint64)
-        sums = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
-        indices = np.searchsorted(self._cumulative, sums, side="right")
-        return np.minimum(indices, self._last).reshape(positions.shape)
+        random_bits = (words[:, 0] << _32 | words[:, 1]) >> np.array(11, np.uint64)
+        random_sums = random_bits.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
+        indices = np.searchsorted(self._cumulative, random_sums, side="right")
+        return np.minimum(indices, self._last_sample).reshape(positions.shape)
 
     @cached_property
-    def _last(self) -> int:
-        """The last sample with a positive weight, to which indices are limited, since rounding could exceed it."""
+    def _last_sample(self) -> int:
+        """The last sample with a positive weight. Indices are limited to it, because rounding could exceed it."""
         return int(np.searchsorted(self._cumulative, self._cumulative[-1], side="left"))
 
 
@@ -175,18 +174,18 @@ def cumulate(weights: object, n: int) -> np.ndarray:
         TypeError, ValueError: the weights are not `n` finite numbers ≥ 0 with a positive sum.
     """
     try:
-        numbers = np.asarray(weights, np.float64)
+        weight_array = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers, one for each sample, got {type(weights).__name__}") from None
-    if numbers.shape != (n,):
-        raise ValueError(f"weights must have one number for each of the {n} samples, got shape {numbers.shape}")
-    invalid = np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))
+        raise TypeError(f"weights must be numbers, one per sample, got {type(weights).__name__}") from None
+    if weight_array.shape != (n,):
+        raise ValueError(f"weights must have one value for each of the {n} samples, got shape {weight_array.shape}")
+    invalid = np.flatnonzero(~(weight_array >= 0) | np.isinf(weight_array))
     if len(invalid):
         raise ValueError(
             f"weights must be finite and at least 0, but {len(invalid)} are not; the first is weights[{invalid[0]}] = "
-            f"{numbers[invalid[0]]}"
+            f"{weight_array[invalid[0]]}"
         )
-    sums = np.cumsum(numbers)
+    sums = np.cumsum(weight_array)
     if n and not 0 < sums[-1] < np.inf:
         raise ValueError(f"the sum of weights must be finite and greater than 0, got {sums[-1]}")
     return sums
@@ -198,12 +197,13 @@ def _check_length(n: SupportsIndex) -> int:
     except TypeError:
         raise TypeError(f"the number of samples must be an integer, got {n!r} ({type(n).__name__})") from None
     if not 0 <= length <= LENGTH_MAX:
-        raise ValueError(f"the number of samples must lie in 0 … 2**62, got {length}")
+        raise ValueError(f"the number of samples must be in 0 … 2**62, got {length}")
     return length
 
 
 def check_positions(positions: np.ndarray, n: int) -> np.ndarray:
-    """Return `positions` as int64; raise an IndexError unless all are in 0 … n-1."""
+    """Return `positions` as int64; raise an IndexError unless all are in 0 … n-1, or a TypeError unless they are
+    integers."""
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iu":
         raise TypeError(f"positions must be integers, got an array of {positions.dtype}")

@@ -1,5 +1,5 @@
-"""The position in an epoch, and a worker's progress in a pass over an iterable dataset. These are plain values, which
-do not depend on torch; the main process and workers exchange them."""
+"""The position in an epoch, and a worker's progress in a pass over an iterable dataset. Both are plain values that do
+not depend on torch; the main process and workers exchange them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DIGESTED_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of the next batch.
+    """The position of the next batch.
 
     Attributes:
         epoch: the number of the epoch.
-        position: how many positions of the epoch have been finished, over all ranks.
-        sampler: the saved state of a user's sampler, and the number of batches it has yielded.
+        position: the number of finished positions of the epoch, over all ranks.
+        sampler: the saved state of a user's sampler, and the number of batches that it has yielded.
         iterable_progress: the progress of each worker in an iterable dataset, and the worker whose turn is next.
     """
 
@@ -35,7 +35,7 @@ class IterableStart:
 
     Attributes:
         pass_number: identifies the pass; each pass has a new iterator.
-        worker: the number of the worker that reads the samples.
+        worker: the index of the worker that reads the samples.
         samples: the number of samples read before the starting point.
         state: a dict with the pickled ``state_dict()`` of the iterator (key "iterator") and of the dataset (key
             "dataset") at the starting point. A value is a message instead if the state could not be saved. If there is
@@ -62,7 +62,7 @@ class IterablePlace:
     Attributes:
         samples: the total number of samples read.
         ended: whether the iterator is exhausted.
-        broken: whether the iterator raised an exception after which it cannot continue, as a generator cannot.
+        broken: whether the iterator raised an exception after which it cannot continue, as with a generator.
         state: as in `IterableStart`.
         digests: the digests of the first samples, up to `DIGESTED_SAMPLES`.
         read_worker_info: whether get_worker_info() was called in the worker.

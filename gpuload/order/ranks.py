@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_rank", "find_group", "find_rank", "first_rank_to_announce"]
+__all__ = ["announce", "check_rank", "find_group", "find_rank"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
@@ -40,9 +40,9 @@ def find_group() -> tuple[str, int, int] | None:
     return str(distributed.get_backend()), distributed.get_rank(), distributed.get_world_size()
 
 
-def first_rank_to_announce(content: str, rank: int) -> int:
+def announce(content: str, rank: int) -> int:
     """Announce `content` in the store that all ranks of `torch.distributed` share. Return the first rank that announced
-    it, which is `rank` itself if no other rank did. Does not wait for other ranks."""
+    it, which is `rank` itself if no other rank did. This does not wait for other ranks."""
     if find_group() is None:
         return rank
     from torch.distributed import distributed_c10d

@@ -1,5 +1,5 @@
-"""Schedules the batches of a user's sampler, and saves the sampler's state. Runs in the main process, in the thread
-that iterates."""
+"""Schedules the batches of a user's sampler, and saves the sampler's state. This module runs in the main
+process, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ __all__ = ["SamplerSchedule"]
 class SamplerSchedule:
     """A schedule of the batches of a user's sampler, which yields only this rank's samples.
 
-    Sample k on this rank has the position k × ranks + rank. The sampler's draws from the global generators depend only
-    on (seed, epoch); the generators' states are restored between batches. A `batch_sampler` yields lists of keys; a
-    `sampler` yields keys, which are grouped into batches according to `batch_size` and `drop_last`.
+    Sample k on this rank has the position k × ranks + rank. The numbers that the sampler draws from the global
+    generators depend only on (seed, epoch); the generators' states are restored between batches. A `batch_sampler`
+    yields lists of keys; a `sampler` yields keys, which are grouped into batches according to `batch_size` and
+    `drop_last`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class SamplerSchedule:
         world_size: int,
     ) -> None:
         self._sampler: Any = sampler if batch_sampler is None else batch_sampler
-        self._batched = batch_sampler is not None
+        self._yields_batches = batch_sampler is not None
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._seed = seed
@@ -52,7 +53,7 @@ class SamplerSchedule:
             length = len(self._sampler)
         except (TypeError, NotImplementedError):
             return None
-        if self._batched:
+        if self._yields_batches:
             return max(0, length - (place.sampler or {}).get("batches", 0))
         remaining = max(0, length - place.position // self._world_size)
         return remaining // self._batch_size if self._drop_last else -(-remaining // self._batch_size)
@@ -60,10 +61,10 @@ class SamplerSchedule:
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
         sampler_pass = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
-        size = None if self._batched else self._batch_size
+        size = None if self._yields_batches else self._batch_size
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
-        if not sampler_pass.restored:
-            if self._batched:
+        if not sampler_pass.is_restored:
+            if self._yields_batches:
                 sampler_pass.skip(step)
             else:
                 sampler_pass.skip(sample_count)
@@ -87,7 +88,7 @@ class SamplerSchedule:
             )
             keys = next_keys
 
-    def end(self, epoch: int) -> Place:
+    def place_after(self, epoch: int) -> Place:
         return Place(epoch + 1, 0)
 
 
@@ -102,11 +103,11 @@ class _SamplerPass:
     def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
         self._sampler = sampler
         self._seed_and_epoch = seed, epoch
-        self._states: generators.GeneratorStates | None = None
+        self._generator_states: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
-        self.restored = saved is not None
-        with self._sampler_generators():
+        self.is_restored = saved is not None
+        with self._use_sampler_generators():
             if self._generator is not None and entry.get("generator") is not None:
                 _set_state(self._generator, entry["generator"])
             self._first_state = None if self._generator is None else _get_state(self._generator)
@@ -121,26 +122,27 @@ class _SamplerPass:
                 self._iterator = itertools.chain(first_key, self._iterator) if first_key else iter(sampler)
 
     @contextlib.contextmanager
-    def _sampler_generators(self) -> Iterator[None]:
-        saved = generators.states()
+    def _use_sampler_generators(self) -> Iterator[None]:
+        """Set the sampler's states of the global generators within a context, and restore the outer states on exit."""
+        outer_states = generators.states()
         try:
-            if self._states is None:
+            if self._generator_states is None:
                 generators.seed_generators(*self._seed_and_epoch, SAMPLER_POSITION)
             else:
-                generators.restore_states(self._states)
+                generators.restore_states(self._generator_states)
             yield
         finally:
-            self._states = generators.states()
-            generators.restore_states(saved)
+            self._generator_states = generators.states()
+            generators.restore_states(outer_states)
 
     def skip(self, count: int) -> None:
         """Skip `count` keys or batches, which were used before the state was saved."""
-        with self._sampler_generators():
+        with self._use_sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
     def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
-        """Return the keys of the next batch; None at the end."""
-        with self._sampler_generators():
+        """Take the keys of the next batch from the sampler; return None at the end."""
+        with self._use_sampler_generators():
             if size is None:
                 keys = next(self._iterator, None)
                 if keys is None:
@@ -155,7 +157,7 @@ class _SamplerPass:
     def state(self) -> dict[str, Any] | None:
         """Return the state of the iterator, the sampler or its inner sampler; None if none of these has a state."""
         owners: dict[str, Any] = {"iterator": self._iterator, "sampler": self._sampler}
-        from torch.utils.data import BatchSampler  # here, since this package does not import torch
+        from torch.utils.data import BatchSampler  # here, because this package does not import torch
 
         if type(self._sampler) is BatchSampler:  # a subclass might read ahead from its inner sampler
             owners["inner"] = self._sampler.sampler

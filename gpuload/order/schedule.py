@@ -37,11 +37,11 @@ class Schedule(Protocol):
         ...
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
-        """Yield the batches. Each has the place after it, from which the loader's state is created."""
+        """Yield the batches. Each has the place of the next batch, from which the loader's state is created."""
         ...
 
-    def end(self, epoch: int) -> Place:
-        """Return the place after an epoch. Used if it was not known in advance which batch is the last."""
+    def place_after(self, epoch: int) -> Place:
+        """Return the place after an epoch, for schedules that do not know in advance which batch is the last."""
         ...
 
 
@@ -56,31 +56,35 @@ class SharesSchedule:
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         shares, start = self._shares, place.position
-        last = shares.steps(start) - 1
-        for number, rows in enumerate(shares.batches(place.epoch, start)):
-            after = Place(place.epoch, start + (number + 1) * shares.global_batch)
+        last_i = shares.steps(start) - 1
+        for i, rank_batch in enumerate(shares.batches(place.epoch, start)):
+            after = Place(place.epoch, start + (i + 1) * shares.global_batch_size)
             yield BatchSpec(
-                start // shares.global_batch + number,
+                start // shares.global_batch_size + i,
                 place.epoch,
-                rows.positions,
-                rows.indices,
-                None if number < last or rows.valid.all() else rows.valid,
-                after=after if number < last else Place(place.epoch + 1, 0),
+                rank_batch.positions,
+                rank_batch.indices,
+                None if i < last_i or rank_batch.valid.all() else rank_batch.valid,
+                after=after if i < last_i else Place(place.epoch + 1, 0),
             )
 
-    def end(self, epoch: int) -> Place:
+    def place_after(self, epoch: int) -> Place:
         return Place(epoch + 1, 0)
 
 
 def schedule_of(order: OrderOptions, workers: int) -> Schedule:
     """Return the schedule for these options and this number of worker processes."""
-    if order.planned:
+    if order.is_planned:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        warned, promised_lengths, in_order = order.warned, order.promised_lengths, order.in_order
+        issued_warnings, promised_lengths, in_order = order.issued_warnings, order.promised_lengths, order.in_order
         return IterableSchedule(
-            workers=max(1, workers), warned=warned, promised_lengths=promised_lengths, in_order=in_order, **common
+            workers=max(1, workers),
+            issued_warnings=issued_warnings,
+            promised_lengths=promised_lengths,
+            in_order=in_order,
+            **common,
         )
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
@@ -96,9 +100,9 @@ def shares_of(order: OrderOptions) -> Shares:
         seed=order.seed,
         drop_last=order.drop_last,
         uneven=order.uneven,
-        weights=order.cumulative,
+        weights=order.cumulative_weights,
         repeats=order.repeats,
-        group=order.group,
+        group_size=order.group_size,
         **ranks_of(order),
     )
 
@@ -109,8 +113,8 @@ def check_has_batches(order: OrderOptions) -> None:
     Raises:
         ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
-    if order.planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(_no_batch_message(shares))
+    if order.is_planned and (shares := shares_of(order)).steps() == 0:
+        raise ValueError(_explain_no_batches(shares))
 
 
 def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
@@ -118,27 +122,27 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
     ranks = ranks_of(order)
     rank, world_size = ranks["rank"], ranks["world_size"]
     if (
-        order.planned
+        order.is_planned
         and order.rank is None
         and world_size > 1
         and find_group() is None
-        and "rank from environment" not in order.warned
+        and "rank from environment" not in order.issued_warnings
     ):
-        order.warned.add("rank from environment")
+        order.issued_warnings.add("rank from environment")
         yield (
             f"this epoch is split among {world_size} ranks, and rank {rank} gets only its share, because the "
             f"environment has RANK={rank} and WORLD_SIZE={world_size}, although torch.distributed is not initialized. "
             f"Pass rank={rank}, world_size={world_size} to the Loader if this is intended; pass rank=0, world_size=1 "
             "to get all samples in this process, for example for an evaluation on the first rank only"
         )
-    consumers = max(1, workers) * world_size
-    if order.iterable and consumers > 1 and "workers" not in order.warned and has_sharding_filter(order.dataset):
-        order.warned.add("workers")
+    readers = max(1, workers) * world_size
+    if order.iterable and readers > 1 and "workers" not in order.issued_warnings and has_sharding_filter(order.dataset):
+        order.issued_warnings.add("workers")
         yield (
             f"the datapipe has a sharding_filter(), which DataLoader configures and gpuload does not: each of "
-            f"{consumers} workers on all ranks iterates over the entire pipe, so every sample appears {consumers} "
-            "times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share with "
-            "gpuload.get_worker_info()"
+            f"{readers} workers on all ranks iterates over the entire pipe, so every sample appears "
+            f"{readers} times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share "
+            "with gpuload.get_worker_info()"
         )
 
 
@@ -161,7 +165,7 @@ def steps_of(order: OrderOptions) -> int:
 
 def order_name(order: OrderOptions) -> str:
     """Return the name that identifies the order in a loader's state."""
-    return "stream" if order.iterable else "sampler" if order.has_sampler else shares_of(order).order
+    return "stream" if order.iterable else "sampler" if order.has_sampler else shares_of(order).name
 
 
 def ranks_of(order: OrderOptions) -> dict[str, int]:
@@ -171,8 +175,8 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
-def _no_batch_message(shares: Shares) -> str:
-    """Return the message that says why an epoch has no batches."""
+def _explain_no_batches(shares: Shares) -> str:
+    """Explain why an epoch has no batches."""
     if shares.samples == 0:
         return "the dataset is empty: len(dataset) is 0"
     ranks = f" for {shares.world_size} ranks" if shares.world_size > 1 else ""

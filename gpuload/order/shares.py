@@ -1,8 +1,8 @@
 """Splits the positions of an epoch into global batches, and splits each global batch among the ranks.
 
 A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size. Each rank gets a contiguous part of it or,
-with a block shuffle, the positions whose samples are in its part of the blocks. So a place in an epoch is a single
-number, p, which does not depend on ranks, workers or batches: a run with a different number of ranks continues from p
+with a block shuffle, the positions whose samples are in its part of the blocks. So a position in an epoch is a single
+integer, p, which does not depend on ranks, workers or batches: a run with a different number of ranks continues from p
 with the same global batches if G is the same. Nothing is computed for the samples before p.
 
 All ranks make the same number of steps, however `uneven` handles the last global batch, which can be shorter than G.
@@ -24,7 +24,7 @@ from gpuload.order.permutation import Sequential, Shuffle, Weighted
 from gpuload.order.ranks import check_rank
 from gpuload.rng import philox
 
-__all__ = ["Rows", "Shares", "Uneven"]
+__all__ = ["RankBatch", "Shares", "Uneven"]
 
 Uneven = Literal["pad", "drop", "exact"]
 
@@ -34,9 +34,9 @@ FIRST_ORDER_BLOCK = 4096
 ORDER_BLOCK = 65536
 
 
-class Rows(NamedTuple):
+class RankBatch(NamedTuple):
     """A rank's part of a global batch: positions and indices, int64 (N,), and `valid`, bool (N,), which is False for
-    padding rows (``uneven="exact"``)."""
+    padding samples (``uneven="exact"``)."""
 
     positions: np.ndarray
     indices: np.ndarray
@@ -59,14 +59,14 @@ class Shares:
         rank, world_size: this rank and the number of ranks.
         uneven: what to do with an incomplete last global batch. ``"pad"`` fills it with the epoch's first positions,
             up to a multiple of the number of ranks; ``"drop"`` truncates it to such a multiple; ``"exact"`` counts
-            every sample once, and fills missing rows with the last sample, for which `Rows.valid` is False.
+            every sample once, and fills missing samples with the last sample, for which `RankBatch.valid` is False.
         weights: cumulative weights, from `cumulate`, for drawing samples with replacement; None without weights.
         repeats: the number of neighbouring positions with the same sample, which go to different ranks. The number of
             positions in an epoch does not change, so an epoch has fewer different samples. (Hoffer et al., "Augment
             your batch", CVPR 2020.)
-        group: the number of neighbouring positions, starting at a multiple of `group`, that stay together, even in the
-            last global batch: with more than one rank, the number of rows of each rank is a multiple of `group`.
-            `batch_size` must be a multiple of `group` too.
+        group_size: the number of neighbouring positions, starting at a multiple of `group_size`, that stay together,
+            even in the last global batch: with more than one rank, the number of samples of each rank is a multiple of
+            `group_size`. `batch_size` must also be a multiple of `group_size`.
     """
 
     samples: int
@@ -81,7 +81,7 @@ class Shares:
     uneven: Uneven = "pad"
     weights: np.ndarray | None = field(default=None, repr=False, compare=False)
     repeats: int = 1
-    group: int = 1
+    group_size: int = 1
 
     def __post_init__(self) -> None:
         if self.uneven not in get_args(Uneven):
@@ -89,12 +89,12 @@ class Shares:
         check_rank(self.rank, self.world_size)
 
     @property
-    def global_batch(self) -> int:
+    def global_batch_size(self) -> int:
         """The number of samples of all ranks in a full step."""
         return self.batch_size * self.world_size
 
     @property
-    def order(self) -> str:
+    def name(self) -> str:
         """A name that identifies the order: equal names, seeds and numbers of samples mean equal orders."""
         name = "shuffled" if self.shuffle else "sequential"
         if self.blocks is not None:
@@ -121,68 +121,70 @@ class Shares:
     def _rank_positions(self, share: int) -> np.ndarray:
         """Return this rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th
         position, so that the repeats of a sample are on different ranks."""
-        rows = np.arange(share, dtype=np.int64)
-        return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
+        offsets = np.arange(share, dtype=np.int64)
+        return offsets + self.rank * share if self.repeats == 1 else offsets * self.world_size + self.rank
 
-    def _rank_positions_by_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
-        """Return this rank's positions, ascending, in global batches that begin at `firsts` (steps, 1). The samples at
+    def _positions_by_blocks(self, order: BlockOrder, starts: np.ndarray) -> np.ndarray:
+        """Return this rank's positions, ascending, in global batches that begin at `starts` (steps, 1). The samples at
         these positions are in the rank's part of the blocks, so that not every rank reads every block. Groups stay
         together."""
-        positions = firsts + np.arange(self.global_batch, dtype=np.int64)
-        groups = order.places(positions)[:, :: self.group].argsort(axis=1, kind="stable")
-        share = self.batch_size // self.group
-        chosen = np.sort(groups[:, self.rank * share : (self.rank + 1) * share], axis=1) * self.group
-        return firsts + (chosen[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
+        positions = starts + np.arange(self.global_batch_size, dtype=np.int64)
+        groups = order.sequence_positions(positions)[:, :: self.group_size].argsort(axis=1, kind="stable")
+        share = self.batch_size // self.group_size
+        group_starts = np.sort(groups[:, self.rank * share : (self.rank + 1) * share], axis=1) * self.group_size
+        return starts + (group_starts[:, :, None] + np.arange(self.group_size)).reshape(len(starts), -1)
 
     def steps(self, start: int = 0) -> int:
         """Return the number of batches from position `start` to the end of an epoch, which is the same on every
         rank."""
-        full_steps, remainder = divmod(self.samples - start, self.global_batch)
+        full_steps, remainder = divmod(self.samples - start, self.global_batch_size)
         return full_steps + bool(remainder and self._last_share(remainder))
 
     @property
-    def rows(self) -> int:
-        """The number of rows of each rank in an epoch."""
-        full_steps, remainder = divmod(self.samples, self.global_batch)
+    def samples_per_rank(self) -> int:
+        """The number of samples of each rank in an epoch."""
+        full_steps, remainder = divmod(self.samples, self.global_batch_size)
         return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
 
     def _last_share(self, remainder: int) -> int:
-        """Return the number of rows of each rank in the last global batch if it has `remainder` samples."""
+        """Return the number of samples of each rank in the last global batch if it has `remainder` samples."""
         if self.drop_last:
             return 0
-        unit = self.group if self.world_size > 1 else 1
-        multiple = unit * self.world_size
-        return (remainder // multiple if self.uneven == "drop" else -(-remainder // multiple)) * unit
+        group_size = self.group_size if self.world_size > 1 else 1
+        multiple = group_size * self.world_size
+        return (remainder // multiple if self.uneven == "drop" else -(-remainder // multiple)) * group_size
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[RankBatch]:
         """Yield this rank's batches of an epoch, starting at position `start`."""
         order: Any = self._make_order(epoch)
-        full_steps, remainder = divmod(self.samples - start, self.global_batch)
+        full_steps, remainder = divmod(self.samples - start, self.global_batch_size)
         first_positions = self._rank_positions(self.batch_size) + start
         splits_by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
-        positions_per_step = self.global_batch if splits_by_blocks else self.batch_size
+        positions_per_step = self.global_batch_size if splits_by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
         step, steps_at_once = 0, max(1, FIRST_ORDER_BLOCK // positions_per_step)
         while step < full_steps:
-            steps = np.arange(step, min(step + steps_at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch
-            positions = (
-                self._rank_positions_by_blocks(order, steps + start) if splits_by_blocks else steps + first_positions
+            offsets = (
+                np.arange(step, min(step + steps_at_once, full_steps), dtype=np.int64)[:, None] * self.global_batch_size
             )
-            for rows in zip(positions, order(positions), strict=True):
-                yield Rows(*rows, valid)
-            step, steps_at_once = step + len(steps), max(1, ORDER_BLOCK // positions_per_step)
-        share = self._last_share(remainder) if remainder else 0
-        if share:
-            positions = self._rank_positions(share) + start + full_steps * self.global_batch
+            positions = (
+                self._positions_by_blocks(order, offsets + start) if splits_by_blocks else offsets + first_positions
+            )
+            for positions_and_indices in zip(positions, order(positions), strict=True):
+                yield RankBatch(*positions_and_indices, valid)
+            step, steps_at_once = step + len(offsets), max(1, ORDER_BLOCK // positions_per_step)
+        last_share = self._last_share(remainder) if remainder else 0
+        if last_share:
+            positions = self._rank_positions(last_share) + start + full_steps * self.global_batch_size
             is_valid = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)
-                yield Rows(positions, order(positions), is_valid)
+                yield RankBatch(positions, order(positions), is_valid)
             else:
                 # Groups stay together: repeat positions of the last group until it is full, and then repeat the first
                 # groups.
-                positions = positions % (self.samples + -self.samples % self.group)
-                remainder = max(1, self.samples % self.group)
-                repeated = self.samples - remainder + (positions - self.samples) % remainder
-                positions = np.where(positions < self.samples, positions, repeated)
-                yield Rows(positions, order(positions), np.ones(share, np.bool_))
+                positions = positions % (self.samples + -self.samples % self.group_size)
+                remainder = max(1, self.samples % self.group_size)
+                repeated_positions = self.samples - remainder + (positions - self.samples) % remainder
+                positions = np.where(positions < self.samples, positions, repeated_positions)
+                yield RankBatch(positions, order(positions), np.ones(last_share, np.bool_))

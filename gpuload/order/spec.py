@@ -22,15 +22,15 @@ class BatchSpec:
     batches of its queue are done.
 
     Attributes:
-        step: the number of the batch in the epoch.
+        step: the index of the batch in the epoch.
         epoch: the number of the epoch.
         positions: int64 (N,), the positions in the epoch's order.
         indices: int64 (N,), the dataset's indices, or the keys from a user's sampler.
-        valid: bool (N,), False for padding rows; None if all rows are valid.
+        valid: bool (N,), False for padding samples; None if all samples are valid.
         after: the place after the batch.
         may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
         iterable: the pass and the worker, for an iterable dataset.
-        queue: the number of the batch's queue. A batch waits for the earlier batches of its queue, but can overtake
+        queue: the index of the batch's queue. A batch waits for the earlier batches of its queue, but can overtake
             batches of other queues.
         on_due: a function called with this spec, the number of samples (including failed ones), whether all samples
             failed, and the progress after each chunk. Returns the final spec, or None to drop the batch.

@@ -18,10 +18,10 @@ import numpy as np
 from gpuload.datasets.sample import Encoded, Image
 from gpuload.decode.cut import is_cuttable
 from gpuload.decode.decoder import Decoder
-from gpuload.decode.header import Header, ends, read_header, scan_markers
-from gpuload.decode.native_messages import listen
+from gpuload.decode.header import Header, has_end_marker, read_header, scan_markers
+from gpuload.decode.native_messages import run_and_capture
 from gpuload.decode.options import Decode
-from gpuload.decode.pillow_images import quiet
+from gpuload.decode.pillow_images import strict_pillow
 from gpuload.errors import DecodeError, one_line
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
@@ -73,7 +73,7 @@ class ImageConverter:
             return self._make_cuttable(self._resize(data, header), header)
         if needs_resize:
             self.unchanged_counts[f"not resized: {header.format} of mode {header.mode}"] += 1
-        if options.check or not ends(data, header):
+        if options.check or not has_end_marker(data, header):
             self._check_pixels(data, header)
         return self._make_cuttable(data, header)
 
@@ -123,7 +123,7 @@ class ImageConverter:
         if header.opened is None:
             self._decoder.decode(Encoded(data, "unchanged"), header._replace(orientation=1), full_region)
             return
-        values, message = listen(header.opened.values, full_region)
+        values, message = run_and_capture(header.opened.values, full_region)
         if values is None:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {message}")
 
@@ -137,7 +137,7 @@ class ImageConverter:
         params: dict[str, Any] = {}
         box = None
         try:
-            with quiet():
+            with strict_pillow():
                 is_png = header.format == "PNG"
                 image: Any = PngImageFile(io.BytesIO(data)) if is_png else JpegImageFile(io.BytesIO(data))
                 if not is_png:
@@ -186,7 +186,7 @@ def _is_resizable(header: Header) -> bool:
     if header.format == "JPEG":
         return header.jpeg is None or header.jpeg.bits == 8
     opened = header.opened
-    return opened is not None and opened.dtype == "uint8" and opened.single
+    return opened is not None and opened.dtype == "uint8" and opened.is_plain
 
 
 def _scaled_size(header: Header, short_side: int) -> tuple[int, int]:

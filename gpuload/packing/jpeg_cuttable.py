@@ -78,9 +78,9 @@ def make_cuttable(data: bytes) -> bytes:
         header = read_header(data, Decode()).jpeg if data.startswith(SOI) else None
     except DecodeError:
         return data
-    if header is None or not header.complete or not header.plain or is_cuttable(data, header):
+    if header is None or not header.is_complete or not header.is_plain or is_cuttable(data, header):
         return data
-    if header.single_scan and not header.restart_interval:
+    if header.has_single_scan and not header.restart_interval:
         return add_index(data, header) or data
     rewritten_data = _merge_scans(data)
     new_header = scan_markers(rewritten_data)
@@ -110,7 +110,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     The file must be a sequential 8-bit JPEG with Huffman coding, a single scan and no restart markers. It must not be
     damaged, and must have 16 KB or more: cutting saves nothing in smaller files.
     """
-    if not header.plain or not header.single_scan or header.restart_interval:
+    if not header.is_plain or not header.has_single_scan or header.restart_interval:
         return None
     if header.index_at:
         length = int.from_bytes(data[header.index_at + 2 : header.index_at + 4], "big")

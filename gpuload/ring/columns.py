@@ -1,5 +1,5 @@
-"""The samples of a chunk, a batch or an entire dataset as columns: plain values, and the locations of bytes. Imports
-no torch.
+"""The samples of a chunk, a batch or an entire dataset as columns: plain values, and the locations of bytes. This
+module does not import torch.
 
 A sample is a tree (nested dicts, lists and tuples), and a *leaf* is a value in it. Leaves are numbered depth-first by
 `gpuload.datasets.tree.flatten`, and keep their numbers until the batch is built. A column holds the values of one leaf
@@ -10,7 +10,7 @@ A worker builds the columns of a chunk and `gpuload.ring.packing` sends them. Th
 batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, to insert a substitute, or
 to read arbitrary samples from a device cache. Pixels and blocks stay in the memory that a worker wrote them to, and
 columns only refer to it. Offsets count from the chunk's first byte and, once columns are joined, from the first byte of
-a memory that holds all chunks.
+the memory that holds all chunks.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Column:
         raise NotImplementedError
 
     @property
-    def row_numbers(self) -> np.ndarray:
+    def row_indices(self) -> np.ndarray:
         """The rows that have an entry, int64 (M,)."""
         return np.arange(len(self)) if self.rows is None else self.rows
 
     def find_entries(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
-        """Return the entry numbers of `rows`, and the positions in `rows` that have an entry (None means all)."""
+        """Return the entry indices of `rows`, and the positions in `rows` that have an entry (None means all)."""
         if self.rows is None:
             return rows, None
         entries = self.rows.searchsorted(rows)
@@ -110,10 +110,10 @@ class ImageColumn(Column):
 
     def rows_and_leaves(self) -> Iterable[tuple[int, int]]:
         """Iterate over the row and the leaf number of each image."""
-        return zip(self.row_numbers.tolist(), _expand(self.leaves, len(self)), strict=True)
+        return zip(self.row_indices.tolist(), _expand(self.leaves, len(self)), strict=True)
 
     def take(self, rows: np.ndarray) -> ImageColumn:
-        """Return a column with only the given rows, in the given order."""
+        """Return a column with only these rows, in this order."""
         entries, new_rows = self.find_entries(rows)
         leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
         return ImageColumn(self.table.take(entries), leaves, new_rows, kinds if any(kinds) else [])
@@ -134,7 +134,7 @@ class EncodedImage(NamedTuple):
     region and shape; the row's offset is set after decoding.
 
     Attributes:
-        column, row: the number of the image's `ImageColumn`, and the image's row in that column's table.
+        column, row: the index of the image's `ImageColumn`, and the image's row in that column's table.
         offset, nbytes: the location of the file's bytes in the slot.
         orientation: the EXIF orientation, as in `gpuload.decode.Header`.
         grey: 1 if the image is decoded to one channel instead of three, else 0.
@@ -162,7 +162,7 @@ class ValueColumn(Column):
 
     def items(self) -> Iterable[tuple[int, Any]]:
         """Iterate over the rows and their values."""
-        return zip(self.row_numbers.tolist(), self.values, strict=True)
+        return zip(self.row_indices.tolist(), self.values, strict=True)
 
     def get(self, row: int) -> Any:
         """Return the value of a row, or None if the row has no value."""
@@ -170,7 +170,7 @@ class ValueColumn(Column):
         return self.values[entries[0]] if len(entries) else None
 
     def take(self, rows: np.ndarray) -> ValueColumn:
-        """Return a column with only the given rows, in the given order."""
+        """Return a column with only these rows, in this order."""
         entries, new_rows = self.find_entries(rows)
         return ValueColumn([self.values[entry] for entry in entries.tolist()], new_rows)
 
@@ -206,7 +206,7 @@ class Block:
         return sum(count for _, count in self.pieces) * prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def merge_key(self) -> tuple[Any, ...]:
         """The properties that must be equal for blocks to be joined."""
         return self.shape, self.dtype, self.tensor, self.torch_dtype, self.tv
 
@@ -215,7 +215,7 @@ class Block:
         return TensorBits(array, self.torch_dtype, self.tv) if self.tensor else array
 
     def array(self, memory: np.ndarray, piece: int = 0, base: int = 0) -> np.ndarray:
-        """Return the bits of piece number `piece`, N×…, as a view of `memory`, which starts at the offset `base`."""
+        """Return the bits of a piece, N×…, as a view of `memory`, which starts at the offset `base`."""
         offset, count = self.pieces[piece]
         return np.ndarray((count, *self.shape), self.dtype, memory, offset - base)
 
@@ -225,8 +225,8 @@ class Columns:
     """The samples of a chunk, a batch or a dataset as columns.
 
     Attributes:
-        rows: the rows of the request that were loaded successfully, or arbitrary numbers once chunks are joined. The
-            row numbers in columns are indices into this sequence.
+        rows: the rows of the request that were loaded successfully, or arbitrary integers once chunks are joined. Row
+            numbers in columns are indices into this sequence.
         structures: the structure of each sample, or one structure for all samples.
         images, masks: one column for the first image (or mask) of all samples, one for the second, and so on.
         values: the columns of leaves that are not images, targets or blocks, keyed by leaf.
@@ -238,8 +238,8 @@ class Columns:
         sources: the source of each sample, or one string that joins the sources with `SEPARATOR`.
         errors: the rows of the request that failed, each with its error.
         collated: the collated batch, if the user's collate_fn ran in the worker.
-        iterable: the position in an iterable dataset.
-        remark: a message to the user about leaves that appear to belong to an image, or about boxes made for an image
+        iterable: the progress in an iterable dataset.
+        warning: a message to the user about leaves that appear to belong to an image, or about boxes made for an image
             of another size.
         encoded: the images that are not decoded yet, as tuples of the fields of `EncodedImage`; empty after decoding.
         encoded_bytes: the number of bytes at the start of the slot that hold encoded files.
@@ -260,7 +260,7 @@ class Columns:
     fields: list[tuple[int, ...]] = field(default_factory=list)
     collated: Collated | None = None
     iterable: IterablePlace | None = None
-    remark: str = ""
+    warning: str = ""
     encoded: list[tuple[Any, ...]] = field(default_factory=list)
     encoded_bytes: int = 0
     plan: Any = None
@@ -287,23 +287,23 @@ class Columns:
 
     def name(self, row: int, leaf: int | None = None) -> str:
         """Return the name of a sample in a batch, or of one of its leaves, for error messages."""
-        place = "sample" if leaf is None else key_paths_of(self.structure(row))[leaf]
-        where = "" if place == "sample" else f"{place} of "
+        key_path = "sample" if leaf is None else key_paths_of(self.structure(row))[leaf]
+        prefix = "" if key_path == "sample" else f"{key_path} of "
         source = self.source_list[row]
-        return f"{where}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
+        return f"{prefix}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def boxes(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Return the boxes (left, top, right, bottom) that the random draws of these rows depend on."""
+        """Return the boxes (left, top, right, bottom) that the random parameters of these samples depend on."""
         boxes: dict[int, Boxes] = {}  # a sample has at most one leaf of boxes: see `gpuload.workers.box_fields`
         for column in self.points.values():
             boxes |= {row: value for row, value in column.items() if isinstance(value, Boxes)}
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
-    def is_plain(self, rows: int) -> bool:
-        """Return whether there are `rows` samples of one structure, each consisting of one uint8 image and values of
+    def is_plain(self, count: int) -> bool:
+        """Return whether there are `count` samples of one structure, each consisting of one uint8 image and values of
         `PLAIN_TYPES`. Nearly all chunks are like this and need no further inspection until their batch is assembled."""
-        is_special = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
-        if is_special or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
+        is_special = self.blocks or self.masks or self.points or self.fields or self.warning or self.encoded
+        if is_special or self.collated is not None or self.iterable is not None or len(self.rows) != count:
             return False
         if len(self.images) != 1 or len(self.structures) != 1 or self.images[0].kinds:
             return False
@@ -314,8 +314,8 @@ class Columns:
         )
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Return the samples of the given rows, in the given order; rows can repeat. Images must have been decoded, and
-        blocks turned into values.
+        """Return the samples at `rows`, in this order; rows can repeat. Images must have been decoded, and blocks
+        turned into values.
 
         Example:
             >>> columns = Columns([0, 1, 2], [LEAF], values={0: ValueColumn(["a", "b", "c"])})
@@ -325,14 +325,14 @@ class Columns:
             ([0, 2], ['a', 'c'], [None, None])
         """
         assert not self.blocks
-        names = self.source_list
+        sources = self.source_list
         return replace(
             self,
             rows=[self.rows[row] for row in rows.tolist()],
             structures=_pick(self.structures, rows),
             images=[*_take(dict(enumerate(self.images)), rows).values()],
             values=_take(self.values, rows),
-            sources=[names[row] for row in rows.tolist()],
+            sources=[sources[row] for row in rows.tolist()],
             masks=[*_take(dict(enumerate(self.masks)), rows).values()],
             points=_take(self.points, rows),
             fields=_pick(self.fields, rows),
@@ -343,35 +343,35 @@ class Columns:
 
     @classmethod
     def concat(cls, chunks: Sequence[Columns], offsets: Sequence[int]) -> Columns:
-        """Join the samples of chunks, in order. `offsets` holds the position of each chunk's first byte in the
-        joined memory. A leaf's blocks must have the same `kind` in all chunks; blocks that differ must be unstacked
-        first (`unstack`)."""
+        """Join the samples of chunks, in order. `offsets` holds the position of each chunk's first byte in the joined
+        memory. A leaf's blocks must have the same `merge_key` in all chunks; blocks that differ must be unstacked first
+        (`unstack`)."""
         counts = [len(chunk) for chunk in chunks]
         bases = [*accumulate(counts, initial=0)]
         sources = [chunk.sources for chunk in chunks]
-        all_str = bool(sources) and all(isinstance(names, str) for names in sources)
+        all_joined = bool(sources) and all(isinstance(names, str) for names in sources)
         fields = [chunk.fields or [()] for chunk in chunks]
         join = partial(_join, bases=bases, offsets=offsets)
         blocks: dict[int, Block] = {}
-        for leaf, first in chunks[0].blocks.items() if chunks else ():
+        for leaf, first_block in chunks[0].blocks.items() if chunks else ():
             pieces = [
-                (start + offset, n)
-                for chunk, start in zip(chunks, offsets, strict=True)
+                (chunk_offset + offset, n)
+                for chunk, chunk_offset in zip(chunks, offsets, strict=True)
                 for offset, n in chunk.blocks[leaf].pieces
             ]
-            blocks[leaf] = replace(first, pieces=pieces)
+            blocks[leaf] = replace(first_block, pieces=pieces)
         return cls(
             range(bases[-1]),
             _join_entries([chunk.structures for chunk in chunks], counts),
             [*join([dict(enumerate(chunk.images)) for chunk in chunks]).values()],
             join([chunk.values for chunk in chunks]),
-            SEPARATOR.join(sources) if all_str else [name for chunk in chunks for name in chunk.source_list],  # pyright: ignore
+            SEPARATOR.join(sources) if all_joined else [name for chunk in chunks for name in chunk.source_list],  # pyright: ignore
             blocks=blocks,
             masks=[*join([dict(enumerate(chunk.masks)) for chunk in chunks]).values()],
             points=join([chunk.points for chunk in chunks]),
             fields=_join_entries(fields, counts) if any(chunk.fields for chunk in chunks) else [],
             collated=chunks[0].collated if len(chunks) == 1 else None,
-            remark=next(filter(None, (chunk.remark for chunk in chunks)), ""),
+            warning=next(filter(None, (chunk.warning for chunk in chunks)), ""),
         )
 
     def unstack(self, leaves: Iterable[int], memory: np.ndarray | None) -> None:
@@ -384,11 +384,11 @@ class Columns:
 
 
 def leaves_with_mismatched_blocks(chunks: Sequence[Columns]) -> set[int]:
-    """Return the leaves whose blocks cannot be joined because their `kind` differs between chunks."""
+    """Return the leaves whose blocks cannot be joined because their `merge_key` differs between chunks."""
     mismatched_leaves = set()
     for leaf in {leaf for chunk in chunks for leaf in chunk.blocks}:
-        kinds = [chunk.blocks[leaf].kind if leaf in chunk.blocks else None for chunk in chunks]
-        if any(kind != kinds[0] for kind in kinds):
+        merge_keys = [chunk.blocks[leaf].merge_key if leaf in chunk.blocks else None for chunk in chunks]
+        if any(merge_key != merge_keys[0] for merge_key in merge_keys):
             mismatched_leaves.add(leaf)
     return mismatched_leaves
 
@@ -420,12 +420,12 @@ def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Se
     """Join the columns that have the same key in different chunks; `bases` are the first rows of the chunks."""
     joined = {}
     for key in dict.fromkeys(key for chunk in chunks for key in chunk):
-        chunk_numbers = [number for number, chunk in enumerate(chunks) if key in chunk]
-        columns = [chunks[number][key] for number in chunk_numbers]
+        chunk_indices = [i for i, chunk in enumerate(chunks) if key in chunk]
+        columns = [chunks[i][key] for i in chunk_indices]
         rows: Rows = None
         if len(columns) < len(chunks) or any(column.rows is not None for column in columns):
-            rows = np.concatenate([chunks[number][key].row_numbers + bases[number] for number in chunk_numbers])
-        joined[key] = type(columns[0]).concat(columns, rows, [offsets[number] for number in chunk_numbers])
+            rows = np.concatenate([chunks[i][key].row_indices + bases[i] for i in chunk_indices])
+        joined[key] = type(columns[0]).concat(columns, rows, [offsets[i] for i in chunk_indices])
     return joined
 
 
@@ -446,8 +446,8 @@ def _is_builtin(structure: Structure) -> bool:
 
 @dataclass(slots=True)
 class Collated:
-    """The result of the user's `collate_fn` for a batch; or, if it raised, the error's message, its `traceback`, and
-    the names of its class and base classes (`error_classes`)."""
+    """The result of the user's `collate_fn` for a batch; or, if it raised an error, the error's message, its
+    `traceback`, and the names of its class and base classes (`error_classes`)."""
 
     value: Any = None
     error: str = ""
@@ -472,7 +472,7 @@ class TensorBits:
         tensor = tensor.view(getattr(torch, self.dtype)) if self.dtype else tensor
         if self.tv is None:
             return tensor
-        kind, attributes = self.tv
-        tv_tensor = tensor.as_subclass(kind)
+        tensor_type, attributes = self.tv
+        tv_tensor = tensor.as_subclass(tensor_type)
         vars(tv_tensor).update(attributes)
         return tv_tensor

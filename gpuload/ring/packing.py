@@ -1,14 +1,15 @@
 """The layout of a chunk's results in its slot.
 
 Images are stored in the slot as pixels. All other leaves are sent as values, whose arrays are also stored in the slot.
-A leaf that is an array or tensor of one shape and type in all samples of a chunk is stacked into a *block* N×…, ready
+A leaf that is an array or tensor of one shape and type in all samples of a chunk is stacked into an N×… *block*, ready
 for the batch; other arrays are stored one by one.
 
 Memory layout of a slot, in order, with each entry aligned to 64 bytes: the files of images that the device decodes; the
-decoded regions of the other images, H×W×C, in row order; the blocks; the bytes of other arrays; and, unaligned, the
+H×W×C decoded regions of the other images, in row order; the blocks; the bytes of other arrays; and, unaligned, the
 packed description if it is too long for a message.
 
-Runs in workers (packing) and in the main process (unpacking), so it imports no torch. Holds no state.
+This module runs in workers (packing) and in the main process (unpacking), so it does not import torch. It holds no
+state.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
 Span = tuple[int, int, str]  # the location of an array: offset and length in bytes, and the name of its numpy dtype
 # Dtypes that numpy lacks, each with the numpy dtype that holds its bits.
-ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
+TORCH_ONLY_DTYPES = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ def write_content(
     *,
     inline_bytes: int,
     keep_types: bool = False,
-    larger: Callable[[int], np.ndarray | None] = lambda nbytes: None,
+    grow: Callable[[int], np.ndarray | None] = lambda nbytes: None,
 ) -> Packed:
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
@@ -74,7 +75,7 @@ def write_content(
         used_bytes: the number of bytes that pixels already use.
         inline_bytes: the maximum length of a description in a message; a longer description goes to the slot.
         keep_types: whether the receiver unpacks tensors as tensors instead of arrays.
-        larger: called with the required size if the slot is too small. Returns memory of that size that already holds
+        grow: called with the required size if the slot is too small. Returns memory of that size that already holds
             the pixels, or None if there is no such memory.
 
     Raises:
@@ -89,19 +90,19 @@ def write_content(
         end = align(end + buffer.nbytes, ALIGN)
     meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
     fits_message = len(meta) <= inline_bytes
-    total = end if fits_message else end + len(meta)
-    memory = slot if total <= len(slot) else larger(total)
+    total_bytes = end if fits_message else end + len(meta)
+    memory = slot if total_bytes <= len(slot) else grow(total_bytes)
     if memory is None:
-        return Packed(total, False)
+        return Packed(total_bytes, False)
     slot = memory
     for block, fill in zip(content.blocks.values(), fillers, strict=True):
         fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
     if fits_message:
-        return Packed(total, True, meta)
-    slot[end:total] = np.frombuffer(meta, np.uint8)
-    return Packed(total, True, b"", (end, len(meta)))
+        return Packed(total_bytes, True, meta)
+    slot[end:total_bytes] = np.frombuffer(meta, np.uint8)
+    return Packed(total_bytes, True, b"", (end, len(meta)))
 
 
 def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> Columns:
@@ -120,27 +121,28 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     image_tuples: list[Any] = [*content.images, *content.masks]
     position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in image_tuples])
     for columns in (content.images, content.masks):
-        for number, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
-            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _array(rows), kinds)
+        for i, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
+            columns[i] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _rows_to_array(rows), kinds)
             position += IMAGE.itemsize * length
     content.values, content.points = (
-        {leaf: ValueColumn(values, _array(rows)) for leaf, values, rows in columns}  # pyright: ignore
+        {leaf: ValueColumn(values, _rows_to_array(rows)) for leaf, values, rows in columns}  # pyright: ignore
         for columns in (content.values, content.points)
     )
     content.blocks = {leaf: Block(*block) for leaf, *block in content.blocks}  # pyright: ignore
     return content
 
 
-def _array(rows: list[int] | None) -> Rows:
+def _rows_to_array(rows: list[int] | None) -> Rows:
     return None if rows is None else np.array(rows, np.int64)
 
 
-def _list(rows: Rows) -> list[int] | None:
+def _rows_to_list(rows: Rows) -> list[int] | None:
     return None if rows is None else rows.tolist()
 
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
-    """Lay out entries consecutively; each entry is a group of arrays of one dtype. Return their spans and the end."""
+    """Lay out entries consecutively; each entry is a group of arrays of one dtype. Return the entries' spans and the
+    end offset of the last span."""
     spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])
@@ -163,11 +165,11 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
     fillers: list[Filler] = []
     min_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # next to images, short arrays cost less in the message
     for leaf, column in list(content.values.items()):
-        is_whole = column.rows is None and len(content.structures) == 1
-        block = _block(end, column.values, min_bytes, keep_types) if is_whole else None
-        if block is None and any(is_tensor_type(kind) for kind in set(map(type, column.values))):
-            column.values = [_portable(value, keep_types) for value in column.values]
-            block = _block(end, column.values, min_bytes, keep_types) if is_whole else None
+        has_all_rows = column.rows is None and len(content.structures) == 1
+        block = _make_block(end, column.values, min_bytes, keep_types) if has_all_rows else None
+        if block is None and any(is_tensor_type(value_type) for value_type in set(map(type, column.values))):
+            column.values = [_convert_tensor(value, keep_types) for value in column.values]
+            block = _make_block(end, column.values, min_bytes, keep_types) if has_all_rows else None
         if block is not None:
             content.blocks[leaf], filler = block
             del content.values[leaf]
@@ -176,27 +178,28 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
     return fillers, end
 
 
-def _block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
+def _make_block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
     """Return the block for a leaf's values and its filler. Return None unless the values have one type and shape and
-    each has at least `min_bytes` bytes."""
-    first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
+    at least `min_bytes` bytes each."""
+    first_value, value_type, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, SelectedRows):
         array, rows = values.array, values.rows
         block = Block(array.shape[1:], array.dtype.name, pieces)
-        return block, lambda out: array.take(rows, 0, out, "clip")  # all rows exist; mode "raise" would copy twice
-    if set(map(type, values)) != {kind}:
+        # All rows exist, so "clip" changes no row; "raise" would copy twice.
+        return block, lambda out: array.take(rows, 0, out, "clip")
+    if set(map(type, values)) != {value_type}:
         return None
-    if is_plain_tensor(kind):
-        return _block_of_tensors(values, pieces, min_bytes, keep_types)
-    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and min_bytes == 1 and not keep_types:
-        return Block((), first.dtype.name, pieces), lambda out: out.__setitem__(..., values)
+    if is_plain_tensor(value_type):
+        return _make_tensor_block(values, pieces, min_bytes, keep_types)
+    if issubclass(value_type, np.generic) and first_value.dtype.name in NUMBERS and min_bytes == 1 and not keep_types:
+        return Block((), first_value.dtype.name, pieces), lambda out: out.__setitem__(..., values)
     arrays, tensor_fields = values, {}
-    if kind is TensorBits:
-        if any((value.dtype, value.tv) != (first.dtype, first.tv) for value in values):
+    if value_type is TensorBits:
+        if any((value.dtype, value.tv) != (first_value.dtype, first_value.tv) for value in values):
             return None
         arrays = [value.array for value in values]
-        tensor_fields = {"tensor": True, "torch_dtype": first.dtype, "tv": first.tv}
-    elif kind is not np.ndarray:
+        tensor_fields = {"tensor": True, "torch_dtype": first_value.dtype, "tv": first_value.tv}
+    elif value_type is not np.ndarray:
         return None
     shape, dtype = arrays[0].shape, arrays[0].dtype
     if not shape or arrays[0].nbytes < min_bytes or dtype.name not in NUMBERS or not dtype.isnative:
@@ -207,7 +210,7 @@ def _block(offset: int, values: Sequence[Any], min_bytes: int, keep_types: bool)
     return block, lambda out: np.concatenate(arrays, out=out.reshape(-1, *shape[1:]))
 
 
-def _block_of_tensors(
+def _make_tensor_block(
     tensors: Sequence[Any], pieces: list[tuple[int, int]], min_bytes: int, keep_types: bool
 ) -> tuple[Block, Filler] | None:
     """Return the block of plain tensors of one shape and dtype, and its filler. torch stacks them without creating an
@@ -228,14 +231,14 @@ def _block_of_tensors(
     return Block(tuple(shape), name, pieces, tensor=keep_types), fill
 
 
-def _is_tv(kind: type) -> bool:
-    """Return whether `kind` is one of torchvision's tensor types; a user's subclass is in another module."""
-    return kind.__module__.startswith("torchvision.tv_tensors")
+def _is_tv_type(tensor_type: type) -> bool:
+    """Return whether `tensor_type` is one of torchvision's tensor types; a user's subclass is in another module."""
+    return tensor_type.__module__.startswith("torchvision.tv_tensors")
 
 
-def _without_tv(value: Any) -> Any:
+def _strip_tv(value: Any) -> Any:
     """Return a torchvision tensor as a plain tensor that shares its memory; return other tensors unchanged."""
-    return value.as_subclass(sys.modules["torch"].Tensor) if _is_tv(type(value)) else value
+    return value.as_subclass(sys.modules["torch"].Tensor) if _is_tv_type(type(value)) else value
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -251,11 +254,11 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
     # Columns are pickled as plain tuples, and tables follow the pickle as raw bytes. Pickling the arrays would take ten
     # times as long, and pickling the column objects three times.
     images, masks = (
-        [(len(column), column.leaves, _list(column.rows), column.kinds) for column in columns]
+        [(len(column), column.leaves, _rows_to_list(column.rows), column.kinds) for column in columns]
         for columns in (content.images, content.masks)
     )
     values, points = (
-        [(leaf, column.values, _list(column.rows)) for leaf, column in columns.items()]
+        [(leaf, column.values, _rows_to_list(column.rows)) for leaf, column in columns.items()]
         for columns in (content.values, content.points)
     )
     blocks = [
@@ -263,17 +266,17 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
         for leaf, block in content.blocks.items()
     ]
     description: list[Any] = [
-        *(content.rows, content.structures, images, values, _joined(content.sources), content.errors, blocks, masks),
-        *(points, content.fields, content.collated, content.iterable, content.remark),
+        *(content.rows, content.structures, images, values, _join_sources(content.sources), content.errors, blocks),
+        *(masks, points, content.fields, content.collated, content.iterable, content.warning),
         *(content.encoded, content.encoded_bytes, content.plan),
     ]
-    pickler = pickle.Pickler if content.collated is None else _with_tensors(pickle.Pickler)
+    pickler = pickle.Pickler if content.collated is None else _tensor_pickler(pickle.Pickler)
     try:
         return _dump(pickler, description)
     except (pickle.PicklingError, AttributeError):
         import cloudpickle  # in a worker, only cloudpickle can find classes of the user's __main__
 
-        return _dump(_with_tensors(cloudpickle.Pickler), description)
+        return _dump(_tensor_pickler(cloudpickle.Pickler), description)
 
 
 def _dump(pickler: Any, description: list[Any]) -> tuple[bytes, list[memoryview]]:
@@ -291,7 +294,7 @@ def _dump(pickler: Any, description: list[Any]) -> tuple[bytes, list[memoryview]
     return file.getvalue(), buffers
 
 
-def _joined(sources: Any) -> Any:
+def _join_sources(sources: Any) -> Any:
     """Return the sources as one string if it can be split again. Hardly any source is ever read, and unpickling a
     string for each sample would take the main process longer than unpickling the rest of the description."""
     if set(map(type, sources)) != {str}:
@@ -300,17 +303,17 @@ def _joined(sources: Any) -> Any:
     return joined if joined.count(SEPARATOR) == len(sources) - 1 else sources
 
 
-def _with_tensors(base: Any) -> Any:
+def _tensor_pickler(base: Any) -> Any:
     """Return a pickler class that sends tensors at any depth as arrays, and that can send named tuples defined in the
     body of a class."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and (path := _path_in_class(obj)):
-                return _class_at, (obj.__module__, *path)
-            if is_tensor(obj) and type(plain := _without_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
-                bits = _portable(obj, True)
-                return _tensor, (bits.array, bits.dtype, bits.tv)
+                return _load_class, (obj.__module__, *path)
+            if is_tensor(obj) and type(plain := _strip_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
+                bits = _convert_tensor(obj, True)
+                return _make_tensor, (bits.array, bits.dtype, bits.tv)
             override: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
             return override(obj) if override is not None else NotImplemented
 
@@ -319,7 +322,8 @@ def _with_tensors(base: Any) -> Any:
 
 def _path_in_class(cls: type) -> tuple[str, str] | None:
     """Return the outer and inner class names of a named tuple that was created in the body of another class and records
-    only its module. Sent by value, each worker's named tuple would be a different class in the main process."""
+    only its module. If the class were sent by value, each worker's named tuple would be a different class in the main
+    process."""
     if cls.__module__ == "__main__" or "." in cls.__qualname__ or not hasattr(cls, "_fields"):
         return None
     for name, outer in list(vars(sys.modules.get(cls.__module__, object)).items()):
@@ -328,33 +332,33 @@ def _path_in_class(cls: type) -> tuple[str, str] | None:
     return None
 
 
-def _class_at(module: str, outer: str, name: str) -> Any:
+def _load_class(module: str, outer: str, name: str) -> Any:
     return getattr(getattr(importlib.import_module(module), outer), name)
 
 
-def _tensor(array: np.ndarray, dtype: str, tv: TVTensorSpec | None) -> Any:
+def _make_tensor(array: np.ndarray, dtype: str, tv: TVTensorSpec | None) -> Any:
     return TensorBits(array, dtype, tv).tensor()
 
 
-def _portable(value: Any, keep_types: bool) -> Any:
+def _convert_tensor(value: Any, keep_types: bool) -> Any:
     """Return a tensor as an array, so that its bytes go to the slot and not through torch's shared memory. With
     `keep_types`, the receiver restores the tensor and its torchvision type."""
     if not is_tensor(value):
         return value
-    tv = (type(value), vars(value)) if keep_types and _is_tv(type(value)) else None
-    value = _without_tv(value)
+    tv = (type(value), vars(value)) if keep_types and _is_tv_type(type(value)) else None
+    value = _strip_tv(value)
     if value.is_nested:
         return value
     name = str(value.dtype)
-    if name in ONLY_TORCH:
-        return TensorBits(_bits(value), name.removeprefix("torch."), tv)
-    return TensorBits(_bits(value), "", tv) if keep_types else _bits(value)
+    if name in TORCH_ONLY_DTYPES:
+        return TensorBits(_bits_of(value), name.removeprefix("torch."), tv)
+    return TensorBits(_bits_of(value), "", tv) if keep_types else _bits_of(value)
 
 
-def _bits(tensor: Any) -> np.ndarray:
+def _bits_of(tensor: Any) -> np.ndarray:
     """Return a tensor's bits as an array, which shares its memory where possible."""
     tensor = tensor.detach()
-    bits = ONLY_TORCH.get(str(tensor.dtype))
-    if bits is not None:
-        return tensor.contiguous().view(getattr(sys.modules["torch"], bits)).numpy()
+    bits_dtype = TORCH_ONLY_DTYPES.get(str(tensor.dtype))
+    if bits_dtype is not None:
+        return tensor.contiguous().view(getattr(sys.modules["torch"], bits_dtype)).numpy()
     return tensor.resolve_conj().resolve_neg().numpy()

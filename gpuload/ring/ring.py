@@ -36,8 +36,8 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 
 __all__ = [
-    "Ring", "Slot", "align", "is_inherited", "map_file", "map_ring", "move", "on_collected", "running_on",
-    "standard_streams_taken",
+    "Ring", "Slot", "align", "is_inherited", "map_file", "map_ring", "move_processes", "on_collected",
+    "reserve_standard_streams", "run_on_cpus",
 ]  # fmt: skip
 
 GRANULE_BYTES = 64 * 1024
@@ -74,12 +74,12 @@ def map_file(fd: int, nbytes: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def standard_streams_taken() -> Iterator[None]:
-    """Occupy descriptors 0, 1 and 2 within a context, so that no new descriptor gets these numbers. On exit, the
+def reserve_standard_streams() -> Iterator[None]:
+    """Occupy descriptors 0, 1 and 2 within a context, so that no new file gets one of them. On exit, the
     descriptors that were closed before are closed again.
 
     A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
-    number. The ring could then become descriptor 1, and a worker's output would overwrite pixels.
+    descriptor. The ring could then become descriptor 1, and a worker's output would overwrite pixels.
     """
     opened_fds: list[int] = []
     try:
@@ -105,13 +105,13 @@ def _is_open(fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def running_on(cpus: frozenset[int]) -> Iterator[None]:
+def run_on_cpus(cpus: frozenset[int]) -> Iterator[None]:
     """Run the calling thread on these CPUs within a context, and restore its affinity on exit. If `cpus` is empty or
     the system refuses the CPUs, the affinity does not change. Processes and threads started in the context keep these
     CPUs.
 
-    Memory is placed on the NUMA node of the CPU that first touches it, and page-locking touches it. New memory and new
-    processes therefore end up near a device. `mbind` would need a privilege that containers deny.
+    Memory is placed on the NUMA node of the CPU that first touches it, and page-locking touches it. So CPUs near a
+    device place new memory and new processes near this device. `mbind` would need a privilege that containers deny.
     """
     old_cpus: set[int] = set()
     if cpus:
@@ -126,7 +126,7 @@ def running_on(cpus: frozenset[int]) -> Iterator[None]:
                 os.sched_setaffinity(0, old_cpus)
 
 
-def move(pids: Iterable[int], cpus: frozenset[int]) -> None:
+def move_processes(pids: Iterable[int], cpus: frozenset[int]) -> None:
     """Move all threads of these processes to `cpus`; if `cpus` is empty, to the CPUs of the calling thread."""
     target_cpus = cpus or os.sched_getaffinity(0)
     for pid in pids:
@@ -144,12 +144,12 @@ class Ring:
         on_retire: called before a slot's memory is returned to the system.
         memory_left: returns the number of bytes that the machine can still provide, or None if there is no limit.
             Called only for a new slot.
-        near: CPUs near which new slots are placed; `on_new` runs on these CPUs and must touch the slot's memory.
+        near: the CPUs near which new slots are placed; `on_new` runs on these CPUs and must touch the slot's memory.
 
     Attributes:
-        slots_made: the number of slots created so far.
-        moved_out: the number of slots emptied by `move_out`.
-        refused: how often the ring became full.
+        slots_created: the number of slots created so far.
+        slots_moved_out: the number of slots emptied by `move_out`.
+        refusals: how often the ring became full.
         full_s: the total time for which the ring was full, in seconds, measured from each refusal to the next release.
 
     Raises:
@@ -174,7 +174,7 @@ class Ring:
         self._memory_left = memory_left
         self._near = near
         if sys.platform == "linux":
-            with standard_streams_taken():
+            with reserve_standard_streams():
                 self.fd = memory_file("ring", self.ring_bytes)
                 try:
                     self._map = map_ring(self.fd, self.ring_bytes)  # duplicates the descriptor
@@ -191,12 +191,12 @@ class Ring:
         self._free: list[Slot] = []  # the most recently released slot comes last
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) of ranges without a slot, sorted
         self._busy: dict[int, Slot] = {}  # keyed by offset
-        self.slots_made = self.moved_out = self.refused = 0
+        self.slots_created = self.slots_moved_out = self.refusals = 0
         self.full_s, self._full_since = 0.0, 0.0
-        self._lent: dict[int, Slot] = {}
-        self._forked: list[Slot] = []  # on loan when the user forked, so never reused
-        self._returned: deque[int] = deque()
-        self._loans = itertools.count()
+        self._lent_slots: dict[int, Slot] = {}
+        self._forked_slots: list[Slot] = []  # on loan when the user forked, so never reused
+        self._returned_loans: deque[int] = deque()
+        self._loan_ids = itertools.count()
         self._spare_bytes, self._spare_since = 0, float("-inf")
 
     @property
@@ -237,31 +237,32 @@ class Ring:
         while self._free:  # all free slots are too small, and the next requests are likely to be as large
             self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
-        if (offset := self._take_gap(size)) is None:
+        if (offset := self._allocate_gap(size)) is None:
             return self._refuse()
         slot = Slot(offset, size)
         if (shortage := self._shortage()) is not None:
             self._add_gap(slot)
-            if len(self._busy) > len(self._lent) + len(self._forked):
+            if len(self._busy) > len(self._lent_slots) + len(self._forked_slots):
                 return self._refuse()
             if nbytes <= max(minimum, 1):
                 raise LimitError(shortage)
             return self.acquire(max(nbytes // 2, minimum), min_bytes=minimum)
         if self.on_new is not None:
             try:
-                with running_on(self._near):
+                with run_on_cpus(self._near):
                     self.on_new(slot)
             except BaseException:
                 self._add_gap(slot)
                 raise
-        self.slots_made += 1
+        self.slots_created += 1
         self._busy[slot.offset] = slot
         self._log_growth(slot)
         return slot
 
     def _refuse(self) -> None:
+        """Count a refusal and start measuring the time, unless the ring is already full."""
         if not self._full_since:
-            self.refused, self._full_since = self.refused + 1, time.perf_counter()
+            self.refusals, self._full_since = self.refusals + 1, time.perf_counter()
 
     def release(self, slot: Slot) -> None:
         """Return a slot to the ring once nothing reads or writes it any more."""
@@ -282,7 +283,7 @@ class Ring:
         if (shortage := self._shortage(nbytes)) is not None:
             raise LimitError(shortage)
         copy = self.view(slot)[:nbytes].copy()
-        self.moved_out += 1
+        self.slots_moved_out += 1
         self.release(slot)
         return copy
 
@@ -301,7 +302,7 @@ class Ring:
 
     def move_in(self, data: np.ndarray) -> Slot | None:
         """Copy uint8 data to a slot if slots are page-locked, because copying other memory to the device blocks the
-        program. Return None if slots are not page-locked or the ring has no room; the data then stays in place."""
+        program. Return None if slots are not page-locked or the ring has no room; the data is then not copied."""
         slot = None
         if self.on_new is not None and len(data) <= self.ring_bytes:
             with contextlib.suppress(LimitError):
@@ -320,24 +321,24 @@ class Ring:
         Return False if more than 1/LENT_SHARE of the ring would be on loan, because the user decides when a slot is
         returned.
         """
-        lent_slots = [slot, *self._lent.values(), *self._forked]
+        lent_slots = [slot, *self._lent_slots.values(), *self._forked_slots]
         if self.fd < 0 or sum(lent_slot.capacity_bytes for lent_slot in lent_slots) > self.ring_bytes // LENT_SHARE:
             return False
         # A forked process keeps the arrays that existed at the fork.
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
-        number = next(self._loans)
-        self._lent[number] = slot
+        loan_id = next(self._loan_ids)
+        self._lent_slots[loan_id] = slot
         # There is one mark per array except the last. Finalizers can run in any thread, and a list's pop is atomic.
-        marks = [number] * (len(arrays) - 1)
+        marks = [loan_id] * (len(arrays) - 1)
         for array in arrays:
-            on_collected(array, _on_array_collected, marks, self._returned, number)
+            on_collected(array, _on_array_collected, marks, self._returned_loans, loan_id)
         return True
 
     def collect(self) -> bool:
         """Release the lent slots whose arrays have all been collected; return True if there were any."""
         has_released = False
-        while self._returned:
-            slot = self._lent.pop(self._returned.popleft(), None)
+        while self._returned_loans:
+            slot = self._lent_slots.pop(self._returned_loans.popleft(), None)
             if slot is not None:
                 self._map.madvise(mmap.MADV_DONTFORK, slot.offset, slot.capacity_bytes)
                 self.release(slot)
@@ -370,9 +371,9 @@ class Ring:
             return None
         return (
             f"decoded images need {promised:,} more bytes of memory, in addition to {MARGIN_BYTES:,} for the rest of "
-            f"the program, but its control group has only {left_bytes:,} bytes left. Use a smaller batch_size or "
-            "chunk_size, use fewer workers, start the transforms with a crop, or raise the memory limit of the "
-            "container or job"
+            f"the program, but the program's control group has only {left_bytes:,} bytes left. Use a smaller "
+            "batch_size or chunk_size, use fewer workers, start the transforms with a crop, or raise the memory limit "
+            "of the container or job"
         )
 
     def _log_growth(self, slot: Slot) -> None:
@@ -390,7 +391,7 @@ class Ring:
         """Return the size of the ring's pages in bytes; 0 if unknown, which overestimates the promised bytes."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
-    def _take_gap(self, size: int) -> int | None:
+    def _allocate_gap(self, size: int) -> int | None:
         for i, (offset, gap_size) in enumerate(self._gaps):
             if gap_size >= size:
                 self._gaps[i : i + 1] = [(offset + size, gap_size - size)] if gap_size > size else []
@@ -425,8 +426,8 @@ def on_collected(obj: object, function: Callable[..., object], *args: object) ->
     function that cancels the call.
 
     Works like `weakref.finalize`, but without the registry that the interpreter iterates at shutdown. The interpreter
-    raises an error there if a daemon thread, which may be iterating a loader, adds to the registry meanwhile. Nothing
-    is called once the interpreter shuts down.
+    raises an error if a daemon thread, which may be iterating a loader, adds to the registry during that iteration.
+    Nothing is called once the interpreter shuts down.
     """
 
     def call(ref: weakref.ref, watched: dict[int, weakref.ref] = _watched) -> None:
@@ -438,12 +439,12 @@ def on_collected(obj: object, function: Callable[..., object], *args: object) ->
     return lambda: _watched.pop(id(ref), None)
 
 
-def _on_array_collected(marks: list[int], returned: deque[int], number: int) -> None:
+def _on_array_collected(marks: list[int], returned_loans: deque[int], loan_id: int) -> None:
     """Remove a mark when an array on loan is collected; after the last array, report the loan as returned."""
     try:
         marks.pop()
     except IndexError:  # the last array
-        returned.append(number)
+        returned_loans.append(loan_id)
 
 
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
@@ -452,9 +453,9 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 def _after_fork_in_parent() -> None:
     """Set aside the slots on loan permanently, because the child can read them for as long as it lives."""
     for ring in list(_rings):
-        returned_loans = set(ring._returned)
-        ring._forked += [slot for number, slot in ring._lent.items() if number not in returned_loans]
-        ring._lent = {number: slot for number, slot in ring._lent.items() if number in returned_loans}
+        returned_loans = set(ring._returned_loans)
+        ring._forked_slots += [slot for loan_id, slot in ring._lent_slots.items() if loan_id not in returned_loans]
+        ring._lent_slots = {loan_id: slot for loan_id, slot in ring._lent_slots.items() if loan_id in returned_loans}
 
 
 def _after_fork_in_child() -> None:

@@ -161,9 +161,9 @@ class Batch:
 
     @property
     def warning(self) -> str:
-        """Return the first warning that a worker sent with a part (`Columns.remark`), or ""."""
+        """Return the first warning that a worker sent with a part (`Columns.warning`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
-        return next((content.remark for content in contents if content is not None and content.remark), "")
+        return next((content.warning for content in contents if content is not None and content.warning), "")
 
     def substitute(self, errors: list[ErrorRecord], find_candidates: Callable[..., Iterator[Any]]) -> Part | None:
         """Record failed samples, each with its next substitute to try. Return a new part with the substitutes, or None

@@ -200,7 +200,7 @@ class CacheEngine(SequentialEngine):
         """
         chain, key, regions = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch), []
         for column in columns.images:
-            image_rows = column.row_numbers
+            image_rows = column.row_indices
             boxes = columns.boxes(image_rows.tolist()) if chain.reads_boxes else None
             try:
                 regions.append(chain.regions(key, request.positions[rows[image_rows]], column.table["size_hw"], boxes))
@@ -221,8 +221,8 @@ def cut_regions(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     """Replace the uncropped images and masks in `columns` by windows on their regions. `regions_tlhw` has one array per
     column of images, with one region per image. A mask gets the region of the first image in its sample."""
     first_regions = np.zeros((len(columns), 4), np.int64)
-    first_regions[columns.images[0].row_numbers] = regions_tlhw[0]
-    mask_regions = [(column, first_regions[column.row_numbers]) for column in columns.masks]
+    first_regions[columns.images[0].row_indices] = regions_tlhw[0]
+    mask_regions = [(column, first_regions[column.row_indices]) for column in columns.masks]
     window_parts, offset = [], 0
     for column, regions in (*zip(columns.images, regions_tlhw, strict=True), *mask_regions):
         table, windows = column.table, np.empty(len(regions), WINDOW)

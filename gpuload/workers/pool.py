@@ -60,7 +60,7 @@ from operator import itemgetter
 import numpy as np
 
 from gpuload.errors import WorkerError, visible
-from gpuload.ring.ring import Ring, move, running_on, standard_streams_taken
+from gpuload.ring.ring import Ring, move_processes, reserve_standard_streams, run_on_cpus
 from gpuload.workers.counters import field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path
@@ -199,11 +199,11 @@ class WorkerPool(RestartingEngine):
             "total": total or max_workers,
             "ring_bytes": ring.ring_bytes,
         }
-        with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
+        with signals_enabled(), reserve_standard_streams():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
         if warning := copy_warning(self._job_fds[0], job, workers):
             self.pending_warnings.append(warning)
-        with contextlib.ExitStack() as undo, standard_streams_taken():
+        with contextlib.ExitStack() as undo, reserve_standard_streams():
             for fd in self._job_fds:
                 undo.callback(os.close, fd)
             self._board = Board(max_workers, first=first)
@@ -260,7 +260,7 @@ class WorkerPool(RestartingEngine):
         `gather` starts added workers one at a time. If one cannot start, `gather` warns, and the pool adds no more."""
         old_size, self._target_size = self._target_size, max(1, min(workers, self.max_workers))
         if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(old_size):
-            move(self.pids, cpus)
+            move_processes(self.pids, cpus)
         team = [worker for _, worker in sorted(self._team.items())]
         staying, leaving = ([worker for worker in team if worker.leaving is flag] for flag in (False, True))
         for number in sorted(self._due_workers)[max(0, self._target_size - len(staying)) :]:
@@ -312,7 +312,7 @@ class WorkerPool(RestartingEngine):
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
         for index, queue in enumerate(self._queues):
             if any(worker.queue is queue for worker in suspects):
-                with deferred_signals(), standard_streams_taken():
+                with deferred_signals(), reserve_standard_streams():
                     self._queues[index] = Queue()
                     for worker in self._team_of(queue):
                         worker.leaving = True
@@ -347,7 +347,7 @@ class WorkerPool(RestartingEngine):
 
     def _start_template(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds
-        with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._target_size)):
+        with deferred_signals(), reserve_standard_streams(), run_on_cpus(self._cpus_for(self._target_size)):
             self._template = Template((job_fd, self._ring.fd, self._board.fd, *shared_memory_fds))
             self._register(self._template)
 
@@ -364,7 +364,7 @@ class WorkerPool(RestartingEngine):
             queue = self._queues[number % len(self._queues)]
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
             # A ctrl-C between the start of a process and its entry in the team would leave a process that nobody ends.
-            with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._target_size)):
+            with deferred_signals(), reserve_standard_streams(), run_on_cpus(self._cpus_for(self._target_size)):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
                 except TemplateLost:  # the worker remains due until there is a new template

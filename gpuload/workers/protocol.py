@@ -54,7 +54,7 @@ from gpuload.errors import (
 )
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
-from gpuload.ring.ring import Ring, map_file, standard_streams_taken
+from gpuload.ring.ring import Ring, map_file, reserve_standard_streams
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickle_by_value
 from gpuload.workers.start import Start
@@ -274,7 +274,7 @@ class Reply:
         has too many open files, or cannot be mapped, the reply becomes TOO_LARGE."""
         self.file = None
         if file is not None:
-            with file, standard_streams_taken(), contextlib.suppress(OSError):
+            with file, reserve_standard_streams(), contextlib.suppress(OSError):
                 self.data = map_file(file.fileno(), max(1, self.nbytes))[: self.nbytes]
         if self.data is None:
             self.status, self.meta, self.meta_at, self.plain = Status.TOO_LARGE, b"", None, False

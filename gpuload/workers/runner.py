@@ -34,12 +34,12 @@ from gpuload.datasets.kinds import forget, row_bytes
 from gpuload.datasets.memory import memory_file
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transpose_samples
-from gpuload.decode.options import device_rows
+from gpuload.decode.options import select_device_samples
 from gpuload.errors import DecodeError, ErrorRecord, LimitError, error_class_names, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
-from gpuload.ring.ring import align, map_file, standard_streams_taken
+from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
@@ -124,7 +124,7 @@ class Chunk:
         if nbytes > size or self.file is not None:
             return None
         try:
-            with standard_streams_taken():
+            with reserve_standard_streams():
                 self.file = FileIO(memory_file("chunk", size), "r+")
                 # If memory is short, this raises an error. Otherwise, writing would end the process with SIGBUS.
                 os.posix_fallocate(self.file.fileno(), 0, nbytes)
@@ -140,7 +140,7 @@ class Chunk:
         `keep_types` is passed to `write_content`."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.progress
         larger = partial(self.allocate, used_bytes=used_bytes)
-        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "larger": larger}
+        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "grow": larger}
         packed = write_content(columns, self.slot, used_bytes, **options)
         if not packed.fits:
             return self.reject(Status.TOO_LARGE, packed.nbytes)
@@ -395,7 +395,7 @@ class ChunkRunner:
         last_ns, now_ns = now_ns, clock()
         counters.decode_ns += now_ns - last_ns
         columns = make_columns(chunk.samples, sent_bytes)
-        columns.remark = self._reader.warning
+        columns.warning = self._reader.warning
         try:
             reply = chunk.pack(columns, end, keep_types=self._keeps_types)
         except Exception as error:
@@ -408,7 +408,7 @@ class ChunkRunner:
 
     def _reserve_encoded(self, request: Request, samples: list[Sample]) -> int:
         """Choose the images that the device decodes; return the number of bytes that their files take in the slot."""
-        chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
+        chosen, nbytes = select_device_samples(request.positions, self.job.device_share), 0
         for sample in samples:
             if chosen[sample.row]:
                 nbytes = self._reader.reserve_encoded(sample, nbytes)

@@ -33,7 +33,7 @@ from gpuload.datasets.tree import (
 )
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
-from gpuload.decode.header import has_end
+from gpuload.decode.header import has_eoi
 from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
@@ -96,7 +96,7 @@ class Picture:
         if self.dtype_axes is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
         keeps_mode = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
-        return keeps_mode and jpeg.single_scan and has_end(leaf.data, jpeg)
+        return keeps_mode and jpeg.has_single_scan and has_eoi(leaf.data, jpeg)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -172,14 +172,14 @@ class SampleReader:
     @property
     def warning(self) -> str:
         """Return the next warning for the user, about unrecognized targets, sizes or decoding; "" if there is none."""
-        return self._warnings[0] if self._warnings else self._decoder.remark
+        return self._warnings[0] if self._warnings else self._decoder.warning
 
     def clear_warning(self) -> None:
         """Drop the current `warning` after it was sent with a reply; the next warning replaces it."""
         if self._warnings:
             del self._warnings[0]
         else:
-            self._decoder.remark = ""
+            self._decoder.warning = ""
 
     def set_counters(self, counters: Counters) -> None:
         """Set the counters in which decoded images and the bytes of samples are counted."""
@@ -342,7 +342,7 @@ class SampleReader:
                     nbytes += len(leaf.data)
             count += 1
         with contextlib.suppress(Exception):  # raised again when the bad file is decoded
-            for picture, cut in zip(pictures, self._decoder.cuts(requests), strict=True):
+            for picture, cut in zip(pictures, self._decoder.cut_files(requests), strict=True):
                 picture.cut = cut
         return count
 

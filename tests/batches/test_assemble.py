@@ -47,7 +47,7 @@ def lent(loader_) -> int:
     """How many slots the user has."""
     ring = loader_._session.ring
     ring.collect()
-    return len(ring._lent)
+    return len(ring._lent_slots)
 
 
 @pytest.mark.processes
@@ -133,7 +133,7 @@ def test_a_batch_larger_than_the_ring_is_copied_from_where_its_chunks_were_moved
         for rows, indices in loader_:
             assert rows.shape == (8, ROW)
             assert (rows == indices[:, None] % 251).all()
-        assert loader_._session.ring.moved_out
+        assert loader_._session.ring.slots_moved_out
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
@@ -251,7 +251,7 @@ def test_all_batches_of_whole_images_can_be_kept_beyond_what_is_lent():
         kept = list(loader_)
         ring = loader_._session.ring
         assert lent(loader_) >= 1
-        assert sum(slot.capacity_bytes for slot in ring._lent.values()) <= ring.ring_bytes // LENT_SHARE
+        assert sum(slot.capacity_bytes for slot in ring._lent_slots.values()) <= ring.ring_bytes // LENT_SHARE
     del loader_, ring
     for images, indices in kept:
         check(images, indices)

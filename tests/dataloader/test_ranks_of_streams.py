@@ -145,7 +145,7 @@ def test_ranks_that_give_the_same_samples_are_told_of_it_once(on_two_ranks, work
     ranks = on_two_ranks["AsksNobody", workers]
     assert sorted(ranks[0]["numbers"]) == sorted(ranks[1]["numbers"]) == sorted([*range(40)] * 2)
     [text] = ranks[0]["warnings"] + ranks[1]["warnings"]
-    assert "of 2 gave the same first 8 samples: each rank iterates over the whole dataset" in text
+    assert "of 2 yielded the same first 8 samples: each rank iterates over the entire dataset" in text
     assert "get `rank` and `world_size` from gpuload.get_worker_info()" in text
 
 

@@ -111,7 +111,7 @@ def test_a_stream_that_gives_more_than_its_length_comes_whole():
     assert len(loader) == 7
     batches = iter(loader)
     found = [next(batches) for _ in range(7)]
-    with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but it yielded 8 samples in epoch 1$"):
+    with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but the dataset yielded 8 samples in epoch 1$"):
         found.append(next(batches))
     assert alike([*found, *batches], expected)
     assert alike(list(loader), expected)  # a second warning would be an error
@@ -229,7 +229,9 @@ def test_workers_take_turns_by_batches_as_dataloaders_do():
 @pytest.mark.processes
 def test_a_stream_that_is_not_shared_out_is_told():
     with gl.Loader(Unshared(6), 2, num_workers=2, device="cpu") as loader:
-        with pytest.warns(RuntimeWarning, match="workers 0 and 1 gave the same first .* every sample appears 2 times"):
+        with pytest.warns(
+            RuntimeWarning, match="workers 0 and 1 yielded the same first .* every sample appears 2 times"
+        ):
             batches = keys(loader)
         assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
 

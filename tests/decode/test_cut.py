@@ -14,7 +14,7 @@ from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, cuts, find_grid, is_cuttable
+from gpuload.decode.cut import cut, cut_files, find_grid, is_cuttable
 from gpuload.decode.jpeg import NvImageCodec, SimpleJpeg
 
 Region = tuple[int, int, int, int]
@@ -173,7 +173,7 @@ def test_cutting_loads_no_decoders(large, encode):
     files = [Encoded(data) for data in (encode(noise, "PNG"), encode(noise, "JPEG"), large)]
     decoder, region = Decoder(Decode()), (100, 130, 90, 110)
     with mock.patch.object(Decoder, "jpeg_decoders", new_callable=mock.PropertyMock, side_effect=AssertionError):
-        found = decoder.cuts([(file, decoder.header(file), region) for file in files])
+        found = decoder.cut_files([(file, decoder.header(file), region) for file in files])
     assert found[0] is None
     assert [part.data is file.data for part, file in zip(found[1:], files[1:], strict=True)] == [True, False]
 
@@ -188,7 +188,7 @@ def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
     header = decoder.header(Encoded(jpeg))
     assert header.orientation == orientation
     whole = decoder.decode(Encoded(jpeg), header)
-    with mock.patch("gpuload.decode.decoder.cuts", wraps=cuts) as spied:
+    with mock.patch("gpuload.decode.decoder.cut_files", wraps=cut_files) as spied:
         pixels = with_cutting(decoder, jpeg, region)
     assert spied.call_count == 1
     np.testing.assert_array_equal(pixels, whole[60:150, 70:180])

@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.pillow_images import quiet
+from gpuload.decode.pillow_images import strict_pillow
 from gpuload.errors import DecodeError
 
 
@@ -97,7 +97,7 @@ def test_the_message_says_what_each_decoder_said(picture, encode):
     truncated = cut(encode(picture, "JPEG"), 0.5)
     lacking.nvimgcodec()
     text = (
-        r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: there is no end-of-image marker; "
+        r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: it has no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
         r"Pillow: OSError: image file is truncated \(\d+ bytes not processed\); "
         r"the damage extends into the needed rows of the file, 0 to 83"
@@ -252,7 +252,7 @@ def test_pillows_flag_for_truncated_files_changes_nothing_but_the_advice(format,
 def test_threads_leave_pillows_flag_as_it_was(monkeypatch):
     """The second to enter must not remember what the first one set."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    first, second = quiet(), quiet()
+    first, second = strict_pillow(), strict_pillow()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -316,7 +316,7 @@ def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypa
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture))
     decoder.decode(photo, decoder.header(photo))
-    assert decoder.remark == ""
+    assert decoder.warning == ""
 
 
 def test_an_empty_folder_that_pip_has_left_is_no_installed_package(tmp_path, monkeypatch):

@@ -6,12 +6,12 @@ from PIL import Image
 
 from gpuload.decode.header import (
     end_of_scan,
-    has_end,
+    has_eoi,
     read_orientation,
     read_scans,
     scan_markers,
     stored_region,
-    upright,
+    turn_upright,
 )
 
 
@@ -25,8 +25,8 @@ def test_what_the_markers_say(picture, encode):
     assert header is not None
     assert header[:5] == (0xFFC0, 8, 83, 122, 3)
     assert jpeg[header.first_scan : header.first_scan + 2] == b"\xff\xda"
-    assert header.single_scan
-    assert header.plain
+    assert header.has_single_scan
+    assert header.is_plain
     assert (header.exif, header.xmp) == (b"", b"")
     assert read_scans(jpeg, header) == (1, True)
 
@@ -46,7 +46,7 @@ def test_a_thumbnail_in_the_metadata_is_not_mistaken_for_the_image(picture, enco
     cut = jpeg[:2] + inner + jpeg[2:-100]
     header = scan_markers(cut)
     assert header is not None
-    assert not has_end(cut, header)
+    assert not has_eoi(cut, header)
 
 
 def test_a_scan_ends_at_its_first_marker_but_restarts(picture, encode):
@@ -131,8 +131,8 @@ def test_a_broken_exif_block_is_no_orientation(exif):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_of_the_upright_image_is_the_upright_region_of_the_stored(orientation):
     stored = np.arange(7 * 11).reshape(7, 11, 1)
-    whole = upright(stored, orientation)
+    whole = turn_upright(stored, orientation)
     for region in [(0, 0, 2, 3), (4, 5, 3, 2), (1, 2, 5, 4)]:
         top, left, height, width = stored_region(region, orientation, whole.shape[:2])
-        part = upright(stored[top : top + height, left : left + width], orientation)
+        part = turn_upright(stored[top : top + height, left : left + width], orientation)
         np.testing.assert_array_equal(part, whole[region[0] : region[0] + region[2], region[1] : region[1] + region[3]])

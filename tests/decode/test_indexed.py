@@ -15,7 +15,7 @@ from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, cuts, find_grid, is_cuttable
+from gpuload.decode.cut import cut, cut_files, find_grid, is_cuttable
 from gpuload.decode.header import INDEX
 from gpuload.decode.indexed import FIXED, point_bytes
 from gpuload.decode.jpeg import SimpleJpeg
@@ -183,7 +183,7 @@ def test_several_are_cut_as_each_by_itself(large, forgery):
         top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
         wanted.append((jpeg, header, (top, left * (number < len(files)), height, width)))
     with always:
-        found, alone = cuts(wanted), [cut(*one) for one in wanted]
+        found, alone = cut_files(wanted), [cut(*one) for one in wanted]
     assert found == alone
     assert 20 < sum(made is not None for made in found) < len(found)
 
@@ -298,9 +298,9 @@ def without_tables(jpeg: bytes) -> bytes:
     """With an index of fewer than no paddings, its length and its checksum being right."""
     header = header_of(jpeg)
     at, index = header.index_at, find_grid(jpeg, header)
-    fixed = [*FIXED.unpack_from(jpeg, index.joints_at - FIXED.size)[:-1], 90]
-    gone = index.kinds * 8 * (90 - index.lowest)
-    body = FIXED.pack(*fixed)[4:] + jpeg[index.joints_at + gone : index.end]
+    fixed = [*FIXED.unpack_from(jpeg, index.tables_at - FIXED.size)[:-1], 90]
+    gone = index.kind_count * 8 * (90 - index.min_padding)
+    body = FIXED.pack(*fixed)[4:] + jpeg[index.tables_at + gone : index.end]
     segment = INDEX + struct.pack("<I", crc32(body)) + body
     return jpeg[: at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
 
@@ -353,7 +353,7 @@ def test_pages_that_were_swapped_in_an_index_are_noticed(large):
 def test_a_forged_index_gets_no_tables_of_other_files(large):
     jpeg, header, region = forged(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
     wanted = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two
-    assert cuts(wanted) == [None, cut(large, header, region)]
+    assert cut_files(wanted) == [None, cut(large, header, region)]
 
 
 def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(large):
@@ -361,7 +361,7 @@ def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(la
     index = find_grid(large, header)
     columns, nbytes = index.columns, point_bytes(*index.widths)
     count = index.rows * columns + 1
-    at = large.index(TABLES, header.index_at) - count * nbytes - (index.joints_at - FIXED.size + 4)
+    at = large.index(TABLES, header.index_at) - count * nbytes - (index.tables_at - FIXED.size + 4)
     places = np.zeros(count, "<u8")
     places[::columns] = 8 * (len(large) - header.first_scan - 100)  # where a row begins, and the one above ends
     jpeg = forged(large, at, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())

@@ -8,7 +8,7 @@ import threading
 import lacking
 import pytest
 
-from gpuload.decode.native_messages import listen, native_messages, one_line
+from gpuload.decode.native_messages import native_messages, one_line, run_and_capture
 
 pytestmark = lacking.mark("glibc", native_messages() is None)
 
@@ -26,8 +26,8 @@ def test_what_c_prints_comes_back_as_one_line_and_only_once(capfd):
         print_in_c(b"Corrupt JPEG data\n")
         return 3
 
-    assert listen(call) == (3, "Premature end of JPEG file; Corrupt JPEG data")
-    assert listen(int) == (0, "")
+    assert run_and_capture(call) == (3, "Premature end of JPEG file; Corrupt JPEG data")
+    assert run_and_capture(int) == (0, "")
     assert capfd.readouterr().err == ""
 
 
@@ -36,7 +36,7 @@ def test_an_exception_is_told_after_what_was_printed(capfd):
         print_in_c(b"bad Huffman code\n")
         raise OSError("broken data stream")
 
-    assert listen(call) == (None, "bad Huffman code; OSError: broken data stream")
+    assert run_and_capture(call) == (None, "bad Huffman code; OSError: broken data stream")
     assert capfd.readouterr().err == ""
 
 
@@ -45,7 +45,7 @@ def test_pythons_standard_error_and_descriptor_2_are_left_alone(capfd):
         print("from Python", file=sys.stderr)
         os.write(2, b"from descriptor 2\n")
 
-    assert listen(call) == (None, "")
+    assert run_and_capture(call) == (None, "")
     print_in_c(b"from C, afterwards\n")
     assert capfd.readouterr().err == "from Python\nfrom descriptor 2\nfrom C, afterwards\n"
 
@@ -55,7 +55,7 @@ def test_an_interrupt_puts_everything_back(capfd):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        listen(call)
+        run_and_capture(call)
     print_in_c(b"after the interrupt\n")
     assert capfd.readouterr().err == "after the interrupt\n"
 
@@ -65,7 +65,7 @@ def test_two_threads_hear_each_its_own():
 
     def run(number: int) -> None:
         for _ in range(200):
-            heard[number].add(listen(print_in_c, b"thread %d\n" % number)[1])
+            heard[number].add(run_and_capture(print_in_c, b"thread %d\n" % number)[1])
 
     threads = [threading.Thread(target=run, args=(number,)) for number in heard]
     for thread in threads:
@@ -76,10 +76,10 @@ def test_two_threads_hear_each_its_own():
 
 
 def test_a_flood_is_cut():
-    _, said = listen(print_in_c, b"x" * 100_000)
+    _, said = run_and_capture(print_in_c, b"x" * 100_000)
     assert len(said) == 300
     assert said.endswith("…")
-    assert listen(int) == (0, "")
+    assert run_and_capture(int) == (0, "")
 
 
 def test_one_line():

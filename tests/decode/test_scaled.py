@@ -106,7 +106,7 @@ def test_a_picture_that_ends_below_the_region_is_equal(sampling):
     encoded, region = Encoded(jpeg), (0, 0, 96, 170)
     header = decoder.header(encoded)
     decoder.decode_resized(encoded, header, region, 4, "bilinear", out[0])
-    with mock.patch("gpuload.decode.scaled._shortened", return_value=None):
+    with mock.patch("gpuload.decode.scaled._shorten", return_value=None):
         decoder.decode_resized(encoded, header, region, 4, "bilinear", out[1])
     assert decoder.counts["scaled"] == 2
     np.testing.assert_array_equal(*out)
@@ -126,7 +126,7 @@ def test_a_region_cut_out_first_is_equal(way):
         out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
         with mock.patch("gpuload.decode.cut._pays_off", return_value=True):
             decoder.decode_resized(encoded, header, region, 2, "bilinear", out[0])
-        with mock.patch("gpuload.decode.scaled._shortened", return_value=None):  # markers behind the rows are a warning
+        with mock.patch("gpuload.decode.scaled._shorten", return_value=None):  # markers behind the rows are a warning
             decoder.decode_resized(encoded, unmarked, region, 2, "bilinear", out[1])
         np.testing.assert_array_equal(*out)
     assert decoder.counts["scaled"] == 6

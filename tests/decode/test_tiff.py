@@ -13,7 +13,7 @@ from PIL import Image
 import gpuload as gl
 from gpuload import DecodeError
 from gpuload.decode import Decode, Decoder, tiff
-from gpuload.decode.tiff import Page, pages
+from gpuload.decode.tiff import Page, read_pages
 
 HEIGHT, WIDTH = 4, 6
 Tags = dict[int, tuple[int, ...]]
@@ -61,7 +61,7 @@ def decoded(data: bytes, mode: str) -> np.ndarray:
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_pages_are_found_in_every_kind_of_tiff(order: str, big: bool) -> None:
     data = written(page(), page(3, 16), page(2, 8, t339=(2, 2), t32997=(5,)), order=order, big=big)
-    assert pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
+    assert read_pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
 
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # those that Pillow reads
@@ -80,7 +80,7 @@ def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
         ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow returns 3"),
         ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow returns 3"),
         ([page(t32997=(8,))], "8 slices, of which Pillow returns the first"),
-        ([page(t339=(2,))], "signed 8-bit numbers, which Pillow returns as unsigned numbers"),
+        ([page(t339=(2,))], "signed 8-bit values, which Pillow returns as unsigned values"),
         ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits per channel, of which Pillow returns 8"),
     ],
 )
@@ -147,10 +147,10 @@ def test_directories_in_a_circle_or_without_end_are_left(monkeypatch: pytest.Mon
     data = bytearray(written(page(), page()))
     (first,) = struct.unpack_from("<I", data, 4)
     struct.pack_into("<I", data, len(data) - 4, first)
-    assert len(pages(bytes(data))) == 2
+    assert len(read_pages(bytes(data))) == 2
     whole = written(*[page()] * 12)
     monkeypatch.setattr(tiff, "MAX_PAGES", 5)
     with pytest.raises(DecodeError, match="this TIFF has more than 5 pages, of which"):
         decoded(whole, "unchanged")
     for length in range(len(whole)):  # nothing but fewer pages
-        assert len(pages(whole[:length])) <= 6
+        assert len(read_pages(whole[:length])) <= 6

@@ -17,7 +17,7 @@ from fakecuda.kernels import compile_without_ptxas, queue_kernels
 from fakecuda.operations import Operations
 from fakecuda.runtime import GARBAGE, runtime
 
-from benchmarks.interpreter import hasten
+from benchmarks.interpreter import speed_up_interpreter
 
 __all__ = ["on_fake_devices", "spoil_free_memory"]
 
@@ -29,7 +29,7 @@ SLEEP: Final = "spin_kernel"  # of `torch.cuda._sleep`: an operation without an 
 def _prepare() -> None:
     torch.backends.cudnn.enabled = False
     if os.environ.get("TRITON_INTERPRET") == "1":
-        hasten()
+        speed_up_interpreter()
         queue_kernels()
     else:
         compile_without_ptxas()

@@ -281,7 +281,7 @@ def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoc
     )
     assert good
     assert text.startswith("decoded images need ")
-    assert "but its control group has only" in text
+    assert "but the program's control group has only" in text
     assert again == [True] * 5
     assert alive == 2
 

@@ -23,7 +23,7 @@ class Schedule:
     def batches(self, place):
         raise AssertionError("nothing is asked for")
 
-    def end(self, epoch):
+    def place_after(self, epoch):
         return self._end or Place(epoch + 1, 0)
 
 

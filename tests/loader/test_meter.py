@@ -20,7 +20,7 @@ def rig(monkeypatch):
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
     engine = SimpleNamespace(waited_s=0.0, read_counters=lambda: np.zeros((0, len(FIELDS)), np.int64))
     transfer = SimpleNamespace(host_wait_s=0.0, times=None)
-    ring = SimpleNamespace(full_s=0.0, refused=0, slots_made=0, moved_out=0)
+    ring = SimpleNamespace(full_s=0.0, refusals=0, slots_created=0, slots_moved_out=0)
     options = gl.Loader([0], num_workers=0, device="cpu")._options
     meter = Meter(
         options,

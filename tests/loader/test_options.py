@@ -25,7 +25,7 @@ from gpuload.stage.plan import StageOptions
 from gpuload.transforms import names as of_transforms
 
 # What groups hold of each other; it is no argument of a Loader.
-DERIVED = {"mixes", "group", "chain", "single", "planned"}
+DERIVED = {"combining_transform", "group_size", "chain", "single", "planned"}
 
 
 def given(**changes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpuload as gl
 from gpuload.order.blocks import BlockOrder, Blocks, BlockShuffle
-from gpuload.order.shares import Rows, Shares
+from gpuload.order.shares import RankBatch, Shares
 from gpuload.rng.philox import Key, epoch_key
 
 KEYS = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
@@ -88,9 +88,9 @@ def test_an_index_does_not_depend_on_what_it_is_computed_with(made: Blocks, key:
     uneven=st.sampled_from(["exact", "pad", "drop"]), group=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
 def test_over_ranks_each_sample_comes_once_in_the_same_global_batches(made, batch, ranks, stop, uneven, group):
-    options = {"samples": made.n, "shuffle": True, "blocks": made, "uneven": uneven, "group": group}
+    options = {"samples": made.n, "shuffle": True, "blocks": made, "uneven": uneven, "group_size": group}
 
-    def epoch(ranks: int, batch: int, start: int = 0) -> list[tuple[Rows, ...]]:
+    def epoch(ranks: int, batch: int, start: int = 0) -> list[tuple[RankBatch, ...]]:
         plans = [Shares(rank=r, world_size=ranks, batch_size=batch, **options) for r in range(ranks)]
         return list(zip(*(plan.batches(2, start) for plan in plans), strict=True))
 

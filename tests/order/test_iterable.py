@@ -94,4 +94,4 @@ def test_workers_that_give_the_same_are_told_of_once_with_the_next_batch_that_is
         due = come_due(spec, taken, False, [IterablePlace(2, False, digests=(b"a", b"b"))])
         warnings.append(None if due is None else due.warning)
     assert warnings[:2] == ["", None]
-    assert warnings[2].startswith("workers 0 and 1 gave the same first 2 samples")
+    assert warnings[2].startswith("workers 0 and 1 yielded the same first 2 samples")

@@ -152,7 +152,7 @@ def test_an_order_stays_what_it_is(seed, indices):
 def test_positions_that_cannot_be_counted_are_refused():
     with pytest.raises(
         ValueError,
-        match=r"^epoch 4611686018427387904 of a Mix of 10 positions begins beyond position 2\*\*62, the last",
+        match=r"^epoch 4611686018427387904 of a Mix of 10 positions extends beyond position 2\*\*62, the last",
     ):
         MixedOrder(Mixture((5, 5), (1, 1), 10), 0, 2**62)
     with pytest.raises(IndexError, match="position 10 is out of range: an order of 10 samples has positions 0 … 9"):

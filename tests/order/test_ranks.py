@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from gpuload.order.ranks import check_rank, find_group, find_rank, first_rank_to_announce
+from gpuload.order.ranks import announce, check_rank, find_group, find_rank
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_torch_distributed_comes_before_the_environment(tmp_path):
 
 
 def test_the_first_of_the_ranks_that_said_something_is_known_without_waiting(tmp_path):
-    assert (find_group(), first_rank_to_announce("a", 3)) == (None, 3)
+    assert (find_group(), announce("a", 3)) == (None, 3)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         assert find_group() == ("gloo", 0, 1)
-        assert [first_rank_to_announce("a", 3), first_rank_to_announce("a", 2), first_rank_to_announce("b", 2)] == [
+        assert [announce("a", 3), announce("a", 2), announce("b", 2)] == [
             3,
             3,
             2,

@@ -24,7 +24,7 @@ def plans(ranks: int, **options) -> list[Shares]:
 
 
 def runs(plans_: list[Shares], epoch: int = 0, start: int = 0) -> list[list]:
-    """[step][rank] → Rows."""
+    """[step][rank] → RankBatch."""
     return [list(step) for step in zip(*(plan.batches(epoch, start) for plan in plans_), strict=True)]
 
 
@@ -68,7 +68,7 @@ def test_drop_cuts_to_a_multiple_of_the_ranks_and_drop_last_to_whole_steps(sampl
 @given(**SIZES, uneven=st.sampled_from(["pad", "drop", "exact"]), group=st.sampled_from([2, 4]))
 def test_groups_stay_together(samples, batch, ranks, stop, uneven, group):
     options = {"samples": samples, "batch_size": group * batch, "uneven": uneven}
-    all_ = plans(ranks, **options, group=group)
+    all_ = plans(ranks, **options, group_size=group)
     steps = runs(all_)
     assert len(steps) == all_[0].steps()
     last = set(range(samples - samples % group, samples))

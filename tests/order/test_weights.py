@@ -126,7 +126,7 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": [1, 2]}, r"weights must have one number for each of the 50 samples, got shape \(2,\)"),
+        ({"weights": [1, 2]}, r"weights must have one value for each of the 50 samples, got shape \(2,\)"),
         ({"weights": [1] * 49 + [-1]}, r"1 are not; the first is weights\[49\] = -1"),
         ({"weights": [0] * 50}, "the sum of weights must be finite and greater than 0, got 0"),
         ({"weights": [float("nan")] * 50}, r"50 are not; the first is weights\[0\] = nan"),
@@ -143,7 +143,7 @@ def test_what_has_no_meaning_is_refused(options, text):
 
 
 def test_weights_that_are_no_numbers_are_refused():
-    with pytest.raises(TypeError, match="weights must be numbers, one for each sample, got list"):
+    with pytest.raises(TypeError, match="weights must be numbers, one per sample, got list"):
         gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=["a"] * 50)
 
 

@@ -95,7 +95,7 @@ def test_values_that_can_be_read_anywhere_are_plain(values):
         {"values": {1: ValueColumn([np.zeros(2), 8, 9])}},
         {"values": {1: ValueColumn([type("Own", (int,), {})(7), 8, 9])}},
         {"values": {1: ValueColumn([7, 8], np.array([0, 1]))}},
-        {"remark": "a leaf looks like boxes"},
+        {"warning": "a leaf looks like boxes"},
         {"encoded": [(0,)]},
         {"points": {1: ValueColumn([7, 8, 9])}},
         {"blocks": {1: block((0, ROWS))}},

@@ -15,7 +15,16 @@ from descriptors import descriptors
 
 import gpuload as gl
 from gpuload.ring import ring as ring_module
-from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring, move, on_collected, running_on
+from gpuload.ring.ring import (
+    GRANULE_BYTES,
+    MARGIN_BYTES,
+    Ring,
+    Slot,
+    map_ring,
+    move_processes,
+    on_collected,
+    run_on_cpus,
+)
 
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = frozenset({max(OWN)})
@@ -222,8 +231,8 @@ def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
         machine.ring.acquire(9 << 20)
     assert str(refusal.value) == (
         "decoded images need 9,437,184 more bytes of memory, in addition to 16,777,216 for the rest of the program, "
-        "but its control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, use fewer "
-        "workers, start the transforms with a crop, or raise the memory limit of the container or job"
+        "but the program's control group has only 25,165,824 bytes left. Use a smaller batch_size or chunk_size, use "
+        "fewer workers, start the transforms with a crop, or raise the memory limit of the container or job"
     )
     assert machine.ring.slots == machine.ring.slot_bytes == 0
     assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking
@@ -340,22 +349,22 @@ def test_nothing_is_called_once_the_interpreter_ends():
 
 @several
 def test_a_thread_goes_there_and_comes_back():
-    with running_on(LAST):
+    with run_on_cpus(LAST):
         assert os.sched_getaffinity(0) == LAST
         child = subprocess.run(
             [sys.executable, "-Sc", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, check=True
         )
-        with running_on(frozenset()):
+        with run_on_cpus(frozenset()):
             assert os.sched_getaffinity(0) == LAST
     assert os.sched_getaffinity(0) == OWN
     assert child.stdout.split() == [str(max(OWN)).encode()]
-    with pytest.raises(KeyError), running_on(LAST):
+    with pytest.raises(KeyError), run_on_cpus(LAST):
         raise KeyError
     assert os.sched_getaffinity(0) == OWN
 
 
 def test_cpus_that_the_system_refuses_change_nothing():
-    with running_on(frozenset({1 << 12})):
+    with run_on_cpus(frozenset({1 << 12})):
         assert os.sched_getaffinity(0) == OWN
     assert os.sched_getaffinity(0) == OWN
 
@@ -381,7 +390,7 @@ def test_all_threads_of_a_process_are_moved():
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
-        move([child.pid, 1 << 29], LAST)  # the other one has ended
+        move_processes([child.pid, 1 << 29], LAST)  # the other one has ended
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "True True\n"
 

@@ -293,7 +293,7 @@ def test_replay_gives_the_mixed_image_again(on_error):
         ),
         (
             {"batch_size": None},
-            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; give an even batch_size",
+            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an even batch_size",
         ),
         ({"batch_size": 3, "sampler": [1, 2]}, "batch_size must be even with MixUp"),
         ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),

@@ -68,7 +68,7 @@ def test_samples_of_several_structures_come_out_as_they_went_in():
             out[at + row * row_bytes :][:row_bytes] = samples.memory.bytes[begin : begin + row_bytes]
     first, second = content.images
     (masks,) = content.masks
-    assert (first.rows, second.row_numbers.tolist(), masks.row_numbers.tolist()) == (None, [0, 3], [1])
+    assert (first.rows, second.row_indices.tolist(), masks.row_indices.tolist()) == (None, [0, 3], [1])
     assert len(content.structures) == 4
     for column, own in ((first, numbers), (second, numbers[[0, 3]]), (masks, numbers[[1]])):
         for number, (at, (height, width, channels), size, region) in zip(own.tolist(), column.table, strict=True):

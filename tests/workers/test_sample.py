@@ -88,15 +88,15 @@ def test_a_broken_file_fails_alone():
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
 def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
-    cuts = decoder.cuts
+    cut_files = decoder.cut_files
 
     def refuse_one(wanted: Any) -> Any:
         if any(data is CUTTABLE[0] and region == (194, 167, 144, 162) for data, _, region in wanted):
             raise MemoryError("too large")
-        return cuts(wanted)
+        return cut_files(wanted)
 
     expected, *_ = epoch(CUTTABLE)
-    monkeypatch.setattr(decoder, "cuts", refuse_one)
+    monkeypatch.setattr(decoder, "cut_files", refuse_one)
     found, _, failed = epoch(CUTTABLE)
     assert failed == [3]
     assert sorted(found) == [number for number in range(COUNT) if number != 3]

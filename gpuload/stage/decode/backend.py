@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.decode.header import upright
+from gpuload.decode.header import turn_upright
 
 __all__ = ["DESTINATION", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "run_self_test"]
 
@@ -76,7 +76,7 @@ def copy_crops(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch
     memory = target.numpy()
     for (region, _, _, _), (shape, orientation, start) in zip(pixels, destinations.tolist(), strict=True):
         target_region = memory[start : start + region.size].reshape(shape)
-        target_region[:] = region if orientation == 1 else upright(region, orientation)
+        target_region[:] = region if orientation == 1 else turn_upright(region, orientation)
 
 
 def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:

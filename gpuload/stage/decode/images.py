@@ -189,7 +189,7 @@ class ImageDecoder:
         content = part.content
         assert content is not None
         column = content.images[encoded.column]
-        sample_row, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
+        sample_row, leaf = int(column.row_indices[encoded.row]), entry(column.leaves, encoded.row)
         source = encoded.source or content.source_list[sample_row]
         file = sample.Encoded(images.sources[row].data.tobytes(), "L" if encoded.grey else "RGB", source)
         region = column.table["region_tlhw"][encoded.row].tolist()

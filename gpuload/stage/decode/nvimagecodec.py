@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
-from gpuload.decode.native_messages import listen
+from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns_to_decode
+from gpuload.decode.native_messages import run_and_capture
 from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, run_self_test
 
@@ -119,7 +119,7 @@ class NvImageCodec:
         for name, backends in kinds_by_decoder.items():
             if only not in ("", name):
                 continue
-            decoder, message = listen(self._make_decoder, backends, threads)
+            decoder, message = run_and_capture(self._make_decoder, backends, threads)
             error = message or "the decoder could not be created"
             if decoder is not None:
                 error = run_self_test(functools.partial(self._decode_with, name, decoder), device)
@@ -167,7 +167,7 @@ class NvImageCodec:
     def _decode_with(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._region_decoders else None for source in sources]
-        images, message = listen(self._decode_batch, decoder, sources, boxes)
+        images, message = run_and_capture(self._decode_batch, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise OutOfDeviceMemory(message)
         if images is not None and not self._on_cpu:
@@ -222,7 +222,7 @@ def _box(source: Source) -> Box | None:
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None
-    start, stop = columns(left, width, image_width)
+    start, stop = columns_to_decode(left, width, image_width)
     return top, start, top + height, stop
 
 

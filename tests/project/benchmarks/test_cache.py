@@ -11,7 +11,7 @@ from benchmarks import cache
 def test_hits_of_a_small_cache_are_those_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SAMPLES", 600)
     monkeypatch.setattr(cache, "EPOCHS", 4)
-    hits, size = cache.measured(0.75)
-    assert hits == pytest.approx(cache.expected(0.75), abs=0.04)
+    hits, size = cache.measure_hit_rate(0.75)
+    assert hits == pytest.approx(cache.expected_hit_rate(0.75), abs=0.04)
     assert size == 1
-    assert cache.measured(1.0) == (1.0, 1.0)
+    assert cache.measure_hit_rate(1.0) == (1.0, 1.0)

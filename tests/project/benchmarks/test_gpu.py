@@ -20,7 +20,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.plan import FEEDS, LIGHT, NETWORKS, PARTS, Pace
 from benchmarks.gpu.rows import endless, measured
 from benchmarks.gpu.tables import device_share, judge, report
-from benchmarks.machine import absent
+from benchmarks.machine import missing_packages
 from benchmarks.peers.protocol import Peer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -221,7 +221,7 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         command,
         "find_photos",
-        lambda cache, photos: (command.make_up(cache / "p", count=2, height=24, width=32), "two"),
+        lambda cache, photos: (command.make_synthetic_photos(cache / "p", count=2, height=24, width=32), "two"),
     )
     path = tmp_path / "gpu.json"
     arguments = ["--only", ",".join(programs), "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
@@ -241,7 +241,7 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.processes
 def test_what_ends_it_leaves_a_report(tmp_path):
-    folder = command.make_up(tmp_path / "p", count=2, height=24, width=32)
+    folder = command.make_synthetic_photos(tmp_path / "p", count=2, height=24, width=32)
     path = tmp_path / "gpu.json"
     program = (
         "import signal, sys\nfrom benchmarks.gpu import __main__ as command\n"
@@ -266,7 +266,7 @@ def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(
         command,
         "find_photos",
-        lambda cache, photos: (command.make_up(cache / "p", count=2, height=24, width=32), "two"),
+        lambda cache, photos: (command.make_synthetic_photos(cache / "p", count=2, height=24, width=32), "two"),
     )
     monkeypatch.setattr(command, "_device", lambda device: "none")
     path = tmp_path / "gpu.json"
@@ -311,7 +311,7 @@ exec {sys.executable} "$@"
     status, printed = run_script("bench", tmp_path, PYTHON=str(python))
     assert status == 0, printed
     found = json.loads((tmp_path / "found" / "gpu.json").read_text())
-    lacking = set().union(*(NEEDING.get(package, set()) for package in absent()))
+    lacking = set().union(*(NEEDING.get(package, set()) for package in missing_packages()))
     away = {name: row.get("missing") for name, row in found["rows"].items() if row.get("missing")}
     assert away.keys() - lacking == {"dali_mixed"}, away
     for name in command.ROWS.keys() - away.keys():

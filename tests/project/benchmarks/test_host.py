@@ -36,8 +36,8 @@ def test_what_is_timed_within_counts_once():
     def burn() -> None:
         sum(range(200_000))
 
-    inner = clocks.around(burn, "draws")
-    outer = clocks.around(lambda: (inner(), burn()), "jobs")
+    inner = clocks.wrap(burn, "draws")
+    outer = clocks.wrap(lambda: (inner(), burn()), "jobs")
     clocks.take()
     outer()
     seconds = clocks.take()

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.interpreter import hasten
+from benchmarks.interpreter import speed_up_interpreter
 
 pytestmark = pytest.mark.interpreter
 
@@ -36,7 +36,7 @@ def launch(values: list[int]) -> list[int]:
 def interpreted():
     if os.environ.get("TRITON_INTERPRET") != "1":
         lacking.skip("Triton's interpreter")
-    hasten()
+    speed_up_interpreter()
 
 
 def test_it_computes_and_leaves_the_language_as_it_was():

@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks import loading, photos
 from benchmarks.loading import judge, median_of, parse, ratio
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
-from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm
+from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm_page_cache
 
 
 def rounds(*rates: float, **more: float) -> list[dict]:
@@ -73,7 +73,7 @@ def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
     assert len(files) == 60
     assert len({file.name for file in files}) == 60
     assert all(not file.is_symlink() and file.stat().st_nlink == 1 for file in files)
-    assert warm(root)[0] == 60
+    assert warm_page_cache(root)[0] == 60
     made = {file: file.stat().st_mtime_ns for file in files}
     assert copy_photos(jpeg_folder, tmp_path, 60) == root
     assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == made
@@ -127,7 +127,7 @@ def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: py
         raise photos.PhotographsMissing
 
     monkeypatch.setattr(photos, "make_folder", missing)
-    monkeypatch.setattr(photos, "VARIED", 1)
+    monkeypatch.setattr(photos, "GENERATED_COUNT", 1)
     root, described = find_photos(tmp_path)
     files = sorted(root.glob("*.jpg"))
     assert described.startswith("synthetic")
@@ -150,7 +150,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpuload_cuttable" in parse(["--cuttable"]).peers
     with pytest.raises(SystemExit):
         parse(["--only", "gpuload_cuttable"])
-    assert "--only gpuload_cuttable needs --cuttable too" in capsys.readouterr().err
+    assert "--only gpuload_cuttable also needs --cuttable" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse(["--only", "ffcv"])
     assert "got 'ffcv'" in capsys.readouterr().err

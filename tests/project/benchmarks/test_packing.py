@@ -10,11 +10,11 @@ import pytest
 from pictures import jpeg_bytes, smooth_image
 
 from benchmarks import packing
-from benchmarks.packing import BARE, GROUPS, ONE, PACK
+from benchmarks.packing import BARE, GROUPS, ONE_WORKER, PACK
 
 
 def one_round(bare: float, one: float, pack: float) -> dict[str, dict[str, float]]:
-    return {way: {"wall_s": wall, "cpu_s": wall} for way, wall in ((BARE, bare), (ONE, one), (PACK, pack))}
+    return {way: {"wall_s": wall, "cpu_s": wall} for way, wall in ((BARE, bare), (ONE_WORKER, one), (PACK, pack))}
 
 
 @pytest.mark.parametrize(

@@ -21,21 +21,23 @@ def recorded():
 @pytest.mark.parametrize("page", plot_rates.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_pages_are_what_was_recorded(recorded, page):
     text = page.read_text()
-    assert plot_rates.filled(text, plot_rates.tables(recorded)) == text, "run `python -m benchmarks.plot_rates`"
+    assert plot_rates.fill_page(text, plot_rates.format_tables(recorded)) == text, (
+        "run `python -m benchmarks.plot_rates`"
+    )
 
 
 def test_each_table_has_its_place(recorded):
     places = re.findall(r"<!-- measured: (.+) -->", "".join(page.read_text() for page in plot_rates.PAGES))
-    assert sorted(places) == sorted(plot_rates.tables(recorded))
+    assert sorted(places) == sorted(plot_rates.format_tables(recorded))
 
 
 def test_a_table_takes_the_place_of_the_one_before():
     page = "a\n\n<!-- measured: one -->\n| old |\n| 1 |\n\n<!-- measured: two -->\n\nz\n"
-    assert plot_rates.filled(page, {"one": "| new |\n", "two": "- 2\n"}) == (
+    assert plot_rates.fill_page(page, {"one": "| new |\n", "two": "- 2\n"}) == (
         "a\n\n<!-- measured: one -->\n| new |\n\n<!-- measured: two -->\n- 2\n\nz\n"
     )
     with pytest.raises(ValueError, match="measured: one --> is none of two"):
-        plot_rates.filled(page, {"two": ""})
+        plot_rates.fill_page(page, {"two": ""})
 
 
 def test_rows_are_those_that_were_measured_the_fastest_first():
@@ -45,7 +47,7 @@ def test_rows_are_those_that_were_measured_the_fastest_first():
         "turboloader": [{"images_per_s": [80], **rows}] * 2,
         "gpuload": [{"images_per_s": [70], **rows, "first_batch_s": 0.25, "worker_mb": 35, "worker_share_mb": 18}] * 2,
     }
-    assert plot_rates.by_rate(results) == ["gpuload", "turboloader", "torch_pillow"]
+    assert plot_rates.sort_by_rate(results) == ["gpuload", "turboloader", "torch_pillow"]
     recorded = {
         "results": results,
         "photos": {"files": 2000, "mean_kb": 129.6},
@@ -53,7 +55,7 @@ def test_rows_are_those_that_were_measured_the_fastest_first():
         "machine": {"cpu": "A CPU", "cpus": 2},
         "versions": {"torch": "2.13"},
     }
-    made = plot_rates.tables(recorded)
+    made = plot_rates.format_tables(recorded)
     assert made["about"] == "2 rounds over 2,000 files of 130 KB, 2 workers on 2 CPUs (A CPU);\ntorch 2.13.\n"
     assert made["whole"] == ""
     assert made["readme"].splitlines()[2:] == [
@@ -69,7 +71,7 @@ def test_rows_are_those_that_were_measured_the_fastest_first():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", plot_rates.PICTURES)
+@pytest.mark.parametrize("name", plot_rates.PICTURE_COLOURS)
 def test_the_plot_is_what_was_recorded(recorded, name, tmp_path):
     lacking.require("matplotlib")
     plot_rates.draw(recorded, tmp_path / name)
@@ -82,6 +84,6 @@ def test_the_plot_is_what_was_recorded(recorded, name, tmp_path):
 def test_the_photographs_are_what_transforms_make_of_them():
     lacking.require("skimage")
     with Image.open(plot_augmented.PICTURE) as kept:
-        difference = np.abs(np.asarray(kept, np.int16) - np.asarray(plot_augmented.sheet(), np.int16))
+        difference = np.abs(np.asarray(kept, np.int16) - np.asarray(plot_augmented.draw_sheet(), np.int16))
     assert difference.mean() < 4, "run `python -m benchmarks.plot_augmented`"  # a JPEG's
     assert plot_augmented.PICTURE.stat().st_size < 200_000

@@ -21,6 +21,6 @@ def test_it_runs(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", rows.KINDS)
 def test_both_loaders_give_all_of_it(kind):
-    dataset = rows.dataset_of(kind, 4096)
-    for loader in rows.loaders_of(dataset, 0).values():
+    dataset = rows.build_dataset(kind, 4096)
+    for loader in rows.build_loaders(dataset, 0).values():
         assert sum(len(batch[0] if isinstance(batch, list | tuple) else batch) for batch in loader) == len(dataset)

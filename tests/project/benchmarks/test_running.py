@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.running import in_turns, markdown, table
+from benchmarks.running import format_markdown, format_table, run_rounds
 
 
 def test_long_headings_take_several_lines() -> None:
-    text = table(["", "CPU s per 1,000 images", "MB/s"], [["gpuload", "1.14", "7"], ["DALI", "10.5", "12"]], "a title")
+    text = format_table(
+        ["", "CPU s per 1,000 images", "MB/s"], [["gpuload", "1.14", "7"], ["DALI", "10.5", "12"]], "a title"
+    )
     assert text.splitlines() == [
         "a title",
         "         CPU s per  MB/s",
@@ -16,7 +18,7 @@ def test_long_headings_take_several_lines() -> None:
         "gpuload       1.14     7",
         "DALI          10.5    12",
     ]
-    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+    assert format_markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
 def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again() -> None:
@@ -27,7 +29,7 @@ def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again(
         calls.append(way)
         return {"error": "broken"} if way == "b" else {"way": way}
 
-    rounds = in_turns("abc", 2, run, failed)
+    rounds = run_rounds("abc", 2, run, failed)
     assert calls == ["a", "b", "c", "c", "a"]
     assert rounds == [{"a": {"way": "a"}, "c": {"way": "c"}}, {"c": {"way": "c"}, "a": {"way": "a"}}]
     assert failed == {"b": {"error": "broken"}}

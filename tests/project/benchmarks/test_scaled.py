@@ -14,24 +14,24 @@ from benchmarks import scaled
 from benchmarks.scaled import (
     FITTED,
     SCALED_FITTED,
-    Seen,
-    chosen_with,
+    RegionMeasurement,
+    apply_constants,
     count_cross_validated,
     count_robust,
-    current_constants,
     estimate_costs,
     fit_constants,
     is_near_best,
     is_settled,
     measure_region,
-    summary,
+    read_constants,
+    summarize,
 )
 from gpuload.decode import Decoder
 
 
-def seen(exact_ms: float, fast_ms: float, fast: bool, most: int = 4) -> Seen:
+def seen(exact_ms: float, fast_ms: float, fast: bool, most: int = 4) -> RegionMeasurement:
     terms = (0.0,) * 10
-    return Seen(exact_ms, fast_ms, 1.0, most == 4, fast, 1.0, most, 255.0**2 / 10**most, terms, terms)
+    return RegionMeasurement(exact_ms, fast_ms, 1.0, most == 4, fast, 1.0, most, 255.0**2 / 10**most, terms, terms)
 
 
 def test_choices_are_held_against_the_better_way():
@@ -41,7 +41,7 @@ def test_choices_are_held_against_the_better_way():
     assert is_near_best([seen(10, 9.4, False), seen(20, 10, True)]), "the costs of a photograph's regions are added up"
     assert not is_near_best([seen(10, 9.4, False), seen(10, 9.4, False)])
     photos = [[seen(10, 5, True), seen(10, 12, False)], [seen(10, 12, True, most=3)]]
-    found = summary(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
+    found = summarize(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
     assert (found["photographs"], found["regions"], found["fast"]) == (2, 3, 2)
     assert (found["photographs_near"], found["regions_near"], found["regions_settled"]) == (1, 2, 2)
     assert (found["exact_ms"], found["chosen_ms"], found["better_ms"]) == (10, 9, pytest.approx(25 / 3))
@@ -63,7 +63,7 @@ def test_rounds_go_on_until_the_ratio_is_known():
     assert not is_settled([(10, 9.4), (10, 9.6)] * 10), "5% or not"
 
 
-def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -> list[Seen]:
+def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -> list[RegionMeasurement]:
     """Regions that cost what a model with these constants says, each measured at another speed of the machine."""
     both = rng.uniform(1e6, 1e7, (number, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)
     figures = []
@@ -71,7 +71,9 @@ def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -
         speed = rng.uniform(0.5, 2) / 1e6
         costs = exact @ constants, fast @ constants, fast[-2:] @ constants[-2:]
         chosen = bool(rng.integers(2))
-        figures.append(Seen(*(speed * cost for cost in costs), True, chosen, 0, 0, 0, tuple(exact), tuple(fast)))
+        figures.append(
+            RegionMeasurement(*(speed * cost for cost in costs), True, chosen, 0, 0, 0, tuple(exact), tuple(fast))
+        )
     return figures
 
 
@@ -91,15 +93,15 @@ def test_choices_with_the_constants_in_use_are_the_models():
     looked = [measure_region(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
     found = [one for one in looked if one is not None]
     assert {one.fast for one in found} == {False, True}
-    assert chosen_with(current_constants(), found) == found
+    assert apply_constants(read_constants(), found) == found
 
 
 def test_the_worst_of_shifted_constants_counts():
-    constants = list(current_constants().values())
+    constants = list(read_constants().values())
     exact, fast = [0.0] * 10, [0.0] * 10
     exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
     even = seen(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
-    assert chosen_with(current_constants(), [even])[0].fast
+    assert apply_constants(read_constants(), [even])[0].fast
     assert count_robust([[even]]) == 0, "with another of the two the way that costs 10% more is chosen"
     clear = even._replace(exact_terms=tuple(2 * term for term in exact))
     assert count_robust([[clear]]) == 1

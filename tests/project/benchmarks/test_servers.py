@@ -13,7 +13,7 @@ from stored import jpegs
 from tars import archive
 
 import gpuload as gl
-from benchmarks.servers import serving
+from benchmarks.servers import serve_folder
 from gpuload import transforms as T
 
 pytestmark = pytest.mark.processes
@@ -38,7 +38,7 @@ def test_a_real_server_gives_what_a_folder_gives(kind: str, tmp_path: Path, monk
         root / "x.tar",
         [(f"{n}.{end}", data) for n, image in enumerate(jpegs()) for end, data in (("jpg", image), ("cls", b"1"))],
     )
-    with serving(root) as places:
+    with serve_folder(root) as places:
         if kind not in places:
             lacking.skip("a server", kind)
         url, options = places[kind]

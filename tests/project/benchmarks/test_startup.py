@@ -8,14 +8,14 @@ import lacking
 import pytest
 
 from benchmarks import startup
-from benchmarks.photos import make_up
+from benchmarks.photos import make_synthetic_photos
 
 
 @pytest.mark.processes
 def test_it_runs(tmp_path, capsys, monkeypatch):
     lacking.require("torchvision")
     monkeypatch.setattr(startup, "LOADERS", ("gpuload", "fork"))
-    photos = make_up(tmp_path / "photos", count=8, height=40, width=50)
+    photos = make_synthetic_photos(tmp_path / "photos", count=8, height=40, width=50)
     path = tmp_path / "startup.json"
     given = ["--photos", str(photos), "--cache", str(tmp_path), "--files", "512", "--json", str(path)]
     assert startup.main([*given, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0

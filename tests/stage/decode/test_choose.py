@@ -126,10 +126,10 @@ def test_the_version_of_the_driver(monkeypatch, answer, expected):
 
 
 def test_shares_are_spread_evenly_over_positions_and_ranks():
-    from gpuload.decode.options import device_rows
+    from gpuload.decode.options import select_device_samples
 
     for share in (0.1, 0.5, 0.9):
         for first, ranks in ((0, 1), (1000, 2), (3, 8)):
-            found = device_rows(np.arange(first, first + 256 * ranks, ranks), share).mean()
+            found = select_device_samples(np.arange(first, first + 256 * ranks, ranks), share).mean()
             assert abs(found - share) < 0.05
-    assert device_rows(np.arange(5), 1.0).all()
+    assert select_device_samples(np.arange(5), 1.0).all()

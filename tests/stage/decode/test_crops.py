@@ -12,7 +12,7 @@ import pytest
 import torch
 from simulated.runtime import simulated
 
-from gpuload.decode.header import upright
+from gpuload.decode.header import turn_upright
 from gpuload.stage.decode import crops
 from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
@@ -32,7 +32,7 @@ def told(stored: list[np.ndarray]) -> list[Pixels]:
 
 
 def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
-    shapes = [upright(one, int(orientation)).shape for one, orientation in zip(stored, orientations, strict=True)]
+    shapes = [turn_upright(one, int(orientation)).shape for one, orientation in zip(stored, orientations, strict=True)]
     places = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
     target = torch.full((size,), 7, dtype=torch.uint8).to(device)
     copy_crops(told(stored), places, target)
@@ -50,7 +50,7 @@ def test_crops_of_all_orientations_get_to_their_places():
     size = int(starts[-1] + sizes[-1] + 9)
     expected = np.full(size, 7, np.uint8)
     for one, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
-        expected[start : start + one.size] = upright(one, orientation).ravel()
+        expected[start : start + one.size] = turn_upright(one, orientation).ravel()
     assert np.array_equal(run("cpu", stored, orientations, starts, size), expected)
     with simulated("eager"):
         assert np.array_equal(run("cuda:1", stored, orientations, starts, size), expected)

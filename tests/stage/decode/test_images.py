@@ -16,7 +16,7 @@ from simulated.decoder import ENGINE, OTHER, decoding_with
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.decode.options import device_rows
+from gpuload.decode.options import select_device_samples
 
 COUNT = 20
 CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
@@ -360,7 +360,7 @@ def test_a_sample_is_replayed_with_the_decoder_that_its_position_has():
     with decoding_with() as made, loader(files, decode=DECODES["a third"], info=False) as own:
         for position in range(4):
             own.replay(0, position)
-    assert [sum(decoder.calls) for decoder in made] == device_rows(np.arange(4), 0.3).tolist() == [1, 0, 1, 0]
+    assert [sum(decoder.calls) for decoder in made] == select_device_samples(np.arange(4), 0.3).tolist() == [1, 0, 1, 0]
 
 
 def test_a_session_gives_the_decoder_back():
