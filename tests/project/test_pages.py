@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -106,6 +107,19 @@ def test_each_module_says_what_it_is():
 
 def test_the_architecture_is_short():
     assert len(ARCHITECTURE.splitlines()) <= 200
+
+
+def test_the_architecture_names_what_is_in_the_code():
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    classes = {
+        node.name: node for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)
+    }
+    for name, attribute in re.findall(r"`([A-Z]\w*[a-z])\.(\w+)`", ARCHITECTURE):
+        assert re.search(rf"\b{attribute}\b", ast.unparse(classes[name])), f"{name}.{attribute}"
+    blocks = re.findall(r"<!-- not run: a part of gpuload -->\n *```python\n(.*?)^ *```$", ARCHITECTURE, re.M | re.S)
+    assert blocks
+    for block in map(textwrap.dedent, blocks):
+        assert any(block in text for text in sources), block
 
 
 def test_hooks_use_the_ruff_that_is_tested():
