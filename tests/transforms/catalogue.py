@@ -21,54 +21,56 @@ BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end o
 ANTIALIASED = (
     "supports bilinear, bicubic, lanczos and nearest; with `antialias=False`, behaves like torch's `interpolate`"
 )
-FILLED = "`fill` is in levels, and can be a dict that maps types to fills: `{gl.Image: …, gl.Mask: …}`"
-LEVELS = "still works on levels after `ToDtype`"
+FILLED = "`fill` is a pixel value before `ToDtype`, or a dict that maps types to fills: `{gl.Image: …, gl.Mask: …}`"
+INTEGERS = "computes on integers even after `ToDtype`"
 CLASSIFICATION = "refuses samples with masks, boxes or keypoints, as in torchvision"
 TIMM = "not in torchvision; from timm"
 ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
 
-# Differences from torchvision, and other remarks; "" means the same, with a draw for each sample.
+# Differences from torchvision, and other remarks; "" means the same, with random parameters for each sample.
 NOTES: dict[str, str] = {
     "AugMix": f"{CLASSIFICATION}",
     "AutoAugment": f"also accepts a string as `policy`; {CLASSIFICATION}",
     "CenterCropOrPad": TIMM,
     "ClampBoundingBoxes": "all clamping modes have the same result, because boxes are never rotated",
-    "ColorJitter": f"the order of operations is also random for each sample; {LEVELS}",
+    "ColorJitter": f"the order of operations is also random for each sample; {INTEGERS}",
     "Compose": "equivalent to listing its transforms directly; accepted wherever a list of transforms is",
     "ConvertBoundingBoxFormat": "",
     "CopyPaste": "combines the sample with its neighbour in the epoch's order; part of torchvision's "
     "references, not of the package",
     "Custom": "not in torchvision; base class for your own transforms",
     "CutMix": "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample "
-    "half a batch away); λ and the box are random for each sample; comes after `ToDtype` or `Normalize`; "
-    "`label_smoothing` is from timm",
-    "GaussianBlur": "σ is random for each sample; weights are multiples of 2⁻¹⁶",
-    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is added to levels; the noise is the "
-    "same on every device",
+    "half a batch away); the mixing ratio and the box are random for each sample; comes after `ToDtype` or "
+    "`Normalize`; `label_smoothing` is from timm",
+    "GaussianBlur": "σ is random for each sample; kernel weights are rounded to multiples of 2⁻¹⁶",
+    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is truncated to integers; the noise is "
+    "the same on every device",
     "Grayscale": "",
     "Identity": "",
-    "Lambda": "calls a function or module with a batch, or with each image; passes only images",
+    "Lambda": "calls a function or module with a batch of images, or with each image; does not pass targets",
     "MixUp": "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample "
-    "half a batch away); λ is random for each sample; comes after `ToDtype` or `Normalize`; "
+    "half a batch away); the mixing ratio is random for each sample; comes after `ToDtype` or `Normalize`; "
     "`label_smoothing` is from timm",
     "Mosaic": "not in torchvision; known from YOLO; combines the sample with three neighbours in the epoch's order",
     "MultiView": "not in torchvision; makes several views of an image, which is decoded once",
-    "Normalize": "also accepts uint8 images, which it scales by 1/255; refuses a mean in levels, unless "
+    "Normalize": "also accepts uint8 images, which it scales by 1/255; refuses a mean on the scale 0 … 255, unless "
     "`ToDtype('float32')` without `scale` comes before it; `inplace` has no effect",
     "Pad": FILLED,
     "RandAugment": f"{CLASSIFICATION}",
     "RandomAffine": FILLED,
     "RandomCrop": FILLED,
     "RandomCropOrPad": TIMM,
-    "RandomErasing": "`mode`, `min_count` and `max_count` are from timm; before `ToDtype`, `value` is a level",
-    "RandomIoUCrop": "immediately drops boxes whose centres are outside the crop, with their labels and masks",
+    "RandomErasing": "`mode`, `min_count` and `max_count` are from timm; before `ToDtype`, `value` is on "
+    "the scale 0 … 255",
+    "RandomIoUCrop": "drops boxes whose centres are outside the crop, with their labels and masks; in torchvision, "
+    "`SanitizeBoundingBoxes` drops them",
     "RandomPerspective": FILLED,
     "RandomResize": ANTIALIASED,
     "RandomResizedCrop": f'{ANTIALIASED}; `interpolation="random"` is from timm',
     "RandomRotate90": ALBUMENTATIONS,
     "RandomRotation": FILLED,
     "RandomShortestSize": ANTIALIASED,
-    "RandomSolarize": "`threshold` is in levels, or in 0 … 1 after `ToDtype(scale=True)`, as in torchvision",
+    "RandomSolarize": "`threshold` is on the scale 0 … 255, or 0 … 1 after `ToDtype(scale=True)`, as in torchvision",
     "RandomTranspose": ALBUMENTATIONS,
     "RandomZoomOut": FILLED,
     "Resize": ANTIALIASED,
@@ -83,7 +85,7 @@ NOTES: dict[str, str] = {
     "ToDtype": "converts to float32, float16, bfloat16 or uint8; converts masks if `mask_dtype` is set, or if `dtype` "
     "is a dict that maps types to dtypes",
     "TrimBorder": TIMM,
-    "UniformTemporalSubsample": "accepts clips T×H×W×C and lists of frames; selects frames before they are decoded",
+    "UniformTemporalSubsample": "accepts T×H×W×C clips and lists of frames; selects frames before they are decoded",
     "TrivialAugmentWide": f"{CLASSIFICATION}",
 }
 
@@ -113,8 +115,8 @@ def plain(value: Any) -> str:
 def states(kind: Any) -> str:
     """Return the kinds of values that a transform works on."""
     if not isinstance(kind.works_on, tuple):
-        return "levels" if kind is T.ToDtype else "as the contained transforms"
-    short = {"uint8": "levels", "float": "floats", "normalized": "normalised"}
+        return "integers" if kind is T.ToDtype else "as the contained transforms"
+    short = {"uint8": "integers", "float": "floats", "normalized": "normalised"}
     return ", ".join(short[state] for state in kind.works_on)
 
 
