@@ -131,7 +131,8 @@ def judge(results: Results) -> list[running.Verdict]:
         verdicts.append(
             running.Verdict(f"first batch within {FIRST_BATCH_S} s: {first_s:.2f} s", first_s <= FIRST_BATCH_S)
         )
-        text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the shared memory)"
+        share = f"{share_mb:.0f} MB as its share of the shared memory"
+        text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share})"
         verdicts.append(running.Verdict(text, worker_mb < WORKER_MB))
     for peer, least in CUTTABLE_GOALS.items():
         at_least(least, CUTTABLE, peer, f"over cuttable files at least {least} times {NAMES[peer]}")
