@@ -83,7 +83,7 @@ def families() -> dict[str, list[str]]:
     """Return the names in gpuload.transforms for each family."""
     made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
     for name in sorted(transforms.__all__, key=str.lower):
-        home = transforms._HOMES.get(name, name)
+        home = transforms._MODULE_OF_NAME.get(name, name)
         made[next(title for title, modules in FAMILIES if home in modules.split())].append(name)
     return made
 

@@ -53,9 +53,9 @@ MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # The kind of a leaf, and an index: "image" and its index among the sample's images; "clip" and the index of its first
 # frame; or "mask", "points" or "group" and 0.
-Mark = tuple[str, int]
-GROUP: Mark = ("group", 0)  # a container that becomes a list with one entry per image
-POINTS: Mark = ("points", 0)
+LeafKind = tuple[str, int]
+GROUP: LeafKind = ("group", 0)  # a container that becomes a list with one entry per image
+POINTS: LeafKind = ("points", 0)
 Ragged = Literal["error", "list", "pad"]
 
 
@@ -92,7 +92,7 @@ class BatchOptions:
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
                 f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
-                "which gets each image in its own size; leave this argument out (gpuload.pad_collate pads)"
+                f"which gets each image in its own size; leave out {argument} (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
@@ -110,8 +110,8 @@ class FinishedColumns:
     Attributes:
         views: the number of views of a `MultiView`; None without a `MultiView`.
         cells: for each row, the leaves that were finished one by one, keyed by leaf index.
-        numbers: int64 (N,), define which samples are combined: those whose numbers differ only in the last bit (for
-            pairs) or the last two bits (for groups of four).
+        numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last bit
+            (for pairs) or the last two bits (for groups of four).
         full_columns: leaves that were finished for all rows together: blocks, and masks of one shape as one tensor.
         planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
         images: the results of the stage, for each of `Columns.images` and each view.
@@ -168,7 +168,7 @@ class Outline:
     """
 
     structure: Structure
-    marks: list[Mark | None]
+    marks: list[LeafKind | None]
     leaves: list[list[Any]]
 
 
@@ -202,7 +202,7 @@ def outline_of(columns: Columns) -> Outline:
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
 
 
-def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
+def _find_marks(columns: Columns) -> list[dict[int, LeafKind]]:
     """Return the marks of the leaves of each sample, keyed by leaf index; a single entry in the usual case that all
     rows are the same."""
     images = [("image", index, column) for index, column in enumerate(columns.images)]
@@ -211,7 +211,7 @@ def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
     common_marks = {column.leaf: (kind, index) for kind, index, column in images} | dict.fromkeys(points, POINTS)
     if None not in common_marks and all(column.rows is None for column in points.values()):
         return [common_marks]  # pyright: ignore[reportReturnType]
-    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
+    marks: list[dict[int, LeafKind]] = [{} for _ in range(len(columns))]
     for kind, index, column in images:
         for row, leaf in column.rows_and_leaves():
             marks[row][leaf] = (kind, index)
@@ -221,7 +221,7 @@ def _find_marks(columns: Columns) -> list[dict[int, Mark]]:
     return marks
 
 
-def _outline_sample(structure: Structure, marks: dict[int, Mark]) -> Outline:
+def _outline_sample(structure: Structure, marks: dict[int, LeafKind]) -> Outline:
     """Return the outline of one sample."""
     leaves: list[int | Group] = []
     folded_structure, _ = _fold(structure, 0, marks, leaves)
@@ -229,11 +229,11 @@ def _outline_sample(structure: Structure, marks: dict[int, Mark]) -> Outline:
     return Outline(folded_structure, folded_marks, [[entry] for entry in leaves])
 
 
-def _mark_of_group(group: Group, marks: dict[int, Mark]) -> Mark:
+def _mark_of_group(group: Group, marks: dict[int, LeafKind]) -> LeafKind:
     return ("clip", marks[group.first_leaf][1]) if group.node[0] == "clip" else GROUP
 
 
-def _fold(node: Structure, start: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
+def _fold(node: Structure, start: int, marks: dict[int, LeafKind], leaves: list[int | Group]) -> tuple[Structure, int]:
     """Fold each group within a node of a sample into one leaf. The node's leaves begin at index `start`. Append the new
     structure's leaves to `leaves`; return the new structure, and the index of the leaf after the node."""
     if node == LEAF:
@@ -308,13 +308,13 @@ def collate(
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
 
-    def collate_leaf(within: str) -> Any:
+    def collate_leaf(container_kind: str) -> Any:
         number = next(numbers)
         if number in collated:
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         column = _column_cells(columns, outputs, outline.leaves[number])
-        entries = tuple(column) if within in ("tuple", "list") else column
+        entries = tuple(column) if container_kind in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assemble(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
@@ -360,7 +360,7 @@ def _cell(
 
 
 def keep_meta(value: Any) -> Any:
-    """Return a value as the dataset returned it, with metadata as leaves."""
+    """Return a value as the dataset returned it, with metadata still in `MetaInt` and the like."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
@@ -384,7 +384,7 @@ def _describe_sample(outline: Outline, structure: Structure) -> str:
 
 
 def _collate_column(
-    column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, name_of: Callable[[int], str]
+    column: Sequence[Any], get_field_name: Callable[[], str], to_device: ToDevice, get_sample_name: Callable[[int], str]
 ) -> Any:
     types = set(map(type, column))
     if not types.isdisjoint(META):
@@ -398,14 +398,16 @@ def _collate_column(
         shapes = [None if getattr(value, "is_nested", False) else getattr(value, "shape", None) for value in column]
         mismatch = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
         reason = (
-            f"{name_of(0)} has shape {tuple(shapes[0] or ())} and {name_of(mismatch)} has "
+            f"{get_sample_name(0)} has shape {tuple(shapes[0] or ())} and {get_sample_name(mismatch)} has "
             f"{tuple(shapes[mismatch] or ())}"
             if mismatch is not None
-            else f"{name_of(0)} has a {_describe_kind(column[0])}"
+            else f"{get_sample_name(0)} has a {_describe_kind(column[0])}"
         )
-        subject = f"field {name()!r} of the samples" if name() else "the samples"
+        field_name = get_field_name()
+        subject = f"field {field_name!r} of the samples" if field_name else "the samples"
+        remedy = _find_remedy(column, field_name, shapes)
         raise CollateError(
-            f"{subject} cannot be collated into a batch: {reason} ({error}); {_find_remedy(column, name(), shapes)}",
+            f"{subject} cannot be collated into a batch: {reason} ({error}); {remedy}",
             error_class_names(error),
         ) from error
     return to_device(result) if isinstance(result, torch.Tensor) else result
@@ -445,7 +447,7 @@ def _find_remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str
         function = f"pad({name!r})" if name else "pad_collate"
         remedy = f"collate_fn=gpuload.{function} pads them"
         if is_image_array(column[0]):
-            return remedy + "; return images as gpuload.Image(array), which ragged='list' or 'pad' collates"
+            return remedy + "; if they are images, return gpuload.Image(array), which ragged='list' or 'pad' collates"
         boxes_note = "; boxes returned as gpuload.Boxes(array, format) are collated to a list"
         return remedy + boxes_note * (len(shapes[0]) == 2 and shapes[0][1] == 4)
     return "return values of one shape, of types that torch's default_collate knows"

@@ -16,9 +16,10 @@ inherited descriptor shares its open file description with the parent's, so each
 
 The least recently used entries are evicted first, 1/64 of the cache at a time. The allowed bytes adapt to the hit rate:
 each time the number of *repeated* requests since the last check reaches the number of samples, the hit rate is compared
-with the hit rate that the full limit would have given. The latter also counts a miss whose sample was requested so
-recently that all samples requested since would have fit. If the possible hit rate is below 1%, the allowed bytes are
-halved, down to 1/16 of the limit; if it exceeds the hit rate by more than 1%, they are doubled, up to the limit.
+with the *possible* hit rate, which the full limit would have given. It also counts as hits the misses whose samples
+were requested so recently that all samples requested since would have fit. If the possible hit rate is below 1%, the
+allowed bytes are halved, down to 1/16 of the limit; if it exceeds the hit rate by more than 1%, they are doubled, up to
+the limit.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from gpuload.datasets.memory import memory_file
 
 __all__ = ["CacheLocation", "Entries"]
 
-NAME: Final = "samples.gpuload-cache"
-IN_USE: Final = "in-use"
+FILE_NAME: Final = "samples.gpuload-cache"
+LOCK_NAME: Final = "in-use"
 PAGE: Final = 4096
 PAGES_BITS: Final = 24
 PAGES_MASK: Final = (1 << PAGES_BITS) - 1
 # `near_misses` are repeated requests that would have been hits with the full limit.
 COUNTERS: Final = ("hits", "first_misses", "repeated_misses", "near_misses", "too_large")
-SLOTS: Final = 256  # sets of counters; two processes that share a set occasionally lose a count
-SLOT_WORDS: Final = 8  # a cache line
+COUNTER_SETS: Final = 256  # sets of counters; two processes that share a set occasionally lose a count
+COUNTER_SET_WORDS: Final = 8  # a cache line
 ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, and the sample's index, length in bytes and CRC-32
 EVICTION_DIVISOR: Final = 64
 MIN_SHARE_DIVISOR: Final = 16
@@ -90,20 +91,20 @@ class CacheLocation:
     Attributes:
         fd: the memfd, or an open file whose lock marks the folder as in use.
         data_at: the offset of the first entry in the file.
-        is_new: whether no other process uses the cache, so that this process can recreate it.
+        is_new: whether this process opened the cache itself, and can recreate it if no other process uses it.
     """
 
     def __init__(self, samples: int, limit_bytes: int, key: bytes, folder: str = "", fd: int | None = None) -> None:
         self.samples, self.limit_bytes, self.key, self.folder = samples, limit_bytes, key, folder
-        self.data_at = -(-(PAGE + SLOTS * SLOT_WORDS * 8 + 16 * samples) // PAGE) * PAGE
+        self.data_at = -(-(PAGE + COUNTER_SETS * COUNTER_SET_WORDS * 8 + 16 * samples) // PAGE) * PAGE
         self.is_new = fd is None
         if fd is None and folder:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            fd = os.open(os.path.join(folder, IN_USE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         elif fd is None:
-            memory = memory_file("cache", self.data_at)
-            fd = fcntl.fcntl(memory, fcntl.F_DUPFD_CLOEXEC, 3)  # skip 0 to 2, the standard streams
-            os.close(memory)
+            memory_fd = memory_file("cache", self.data_at)
+            fd = fcntl.fcntl(memory_fd, fcntl.F_DUPFD_CLOEXEC, 3)  # skip 0 to 2, the standard streams
+            os.close(memory_fd)
         self.fd = fd
         if fd >= 0:
             os.set_inheritable(fd, False)
@@ -119,7 +120,7 @@ class CacheLocation:
         if not self.folder:
             return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(os.path.join(self.folder, NAME), flags, 0o600)
+        return os.open(os.path.join(self.folder, FILE_NAME), flags, 0o600)
 
     def share(self) -> None:
         """Allow other processes to use the cache, now that its file exists."""
@@ -132,7 +133,7 @@ class CacheLocation:
 
 
 class Entries:
-    """A cache that is open in this process.
+    """The entries of a cache, which this process has open.
 
     Args:
         location: the location of the cache file.
@@ -160,7 +161,7 @@ class Entries:
                 f"the cache in {location.folder!r} is in use with bytes_limit={self._head.limit}, got "
                 f"{location.limit_bytes}; use the same limit in all processes"
             )
-        self._counters = self._slots[os.getpid() % SLOTS]
+        self._counters = self._counter_sets[os.getpid() % COUNTER_SETS]
 
     def _prepare(self, is_same_cache: bool) -> None:
         """Create the file, or take over the file of an earlier run."""
@@ -184,8 +185,8 @@ class Entries:
         mapping = mmap.mmap(self._fd, self._location.data_at)
         values, samples = np.frombuffer(mapping, np.uint64, offset=PAGE), self._location.samples
         self._head = Head.from_buffer(mapping)
-        self._slots = values[: SLOTS * SLOT_WORDS].reshape(SLOTS, SLOT_WORDS)
-        self._words, self._last_requests = values[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
+        self._counter_sets = values[: COUNTER_SETS * COUNTER_SET_WORDS].reshape(COUNTER_SETS, COUNTER_SET_WORDS)
+        self._words, self._last_requests = values[COUNTER_SETS * COUNTER_SET_WORDS :][: 2 * samples].reshape(2, samples)
         return bytes(self._head.key) == self._location.key
 
     def get(self, index: int, read: Callable[[memoryview], Any]) -> Any:
@@ -239,7 +240,7 @@ class Entries:
 
     def drop(self, index: int, word: int | None = None) -> bool:
         """Drop the entry of a sample, and return whether an entry was dropped. If `word` is passed and differs from the
-        table, another process has replaced the entry in the meantime, and the new entry stays."""
+        one in the table, another process has replaced the entry in the meantime, and the new entry stays."""
         with self._hold_lock():
             current_word = int(self._words[index])
             if not current_word or word not in (None, current_word):
@@ -254,7 +255,7 @@ class Entries:
     def totals(self) -> dict[str, int]:
         """Return the counters of all processes and the size of the cache, as fields of `CacheStatistics`."""
         with self._hold_lock():
-            head, (hits, first, repeated, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
+            head, (hits, first, repeated, _, too_large, *_) = self._head, self._counter_sets.sum(axis=0).tolist()
             counts = {"hits": hits, "misses": first + repeated, "evicted": head.evicted, "too_large": too_large}
             return {**counts, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
 
@@ -338,7 +339,7 @@ class Entries:
     def _adapt_allowed_bytes(self) -> None:
         """Halve or double the allowed bytes, as the module's docstring describes."""
         head = self._head
-        hits, _, repeated_misses, near_misses, *_ = self._slots.sum(axis=0).tolist()
+        hits, _, repeated_misses, near_misses, *_ = self._counter_sets.sum(axis=0).tolist()
         requests = hits + repeated_misses - head.requests_before
         if requests < max(1, self._location.samples):
             return
@@ -366,7 +367,9 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     """
     if LIBC.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         code = ctypes.get_errno()
-        raise OSError(code, f"cannot free a part of a file: {os.strerror(code)}")
+        raise OSError(
+            code, f"cannot punch a hole in a file ({os.strerror(code)}); use a folder on ext4, XFS, btrfs or tmpfs"
+        )
 
 
 def _boot_id() -> int:

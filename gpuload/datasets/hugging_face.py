@@ -35,12 +35,12 @@ class WrappedRows(Dataset):
         column_names: the names of the dataset's columns.
     """
 
-    def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
-        _check_format(dataset.format["type"], got)
+    def __init__(self, dataset: Any, mode: Mode | None, prefix: str) -> None:
+        _check_format(dataset.format["type"], prefix)
         self.dataset = copy.deepcopy(dataset)  # shares the tables, but not the features, which change below
         columns = _sample_columns(self.dataset)
         self._plan = _build_plan({name: self.dataset.info.features[name] for name in columns}, mode)
-        _check_images(self._plan, columns, got)
+        _check_images(self._plan, columns, prefix)
 
     @property
     def features(self) -> Any:
@@ -113,17 +113,17 @@ class WrappedStream:
         dataset: the wrapped dataset, with the decoding of images disabled.
     """
 
-    def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
+    def __init__(self, dataset: Any, mode: Mode | None, prefix: str) -> None:
         formatting = getattr(dataset, "_formatting", None)
-        _check_format(None if formatting is None else formatting.format_type, got)
+        _check_format(None if formatting is None else formatting.format_type, prefix)
         if dataset.features is None:
             raise TypeError(
-                f"{got} whose columns are unknown before it is read, as after map(); declare them with "
+                f"{prefix} whose columns are unknown before it is read, as after map(); declare them with "
                 "dataset.cast(datasets.Features({…})), with datasets.Image() for images"
             )
         features = copy.deepcopy(dataset.features)
         self._plan = _build_plan(features, mode)
-        _check_images(self._plan, list(features), got)
+        _check_images(self._plan, list(features), prefix)
         self.dataset = dataset.decode(False)
 
     def set_epoch(self, epoch: int) -> None:
@@ -179,21 +179,21 @@ class StreamPass:
         self._dataset.load_state_dict(state)
 
 
-def _check_format(format_type: str | None, got: str) -> None:
+def _check_format(format_type: str | None, prefix: str) -> None:
     if format_type is not None:
         formatting = (
             "a transform (set_transform, with_transform)" if format_type == "custom" else f"the format {format_type!r}"
         )
         raise TypeError(
-            f"{got} with {formatting}, which takes decoded images: pass dataset.with_format(None), and transform "
-            "images with Loader(transforms=…); gpuload's batches are tensors"
+            f"{prefix} with {formatting}, which is applied after decoding: pass dataset.with_format(None), and "
+            "transform images with Loader(transforms=…); gpuload's batches are tensors"
         )
 
 
-def _check_images(plan: Any, columns: list[str], got: str) -> None:
+def _check_images(plan: Any, columns: list[str], prefix: str) -> None:
     if plan is None:
         raise TypeError(
-            f"{got} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
+            f"{prefix} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
             "declare one with dataset.cast_column(name, datasets.Image()), or pass the dataset to gpuload.Loader "
             "unchanged"
         )
@@ -219,7 +219,7 @@ def _build_plan(feature: Any, mode: Mode | None) -> Any:
             try:
                 return check_mode(feature.mode)
             except ValueError as error:
-                raise TypeError(f"a column is a datasets.Image whose {error}; pass mode= to wrap()") from None
+                raise TypeError(f"datasets.Image(mode={feature.mode!r}): {error}; pass mode= to wrap()") from None
         return mode or "RGB"
     if isinstance(feature, Mapping):
         plans = {name: _build_plan(part, mode) for name, part in feature.items()}
@@ -242,7 +242,7 @@ def _convert_images(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
     data, path = value["bytes"], value["path"]
     if data is None:
         if path is None:
-            raise ValueError("an image of the row has neither bytes nor a path")
+            raise ValueError("an image of the row has neither bytes nor a path; set it to None, or remove the row")
         data = read(path)
     return Encoded(data, plan, path if path is None else display_path(path))
 

@@ -1,4 +1,4 @@
-"""Operations of gpuload's map-style datasets (`Dataset`): ``+`` concatenates two datasets (`Joined`), and ``map()``
+"""Operations on gpuload's map-style datasets (`Dataset`): ``+`` concatenates two datasets (`Joined`), and ``map()``
 applies a function to the samples (`Mapped`).
 
 The datasets are created in the main process and copied to workers. This module does not import torch.
@@ -101,7 +101,8 @@ class Joined(Dataset):
         starts = [0, *self.cumulative_sizes]
         sizes = np.diff(starts)
         bounds = [
-            np.arange(size + 1) if part is None else part for part, size in zip(blocks_by_dataset, sizes, strict=True)
+            np.arange(size + 1) if blocks is None else blocks
+            for blocks, size in zip(blocks_by_dataset, sizes, strict=True)
         ]
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 

@@ -19,8 +19,9 @@ from gpuload.datasets.tree import LEAF, Structure, describe, flatten
 
 __all__ = ["Mix", "find_mix"]
 
-MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that shares of a remainder fit into 64 bits
-DENOMINATOR: Final = 10**6  # a weight within 1e-12 of a fraction with this maximum denominator is rounded: 0.7 is 7/10
+MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that a remainder times a weight fits into 64 bits
+# A weight within 1e-12 of a fraction whose denominator is at most this is replaced by the fraction: 0.7 by 7/10.
+MAX_DENOMINATOR: Final = 10**6
 KINDS: Final = (  # kinds of leaves, by type; a leaf of any other type may be an image or a target of another library
     ((Encoded, Image), "image"),
     (Mask, "mask"),
@@ -36,11 +37,12 @@ class Mix(Joined):
 
     Every 1,024 positions of an epoch have the exact shares, in an order that is shuffled by the seed; a fraction of a
     sample is carried over to the next 1,024 positions. Each data set goes through its samples in shuffled order,
-    without repetition, and then starts again with a new order; the next epoch continues at this point. With
+    without repetition, and then starts again with a new order; the next epoch continues where the previous one stopped.
+    With
     ``shuffle=False``, each data set keeps the order of its samples. A sample that fails with ``on_error="replace"`` is
     replaced by a sample of the same data set.
 
-    The index of a sample counts through all data sets, one after the other, as with ``+``. ``len(mix)`` is the total
+    Indices refer to the concatenated data sets, as with ``+``. ``len(mix)`` is the total
     number of samples, `length` the number of positions in an epoch. (The shares are only approximate in an epoch of
     fewer than 1,024 positions, but exact over several such epochs.)
 
@@ -165,7 +167,7 @@ def _to_integer_parts(weights: list[float]) -> tuple[int, ...]:
 
 
 def _simplify(share: Fraction) -> Fraction:
-    fraction = share.limit_denominator(DENOMINATOR)
+    fraction = share.limit_denominator(MAX_DENOMINATOR)
     return fraction if abs(fraction - share) <= share / 10**12 else share
 
 

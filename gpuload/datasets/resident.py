@@ -1,7 +1,7 @@
 """`DeviceCached`: a dataset that a `Loader` decodes once and keeps in the memory of the device that produces its
 batches.
 
-This module only defines the object that a user creates, with the dataset and the memory limit.
+This module only defines the object that a user creates, which holds the dataset and the memory limit.
 `gpuload.loader.device_cache` creates the cached data and stores it in `cached_data`, where it lives as long as this
 object. The data exists in the main process only, and is not sent to workers.
 """
@@ -31,8 +31,8 @@ class DeviceCached(View):
 
     If the dataset draws random numbers, the first results are cached, so augment in ``Loader(transforms=…)`` instead.
     Each rank caches the entire dataset; loaders that read samples in the same way share the cached data. A torch
-    `Subset`, such as from `random_split`, can contain a `DeviceCached`; any other dataset must be inside it. See
-    docs/reading.md.
+    `Subset`, such as one from `random_split`, may wrap a `DeviceCached`; all other wrappers must be inside the
+    `DeviceCached`. See docs/reading.md.
 
     Args:
         dataset: the dataset to cache.
@@ -40,9 +40,10 @@ class DeviceCached(View):
             is free in each when the dataset is read; the other half is left for training.
 
     Raises:
-        TypeError: the dataset is not map-style; it has ``set_epoch()`` or ``state_dict()``, so its samples change.
+        TypeError: the dataset is not map-style, or its samples change, because it has ``set_epoch()`` or
+            ``state_dict()``.
         ValueError: `bytes_limit` is not positive.
-        LimitError: from `iter()`: the dataset does not fit; the message states both sizes.
+        LimitError: from `iter()`: the dataset does not fit; the message states its size and the limit.
 
     Example:
         >>> import gpuload as gl, numpy as np

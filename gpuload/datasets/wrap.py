@@ -110,30 +110,30 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
     cls = type(dataset)
     name = f"{cls.__module__}.{cls.__qualname__}"
     base_classes = {(base.__module__, base.__name__) for base in cls.__mro__}
-    got = f"got a {name}{context}"
+    prefix = f"got a {name}{context}"
     is_detection = (COCO, "CocoDetection") in base_classes and (COCO, "CocoCaptions") not in base_classes
     if coco != {"annotations": None, "crowds": True} and not is_detection and not base_classes & CONTAINERS:
-        raise TypeError(f"{got}; annotations= and crowds= apply to torchvision's CocoDetection only; remove them")
+        raise TypeError(f"{prefix}; annotations= and crowds= apply to torchvision's CocoDetection only; remove them")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
     if TV_TENSOR_WRAPPER in base_classes and base_classes & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
         inner = cls.__bases__[1].__name__  # its bases are the wrapper's class and the dataset's class
         targets = ", which has boxes, labels and masks in its targets too" if is_detection else ""
         raise TypeError(
-            f"{got}, which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the "
+            f"{prefix}, which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the "
             f"{inner} itself, as in gpuload.wrap({inner}(…)){targets}"
         )
     if (FOLDER, "DatasetFolder") in base_classes:
-        _check_methods(cls, FOLDER, SEQUENCE, got)
-        _check_transforms(dataset, got)
-        _check_loader(dataset.loader, got)
+        _check_methods(cls, FOLDER, SEQUENCE, prefix)
+        _check_transforms(dataset, prefix)
+        _check_loader(dataset.loader, prefix)
         return WrappedFolder(dataset, mode or "RGB")
     if (COCO, "CocoDetection") in base_classes:
-        _check_methods(cls, COCO, (*SEQUENCE, "_load_image", "_load_target"), got)
-        _check_transforms(dataset, got)
+        _check_methods(cls, COCO, (*SEQUENCE, "_load_image", "_load_target"), prefix)
+        _check_transforms(dataset, prefix)
         return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if is_detection else "raw", coco["crowds"])
     if base_classes & CONTAINERS:
-        _check_methods(cls, TORCH, SEQUENCE, got)
+        _check_methods(cls, TORCH, SEQUENCE, prefix)
         container = copy.copy(dataset)
         if (TORCH, "Subset") in base_classes:
             container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{context}")
@@ -143,20 +143,20 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -
             warn_of_class_conflicts(container.datasets)
         return container
     if (ROWS, "Dataset") in base_classes:
-        _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)
-        return WrappedRows(dataset, mode, got)
+        _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), prefix)
+        return WrappedRows(dataset, mode, prefix)
     if (STREAM, "IterableDataset") in base_classes:
-        _check_methods(cls, STREAM, ("__iter__",), got)
-        return WrappedStream(dataset, mode, got)
+        _check_methods(cls, STREAM, ("__iter__",), prefix)
+        return WrappedStream(dataset, mode, prefix)
     if base_classes & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
-        raise TypeError(f"{got}, which contains several datasets; wrap one of them: gpuload.wrap(dataset['train'])")
+        raise TypeError(f"{prefix}, which contains several datasets; wrap one of them: gpuload.wrap(dataset['train'])")
     check_dataset(dataset)
     if is_iterable(dataset):
         raise TypeError(
-            f"{got}, an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave "
+            f"{prefix}, an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave "
             "decoding to gpuload, have it yield gpuload.Encoded(bytes) instead of images"
         )
-    raise TypeError(f"{got}; {SUPPORTED}. {OTHER_DATASETS}")
+    raise TypeError(f"{prefix}; {SUPPORTED}. {OTHER_DATASETS}")
 
 
 class WrappedFolder(ImageFileDataset):
@@ -190,7 +190,7 @@ class WrappedFolder(ImageFileDataset):
         return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"
 
 
-def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> None:
+def _check_methods(cls: type, module: str, names: Sequence[str], prefix: str) -> None:
     for name in names:
         method = getattr(cls, name, None)
         if method is not None and getattr(method, "__module__", None) != module:
@@ -199,25 +199,25 @@ def _check_methods(cls: type, module: str, names: Sequence[str], got: str) -> No
             else:
                 problem = "would be bypassed"
                 advice = "Make __getitem__ return gpuload.read(path) instead of the image, and omit wrap()"
-            raise TypeError(f"{got}, but its class overrides {name}, which {problem}. {advice}")
+            raise TypeError(f"{prefix}, but its class overrides {name}, which {problem}. {advice}")
 
 
-def _check_transforms(dataset: Any, got: str) -> None:
+def _check_transforms(dataset: Any, prefix: str) -> None:
     joint_fn = dataset.transforms
     if (type(joint_fn).__module__, type(joint_fn).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
         joint_fn = joint_fn.transform  # its target_transform stays
     for name, function in (("transform", dataset.transform), ("transforms", joint_fn)):
         if function is not None:
             raise TypeError(
-                f"{got} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "
+                f"{prefix} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "
                 "gpuload.transforms in Loader(transforms=…), and pass the dataset without it"
             )
 
 
-def _check_loader(loader: Any, got: str) -> None:
+def _check_loader(loader: Any, prefix: str) -> None:
     if (getattr(loader, "__module__", None), getattr(loader, "__name__", None)) not in LOADERS:
         raise TypeError(
-            f"{got} with loader={one_line(repr(loader), 100)}, which would be bypassed. If it only reads an "
+            f"{prefix} with loader={one_line(repr(loader), 100)}, which would be bypassed. If it only reads an "
             "image, set dataset.loader = gpuload.read; otherwise, make the dataset return gpuload.Image(array), and "
             "omit wrap()"
         )

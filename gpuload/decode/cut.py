@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 
 from gpuload.decode.grid import Cut, Grid, Part
-from gpuload.decode.header import JpegHeader, Region, mcu_layout, mcus, scan_start
+from gpuload.decode.header import JpegHeader, Region, count_mcus, mcu_layout, scan_start
 from gpuload.decode.indexed import Index
 
 __all__ = ["cut", "cut_files", "find_grid", "is_cuttable"]
@@ -98,7 +98,7 @@ class Intervals(Grid):
     @classmethod
     def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
         """Return the grid of a JPEG with restart markers; None if its intervals do not form a grid."""
-        interval, (mcus_across, _) = header.restart_interval, mcus(header, mcu)
+        interval, (mcus_across, _) = header.restart_interval, count_mcus(header, mcu)
         cost_ns = CUT_NS + (len(data) - header.first_scan) * SEARCH_NS
         if interval % mcus_across and mcus_across % interval:
             return None

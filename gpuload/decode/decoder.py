@@ -143,7 +143,7 @@ class Decoder:
         if (lost := _lost_content(header)) is not None:
             raise DecodeError(
                 f"a mask must be a file with one value per pixel, but this TIFF has {lost}; read it in the "
-                "dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
+                "dataset, for example with tifffile.imread(path), and yield gpuload.Mask(array)"
             )
         return MASK_DTYPES[header.mode]
 

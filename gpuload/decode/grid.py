@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
-from gpuload.decode.header import BLOCK, JpegHeader, Region, mcus, scan_start
+from gpuload.decode.header import BLOCK, JpegHeader, Region, count_mcus, scan_start
 
 __all__ = ["Cut", "Grid", "Part", "Piece"]
 
@@ -55,7 +55,7 @@ class Grid(ABC):
     cost_ns: float
 
     def __post_init__(self) -> None:
-        mcus_across, mcus_down = mcus(self.header, self.mcu)
+        mcus_across, mcus_down = count_mcus(self.header, self.mcu)
         self.columns, self.rows = -(-mcus_across // self.cell_mcus_across), -(-mcus_down // self.cell_mcus_down)
         self.cell_width, self.cell_height = self.cell_mcus_across * self.mcu[0], self.cell_mcus_down * self.mcu[1]
 

@@ -30,9 +30,31 @@ from gpuload.decode.tiff import remedy
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "BLOCK", "DHT", "EOI", "FLIPPED_X", "FLIPPED_Y", "INDEX", "PROGRESSIVE", "SOI", "Header", "JpegHeader", "Region",
-    "decoder_bytes", "end_of_scan", "has_end_marker", "has_eoi", "is_transposed", "mcu_layout", "mcus",
-    "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "turn_upright",
+    "BLOCK",
+    "DHT",
+    "EOI",
+    "FLIPPED_X",
+    "FLIPPED_Y",
+    "INDEX",
+    "PROGRESSIVE",
+    "SOI",
+    "Header",
+    "JpegHeader",
+    "Region",
+    "count_mcus",
+    "decoder_bytes",
+    "end_of_scan",
+    "has_end_marker",
+    "has_eoi",
+    "is_transposed",
+    "mcu_layout",
+    "read_header",
+    "read_orientation",
+    "read_scans",
+    "scan_markers",
+    "scan_start",
+    "stored_region",
+    "turn_upright",
 ]  # fmt: skip
 
 # The memory in bytes per pixel that Pillow 13 uses. The image itself takes 4. In addition, TIFF needs a strip that can
@@ -46,7 +68,7 @@ EOI = b"\xff\xd9"
 SOS = b"\xff\xda"
 EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
-INDEX = b"gpuload index\0\x02"  # the start of an index of the scan (`indexed`), with its version
+INDEX = b"gpuload index\0\x02"  # signature and version of gpuload's scan index; see `gpuload.decode.indexed`
 DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
 FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
 PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
@@ -70,7 +92,7 @@ class Header(NamedTuple):
         format: "JPEG", "PNG", …, determined by the content, not by the file name.
         height, width: the stored size in pixels.
         orientation: the EXIF orientation, 1 to 8; always 1 if `Decode.exif` is off.
-        mode: Pillow's name of the stored pixel format: "L", "RGB", "CMYK", "P", "I;16" …
+        mode: Pillow's name for the stored pixel format: "L", "RGB", "CMYK", "P", "I;16" …
         jpeg: the JPEG's markers if the JPEG-only decoders can try it, else None.
         opened: Pillow's open image for all other files, else None.
     """
@@ -221,7 +243,7 @@ class JpegHeader(NamedTuple):
         bits: the number of bits per sample.
         height, width, components: the size in pixels and the number of components.
         first_scan: the offset of the first SOS marker.
-        has_single_scan: whether libjpeg accepts only one scan.
+        has_single_scan: whether the JPEG can have only one scan, so that libjpeg treats a second one as an error.
         exif: the EXIF block, starting with the TIFF header; b"" if there is none.
         xmp: the XMP packet; b"" if there is none.
         is_complete: whether the scans define every coefficient to its last bit, see `read_scans`.
@@ -342,9 +364,9 @@ def _parse_sampling(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
     return (BLOCK * max(across), BLOCK * max(down)), tuple(x * y for x, y in zip(across, down, strict=True))
 
 
-def mcus(header: JpegHeader, mcu: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of MCUs of this size in a row and in a column."""
-    return -(-header.width // mcu[0]), -(-header.height // mcu[1])
+def count_mcus(header: JpegHeader, mcu_size: tuple[int, int]) -> tuple[int, int]:
+    """Return the number of MCUs of this size (width, height) in a row and in a column."""
+    return -(-header.width // mcu_size[0]), -(-header.height // mcu_size[1])
 
 
 def scan_start(data: bytes, header: JpegHeader) -> int:

@@ -12,8 +12,8 @@ from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
 __all__ = ["Decode", "Scale", "select_device_samples"]
 
 Scale = Literal["exact", "fast"]
-# The golden ratio as a fraction of 2³². Its multiples modulo 2³² are evenly spread, even over every second or eighth
-# position, because each rank gets such a subset of the positions.
+# The golden ratio as a fraction of 2³². Its multiples modulo 2³² are evenly spread, also over every second or eighth
+# position. This matters because each rank gets such a subset of the positions.
 GOLDEN: Final = 2_654_435_769
 RANGE: Final = 1 << 32
 
@@ -46,10 +46,10 @@ class Decode:
             limit, except for Pillow's own limit for WebP. The default is Pillow's limit.
         max_scans: refuse a JPEG with more scans, which are counted by their markers (500 scans in 5 KB cost seconds of
             CPU time). None means no limit.
-        max_scan_pixels: refuse a JPEG with several scans and more pixels in total over all scans. None means no limit.
-            The default is 2³¹: 12 scans of the largest image that `max_pixels` allows.
-        max_bytes: refuse a larger file without reading it, if gpuload reads the file (`read`, `ImageFolder`, …). None
-            means no limit. The default is 1 GiB.
+        max_scan_pixels: refuse a JPEG with several scans if their number times its pixels is larger. None means no
+            limit. The default is 2³¹: 12 scans of the largest image that `max_pixels` allows.
+        max_bytes: refuse a larger file without reading it. This applies only to files that gpuload opens (`read`,
+            `ImageFolder`, …). None means no limit. The default is 1 GiB.
         max_memory: refuse an image whose decoder would use more bytes of memory, by an estimate: 4 bytes per pixel, 12
             for progressive JPEG, 16 for WebP, 14 for AVIF, and 25 more per pixel of a JPEG 2000 tile. None means no
             limit. The default is 2 GiB.

@@ -1,8 +1,8 @@
 """Detecting TIFF content that Pillow does not return: additional pages, channels, slices, and other value types.
 
 Pillow reads only the first page, and only the channels that form a picture. That suits ``mode="RGB"``, but a request
-for the stored values or for a mask must return all values or raise an error. This module reads only the directories
-of pages, because Pillow sets up a decoder for each page that is queried.
+for the stored values or for a mask must return all values or raise an error. This module parses the page
+directories itself, because Pillow would set up a decoder for each page that is queried.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 __all__ = ["REMEDY", "Page", "describe_lost_content", "read_pages", "remedy"]
 
 REMEDY: Final = (
-    "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array, layout='CHW' or 'HWC') of "
-    "uint8, uint16 or float32"
+    "read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Image(array, layout='CHW' or "
+    "'HWC') of uint8, uint16 or float32"
 )
 MAX_PAGES: Final = 1000  # the maximum number of pages to count
 MAX_ENTRIES: Final = 4096  # the maximum number of directory entries to read per page
@@ -85,13 +85,15 @@ def remedy(format_name: str, data: bytes) -> str:
 def _read_directories(data: bytes) -> Iterator[dict[int, int]]:
     """Iterate over the pages; yield a dict with the first value of each tag in `DEFAULTS`, or its default."""
     byte_order = "<" if data[:2] == b"II" else ">"
-    is_big = data[2:4] in (b"+\0", b"\0+")
-    count_format, entry_format, value_bytes, offset_format = ("Q", "HHQ", 8, "Q") if is_big else ("H", "HHI", 4, "I")
+    is_bigtiff = data[2:4] in (b"+\0", b"\0+")
+    count_format, entry_format, value_bytes, offset_format = (
+        ("Q", "HHQ", 8, "Q") if is_bigtiff else ("H", "HHI", 4, "I")
+    )
     count_struct, offset_struct = struct.Struct(byte_order + count_format), struct.Struct(byte_order + offset_format)
     entry_struct = struct.Struct(byte_order + entry_format)
     entry_bytes = entry_struct.size + value_bytes
     seen: set[int] = set()
-    pos = 8 if is_big else 4
+    pos = 8 if is_bigtiff else 4
     try:
         while (pos := offset_struct.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MAX_PAGES:
             seen.add(pos)

@@ -43,11 +43,12 @@ PROBES = 64  # samples used to estimate the total size; they are read twice
 HEADROOM = 1.03  # allocate more than the estimate if image sizes differ
 CHUNK, CHUNKS_PER_WORKER, AHEAD = 16, 2, 2
 PROGRESS_S = 10.0
-HALF_OF_FREE = ", of which it uses at most half", "set bytes_limit to use more"
+DEFAULT_LIMIT_TEXTS = ", of which it uses at most half", "set bytes_limit to use more"
 
 
 def load_cached_samples(options: Options) -> CachedSamples | None:
-    """Return all samples of the loader's `DeviceCached`, reading them if necessary; None if the dataset has none.
+    """Return all samples of the loader's `DeviceCached`, reading them if necessary; None if the
+    dataset has no `DeviceCached`.
 
     Raises:
         LimitError: the samples do not fit into memory.
@@ -63,7 +64,7 @@ def load_cached_samples(options: Options) -> CachedSamples | None:
 
 
 def describe_cache(options: Options) -> str | None:
-    """Describe where the samples of the loader's `DeviceCached` are; None if the dataset has none."""
+    """Describe where the samples of the loader's `DeviceCached` are; None if the dataset has no `DeviceCached`."""
     if (device_cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
@@ -97,7 +98,7 @@ class Budget:
         self._limits: list[tuple[int, bool, bool, str, str]] = []
         if limit is not None:
             self._limits.append((limit, True, True, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
-        usage_note, remedy = HALF_OF_FREE if limit is None else ("", "free some memory")
+        usage_note, remedy = DEFAULT_LIMIT_TEXTS if limit is None else ("", "free some memory")
         free_bytes = {"cpu": available_bytes()}
         if device.type != "cpu":
             free_bytes[str(device)] = devices.Accelerator(device).free_bytes()

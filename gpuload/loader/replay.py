@@ -1,6 +1,6 @@
 """Reproducing one sample of an epoch, bit for bit, with the same code that builds batches.
 
-It runs in the main process, without workers, in a temporary session.
+This module runs in the main process, without workers, in a temporary session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The saved state of a `Loader`, for resuming: a place in an epoch, and everything that the place depends on.
 
-A state is small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training
-can resume with different numbers of workers and ranks. Random parameters depend on (seed, epoch, position), so no
-generators are saved. The entire state is validated when it is loaded.
+A state is a small dict that JSON can represent. It has a position in the epoch's order and nothing about workers,
+chunks or ranks, so training can resume with different numbers of workers and ranks. Random parameters depend on (seed,
+epoch, position), so no generators are saved. The entire state is validated when it is loaded.
 
 The state_dict() of a user's sampler or dataset keeps its types. JSON types are written unchanged; any other value
 becomes a dict with a tag for its type as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and
@@ -41,8 +41,8 @@ class State:
     """A loader's place in its epoch, and the settings that the place depends on.
 
     Attributes:
-        place: the place of the next batch.
-        samples: the dataset's length, or None.
+        place: the epoch and position of the next batch, and the progress of the sampler or iterable dataset.
+        samples: the number of samples in the dataset, or None.
         seed: the loader's seed, which determines the order and the random parameters.
         order: the kind of sample order.
         transforms: the chain's fingerprint.
@@ -57,8 +57,8 @@ class State:
     transforms: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as JSON, with a version; raise a TypeError if the state_dict() of a sampler or dataset
-        contains an unsupported type."""
+        """Return the state as a dict for JSON, with a version; raise a TypeError if the state_dict() of a sampler or
+        dataset contains an unsupported type."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable_progress
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
@@ -82,7 +82,8 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """Parse JSON; raise a TypeError or ValueError unless it is a state that this version of gpuload can read."""
+        """Create a state from the result of `to_dict`; raise a TypeError or ValueError if this version of gpuload
+        cannot read it."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
         version = state.get("version")
@@ -113,14 +114,17 @@ class State:
         ]
         position, samples = self.place.position, current.samples
         if samples is not None and self.place.sampler is None and position > samples:
-            raise ValueError(f"the state is at position {position:,}, but the dataset has only {samples:,} samples")
+            raise ValueError(
+                f"the state is at position {position:,}, but the dataset has only {samples:,} samples; "
+                "use the dataset with which the state was saved"
+            )
         if not differences:
             return
         text = f"the state was saved by a different loader: {'; '.join(differences)}"
         if strict:
             raise ValueError(
-                f"{text}. The remaining epoch would not match the original; restore the loader's settings, or pass "
-                "strict=False"
+                f"{text}. The rest of the epoch would not match the original run; restore the loader's settings, or "
+                "pass strict=False"
             )
         warnings.warn(f"{text}; resuming anyway, since strict=False", RuntimeWarning, stacklevel=3)
 
@@ -141,7 +145,7 @@ def add_states(place: Place, samples: int, states: dict[str, bytes | str] | None
 
 
 def adapt_to_workers(place: Place, num_workers: int) -> Place:
-    """Return the place in an iterable dataset with an entry for each of this loader's workers.
+    """Return the place in an iterable dataset with one progress entry per worker of this loader.
 
     Raise a ValueError if the number of workers has changed, unless all workers have the same state and no samples yet.
     """
@@ -161,7 +165,8 @@ def adapt_to_workers(place: Place, num_workers: int) -> Place:
 
 
 def _states_to_json(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the states of a dataset and its iterator as JSON. In a `Place`, each is pickled or an error message."""
+    """Return the states of a dataset and its iterator as JSON. In a `Place`, each is either pickled
+    or, if it could not be pickled, an error message."""
     if states is None:
         return None
     unpickled = {}
@@ -206,12 +211,12 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     _check_count("sampler: batches", batches)
     if saved is not None:
         is_valid = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
-        _expect(is_valid, "sampler: own", 'None, or a dict of "of" and "state"', saved)
+        _expect(is_valid, "sampler: own", 'None, or a dict with the keys "of" and "state"', saved)
         saved = {**saved, "state": from_json(saved["state"], "the state's sampler: own")}
     if generator is not None:
         try:
-            bits = bytearray(base64.b64decode(generator, validate=True))
-            torch.Generator().set_state(torch.frombuffer(bits, dtype=torch.uint8))
+            raw_bytes = bytearray(base64.b64decode(generator, validate=True))
+            torch.Generator().set_state(torch.frombuffer(raw_bytes, dtype=torch.uint8))
         except Exception:
             _expect(False, "sampler: generator", "the state of a torch.Generator", generator)
     return {**entry, "batches": batches, "own": saved, "generator": generator}
@@ -230,7 +235,9 @@ def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
     if not condition:
         shown_value = repr(value)
         shown_value = shown_value if len(shown_value) <= 100 else f"{shown_value[:99]}…"
-        raise ValueError(f"the state's {name} must be {expected}, got {shown_value}")
+        raise ValueError(
+            f"the state's {name} must be {expected}, got {shown_value}; pass an unchanged dict from state_dict()"
+        )
     return value
 
 
@@ -284,8 +291,8 @@ def to_json(value: Any, path: str) -> Any:
     if cls is complex:
         return {"$complex": [value.real, value.imag]}
     if cls is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
-        bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode_bytes(bits)]}
+        raw_bytes = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encode_bytes(raw_bytes)]}
     if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
         tag = "$array" if cls is np.ndarray else "$scalar"
         return {tag: [value.dtype.str, list(value.shape), _encode_bytes(value)]}
@@ -327,8 +334,8 @@ def _decode(tag: str, content: Any, decode_entry: Callable[[Any], Any]) -> Any:
     if tag == "$tensor":
         dtype, shape, text = content
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        if bits := _decode_bytes(text):
-            tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bits, dtype=torch.uint8))
+        if raw_bytes := _decode_bytes(text):
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(raw_bytes, dtype=torch.uint8))
         return tensor
     if tag in ("$array", "$scalar"):
         dtype, shape, text = content
@@ -337,8 +344,8 @@ def _decode(tag: str, content: Any, decode_entry: Callable[[Any], Any]) -> Any:
     raise ValueError("unknown tag")
 
 
-def _encode_bytes(bits: Any) -> str:
-    return base64.b64encode(bits.tobytes()).decode()
+def _encode_bytes(raw_bytes: Any) -> str:
+    return base64.b64encode(raw_bytes.tobytes()).decode()
 
 
 def _decode_bytes(text: str) -> bytearray:

@@ -16,9 +16,9 @@ from gpuload.decode.header import (
     INDEX,
     SOI,
     JpegHeader,
+    count_mcus,
     end_of_scan,
     mcu_layout,
-    mcus,
     read_header,
     scan_markers,
     scan_start,
@@ -129,7 +129,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     blocks = read_blocks(data, header, tables)
     if blocks is None:
         return None
-    mcus_per_row, rows = mcus(header, mcu)
+    mcus_per_row, rows = count_mcus(header, mcu)
     scan_blocks = walk_scan(np.delete(scan, stuffed_at), blocks, mcus_per_row * rows)
     if scan_blocks is None:
         return None

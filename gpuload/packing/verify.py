@@ -60,7 +60,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     problems = [f"{name} is damaged: its hash differs from that in {MANIFEST}" for name in damaged_names]
     problems += [f"{name} is missing" for name in expected_names if name not in present_names]
     problems += [
-        f"{name} is unexpected: the manifest does not list it, but a wildcard would include it; remove it"
+        f"{name} is unexpected: the manifest does not list it, but a pattern such as *.tar would load it; remove it"
         for name in sorted(os.listdir(root))
         if name not in expected_names and name.endswith(EXTENSIONS)
     ]

@@ -86,7 +86,8 @@ class CompiledRunner(LevelRunner, Protocol):
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Launch the kernels of a batch that a worker planned; the plan's arrays are stored after its pixels."""
+        """Launch the kernels of a batch that a worker planned; the plan's arrays are stored after the batch's
+        pixels."""
         ...
 
 

@@ -296,7 +296,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
             f"{colour_name} takes images with 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
             "the dataset, or decode to mode 'RGB' or 'L'"
         )
-    top = MAX_LEVELS[dtype]
+    max_level = MAX_LEVELS[dtype]
     for transform in transforms:
         for node in _iterate_tree(transform):
             if isinstance(node, RandomErasing) and not node.fits(channels):
@@ -309,10 +309,10 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
                     f"{type(node).__name__}({node.fill_argument}={fill}) has {len(fill)} values, one for each "
                     f"channel, but {label} has {channels} channels at that point; give one value, or {channels}"
                 )
-            if top is not None and not all(0 <= number <= top and number == int(number) for number in fill):
+            if max_level is not None and not all(0 <= n <= max_level and n == int(n) for n in fill):
                 raise ValueError(
-                    f"{type(node).__name__}({node.fill_argument}={fill[0] if len(fill) == 1 else fill}) must consist "
-                    f"of integers in 0 … {top} for {dtype} images, such as {label}"
+                    f"{type(node).__name__}({node.fill_argument}={fill[0] if len(fill) == 1 else fill}): all values "
+                    f"must be integers in 0 … {max_level} for {dtype} images, such as {label}"
                 )
         for child in flatten(transform.children):
             if child.output_channels(channels) != channels:

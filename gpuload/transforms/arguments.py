@@ -199,7 +199,7 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
         if unknown:
             raise TypeError(
-                f"the keys of {name} must be gpuload.Image, gpuload.Mask or 'others' if it is a dict, got {unknown[0]}"
+                f"{name} is a dict, so its keys must be gpuload.Image, gpuload.Mask or 'others', got {unknown[0]}"
             )
         default_value = value.default_factory() if isinstance(value, defaultdict) and value.default_factory else 0
         default_value = value.get("others", default_value)

@@ -46,7 +46,9 @@ def _check_factor_range(
     else:
         number = finite_number(name, value)
         if number < 0:
-            raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
+            raise ValueError(
+                f"{name} must not be negative if it is a single number, got {number:g}; or pass (low, high)"
+            )
         low, high = center - number, center + number
         low = max(low, 0.0) if center else low
     if not minimum <= low <= high <= maximum:
@@ -59,7 +61,7 @@ class ColorJitter(Transform):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
     Each factor is drawn uniformly, from the range (low, high) or, for a number x, from max(0, 1 - x) … 1 + x (hue:
-    -x … x, in turns of the colour circle). None or 0 disables an adjustment, as does (1, 1).
+    -x … x, as a fraction of a full turn of the colour wheel). None or 0 disables an adjustment, as does (1, 1).
 
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
@@ -128,12 +130,12 @@ class OneOperation(Transform):
         self, applied: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None
     ) -> Ops:
         """Return a record that applies the operation to samples where `applied`, bool (B,), is True. `values` are the
-        operation's values, (n,) for all samples or (B, n)."""
+        operation's parameters, (n,) for all samples or (B, n)."""
         codes = np.where(applied, code(self.operations[0]), NOTHING)[:, None]
-        numbers = np.zeros((len(applied), 1, VALUES))
-        operands = np.asarray(values, np.float64)
-        numbers[:, 0, : operands.shape[-1]] = operands
-        return Ops(codes.astype(np.int64), numbers, needs_full_image=self.needs_full_image, channels=channels)
+        parameters = np.asarray(values, np.float64)
+        padded = np.zeros((len(applied), 1, VALUES))
+        padded[:, 0, : parameters.shape[-1]] = parameters
+        return Ops(codes.astype(np.int64), padded, needs_full_image=self.needs_full_image, channels=channels)
 
 
 @declaration
@@ -205,7 +207,8 @@ class RandomSolarize(OneOperation):
     """Invert pixel values at or above a threshold, with probability `p`.
 
     Args:
-        threshold: a pixel value in 0 … 255; after a `ToDtype` that scales, a number up to 1 refers to the scaled image.
+        threshold: a pixel value in 0 … 255; after a `ToDtype` that scales, a threshold of at most 1 is on the
+            scaled range 0 … 1.
         p: the probability.
 
     Raises:
@@ -312,7 +315,7 @@ class RandomPhotometricDistort(Transform):
 
     Args:
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
-        hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, in turns of the colour circle.
+        hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, as fractions of a full turn of the colour wheel.
         p: the probability of each adjustment.
 
     Raises:

@@ -87,8 +87,7 @@ def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
     if unknown and any(dtypes[by_name[name]] is not None for name in unknown):
         raise TypeError(
-            "the keys of ToDtype(dtype=…) must be gpuload.Image, gpuload.Mask or 'others' if it is a dict, got "
-            f"{unknown[0]}"
+            f"ToDtype(dtype=…) is a dict, so its keys must be gpuload.Image, gpuload.Mask or 'others', got {unknown[0]}"
         )
     default_dtype = dtypes.get("others")
     image_dtype = next((dtypes[by_name[name]] for name in ("Image", "Tensor") if name in by_name), default_dtype)

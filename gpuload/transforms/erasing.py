@@ -30,9 +30,8 @@ __all__ = ["Mode", "RandomErasing"]
 Mode = Literal["const", "rand", "pixel"]
 
 TRIES: Final = 10  # as in torchvision and timm
-SEED_RANGE: Final = (
-    2.0**32
-)  # multiplied by this, a uniform number (n + ½) / 2**32 gives its 32-bit integer n, which is a seed
+# A uniform number is (n + ½) / 2**32. Multiplied by this and truncated, it gives n, which is used as a seed.
+SEED_RANGE: Final = 2.0**32
 
 
 def _check_value(name: str, value: Any) -> float | tuple[float, ...] | str:
@@ -55,7 +54,7 @@ class RandomErasing(Transform):
     The units of `value` depend on the position in the chain. Before `ToDtype`, `value` is an integer in 0 … 255. After
     `Normalize`, or after `ToDtype` if no later transform works on integer pixel values, `value` is in the units of the
     converted images. Between `ToDtype` and a transform that works on integer pixel values, `value` is in the units of
-    `ToDtype`, but rounded to the nearest of these integers.
+    `ToDtype`, but rounded to the nearest integer pixel value.
 
     Zhong et al., "Random erasing data augmentation", AAAI 2020. As in torchvision, up to 10 boxes are drawn, and the
     first one that is smaller than the image is erased. `mode`, `min_count` and `max_count` are as in timm.
@@ -158,8 +157,8 @@ class RandomErasing(Transform):
 
     @property
     def written_values(self) -> tuple[float, ...]:
-        """The values that ``"const"`` writes, one for all channels or one per channel: in the units of the final type
-        after the last transform that works on integer pixel values, otherwise in 0 … 255."""
+        """The values that ``"const"`` writes, one for all channels or one per channel. If erasing comes after the last
+        transform that works on integer pixel values, they are in the units of the final type; otherwise in 0 … 255."""
         if self.kind != "const":
             return (0.0,)
         assert self.position is not None

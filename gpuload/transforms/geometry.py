@@ -1,4 +1,5 @@
-"""Transforms that move pixels and draw only a box or a coin flip: resizing, cropping, padding and flipping.
+"""Transforms that move pixels, and whose only random parameters are boxes and flips: resizing, cropping, padding and
+flipping.
 
 Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but random parameters are
 drawn per sample. Workers draw the boxes too, and decode only the pixels inside the boxes. Padding works like numpy's
@@ -63,7 +64,7 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 @declaration
 class Resize(Resampling):
-    """Resize to a size, with Pillow's antialiasing.
+    """Resize the image to a given size, with Pillow's antialiasing.
 
     Args:
         size: an integer, the new length of the shorter side (the aspect ratio is preserved); or (height, width); or
@@ -132,7 +133,8 @@ class Resize(Resampling):
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
-    """Return sizes (B, 2) with shorter sides `sides` (B,), reduced where the longer side would exceed `max_size`."""
+    """Scale sizes (B, 2) so that the shorter sides become `sides` (B,), or less where the longer side would exceed
+    `max_size`."""
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
@@ -205,8 +207,7 @@ class RandomCrop(FixedSizeCrop):
         size: an integer (a square), or (height, width), or the result of `by_epoch`.
         padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
             bottom), or (left, top, right, bottom). None means no padding.
-        pad_if_needed: whether to pad an image that is smaller than the crop, on each side by the number of missing
-            pixels.
+        pad_if_needed: if the image is smaller than the crop, whether to pad each side by the number of missing pixels.
         fill: the pixel value of the padding, 0 … 255, or a sequence with one value per channel; only for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
@@ -214,7 +215,7 @@ class RandomCrop(FixedSizeCrop):
 
     Raises:
         TypeError, ValueError: an argument is invalid.
-        DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
+        DrawError: in `draw`: an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
     padding: int | tuple[int, ...] | None = argument(padding_sides, default=None, minimum=0)
@@ -238,8 +239,8 @@ class RandomCrop(FixedSizeCrop):
             row = int((missing_hw > 0).any(axis=1).argmax())
             (height, width), size = sizes_hw[row].tolist(), self.size
             raise DrawError(
-                f"RandomCrop(size={size}): the image is smaller than the crop, {height}×{width} (height × width)"
-                f"{f', with its padding {padded[row, 0]}×{padded[row, 1]}' if self.padding else ''}; "
+                f"RandomCrop(size={size}): the image of {height}×{width} (height × width) is smaller than the crop"
+                f"{f', even with its padding ({padded[row, 0]}×{padded[row, 1]})' if self.padding else ''}; "
                 "use pad_if_needed=True, or put a Resize before it",
                 row,
             )
@@ -288,9 +289,9 @@ class _RandomTurn(Transform):
 class RandomRotate90(_RandomTurn):
     """Rotate by 0°, 90°, 180° or 270°, equally likely, with probability `p`.
 
-    So even with ``p=1``, a quarter of the images are unchanged, as in albumentations (whose default for `p` is 1 since
-    version 2, and was 0.5 before). If an image is not square, its size can change, so end the chain with a crop
-    or a ``Resize((height, width))``.
+    So even with ``p=1``, a quarter of the images are unchanged, as in albumentations (where the default for `p` has
+    been 1 since version 2, and was 0.5 before). If an image is not square, its size can change, so end the chain with a
+    crop or a ``Resize((height, width))``.
 
     Args:
         p: the probability.
@@ -409,15 +410,15 @@ class Pad(Padding):
     Args:
         padding: the width of the border: one number for all sides, (left and right, top and bottom), or (left, top,
             right, bottom). Negative numbers crop the image.
-        fill: the pixel value of the border, 0 … 255, or a sequence with one value per channel, or a dict of these by
-            type. The range is 0 … 65535 for uint16 images, and unlimited for float32 images. Only for
-            ``padding_mode="constant"``.
+        fill: the pixel value of the border, 0 … 255, or a sequence with one value per channel, or a dict that maps
+            types such as `gl.Image` and `gl.Mask` to these. The range is 0 … 65535 for uint16 images, and unlimited for
+            float32 images. Only for ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
             the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
     Raises:
         TypeError, ValueError: an argument is invalid.
-        DrawError: (when drawn) negative padding removes the entire image.
+        DrawError: in `draw`: negative padding removes the entire image.
 
     Example:
         >>> Pad(4).output_size((32, 32))
@@ -469,8 +470,8 @@ class RandomZoomOut(Padding):
     """Place the image at a random position on a larger canvas, with probability `p`.
 
     Args:
-        fill: the pixel value of the canvas, 0 … 255, or a sequence with one value per channel, or a dict of these by
-            type.
+        fill: the pixel value of the canvas, 0 … 255, or a sequence with one value per channel, or a dict that maps
+            types such as `gl.Image` and `gl.Mask` to these.
         side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
 

@@ -160,7 +160,7 @@ def _check_angles(name: str, value: Any) -> tuple[float, float]:
         return interval(name, value)
     number = finite_number(name, value)
     if number < 0:
-        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; write (low, high) instead")
+        raise ValueError(f"{name} must not be negative if it is a single number, got {number:g}; or pass (low, high)")
     return 0.0 - number, number  # `-number` would be -0.0 for 0, whose repr is different
 
 

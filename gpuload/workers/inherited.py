@@ -1,4 +1,4 @@
-"""The state of the user's process that a fork would inherit and a fresh interpreter needs, and changes to the dataset.
+"""State that a forked worker would inherit but a fresh interpreter has to be sent, and later changes to the dataset.
 
 The main process collects the following when it pickles a job:
 
@@ -55,7 +55,7 @@ PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; it is not sent
 MAX_FUNCTIONS: Final = 2_000  # the maximum number of functions that are searched for values in modules
 MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
 MAX_TEXT: Final = 1_000  # longer strings are not compared
-MAX_DEPTH: Final = 4  # of a path; enough for a transform in a composition of a dataset in a subset
+MAX_DEPTH: Final = 4  # the maximum length of a path; enough for Subset, dataset, Compose, transform
 MAX_OBJECTS: Final = 64  # only this many entries of a list of datasets or transforms are searched
 MAX_CHANGES_BYTES: Final = 32 << 10  # the limit for all changes, which are sent with each request
 Filter = tuple[str, str, tuple[str, str], str, int]  # arguments of `filterwarnings()`; a category is (module, name)
@@ -178,7 +178,7 @@ def _workers_path() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def pickle_by_value() -> Iterator[None]:
-    """Within this context, make cloudpickle pickle the contents of modules that a worker cannot import by value."""
+    """Within this context, make cloudpickle pickle by value the contents of modules that a worker cannot import."""
     import cloudpickle
 
     with _registry_lock:
@@ -357,8 +357,8 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def describe_differences(values: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a description of each value that differs between this worker's modules and the main process's, for which
-    `values` is the result of `module_values`. Modules that cannot be imported are skipped."""
+    """Return a description of each value that differs between this worker's modules and the main process's. `values`
+    is the result of `module_values` in the main process. Modules that cannot be imported are skipped."""
     descriptions = []
     for name, expected in values.items():
         try:

@@ -499,7 +499,7 @@ def test_masks_of_whole_images_must_be_alike():
 
 
 def test_repeats_are_not_put_together():
-    text = "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: these would"
+    text = "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: with"
     with pytest.raises(ValueError, match=text):
         loader([T.Mosaic(40)], repeats=2, shuffle=True)
 
@@ -518,7 +518,7 @@ def test_repeats_are_not_put_together():
             T.CopyPaste(),
             r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s",
         ),
-        (None, T.Mosaic(40), r"so Mosaic has no neighbour.*give a batch_size that is a multiple of 4"),
+        (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
     ],
 )
 def test_batches_hold_whole_groups(size, transform, text):

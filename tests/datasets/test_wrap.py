@@ -488,7 +488,7 @@ def test_modes_and_missing_images(hf: ModuleType) -> None:
     assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1))}
     assert gl.wrap(made(None))[0] == {"x": None}
     message = (
-        "a column is a datasets.Image whose mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
+        "datasets.Image(mode='CMYK'): mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
         "mode= to wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
@@ -523,8 +523,8 @@ def test_rows_whose_image_is_not_there(hf: ModuleType, tmp_path: Path) -> None:
 
 def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) -> None:
     advice = (
-        ", which takes decoded images: pass dataset.with_format(None), and transform images with Loader(transforms=…); "
-        "gpuload's batches are tensors"
+        ", which is applied after decoding: pass dataset.with_format(None), and transform images with "
+        "Loader(transforms=…); gpuload's batches are tensors"
     )
     got = "got a datasets.arrow_dataset.Dataset with "
     for formatted, what in (
@@ -696,7 +696,10 @@ def test_what_the_library_raises_ends_the_pass(stream: Any) -> None:
 def test_streams_that_cannot_be_read_undecoded_are_refused(hf: ModuleType, stream: Any) -> None:
     got = "got a datasets.iterable_dataset.IterableDataset "
     for dataset, message in (
-        (stream.with_format("numpy"), "with the format 'numpy', which takes decoded images: pass dataset.with_format("),
+        (
+            stream.with_format("numpy"),
+            "with the format 'numpy', which is applied after decoding: pass dataset.with_format(",
+        ),
         (
             stream.select_columns("label"),
             "without images: none of its columns is a datasets.Image ('label'); declare one",

@@ -87,8 +87,8 @@ def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
 def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags], lost: str) -> None:
     data = written(*given)
     end = (
-        r"; read it in the dataset, as with tifffile.imread\(path\), and yield gpuload.Image\(array, layout='CHW' or "
-        r"'HWC'\) of uint8, uint16 or float32$"
+        r"; read it in the dataset, for example with tifffile.imread\(path\), and yield gpuload.Image\(array, "
+        r"layout='CHW' or 'HWC'\) of uint8, uint16 or float32$"
     )
     with pytest.raises(
         DecodeError, match=f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
@@ -100,7 +100,7 @@ def test_pages_of_a_mask_are_refused() -> None:
     decoder = Decoder(Decode())
     text = (
         "a mask must be a file with one value per pixel, but this TIFF has 2 pages, of which Pillow returns the "
-        "first; read it in the dataset, as with tifffile.imread(path), and yield gpuload.Mask(array)"
+        "first; read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Mask(array)"
     )
     with pytest.raises(DecodeError, match=f"^{re.escape(text)}$"):
         decoder.mask_dtype(decoder.header(gl.Encoded(written(page(), page()))))
@@ -135,7 +135,7 @@ def test_masks_of_32_bits_are_as_they_were() -> None:
 def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: int) -> None:
     text = (
         f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), "
-        "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array"
+        "read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Image(array"
     )
     with pytest.raises(
         DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"

@@ -193,7 +193,7 @@ def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
     assert len(numbers) == (15 if on_error == "skip" else 16)
     [entry] = loader_.errors
     assert entry.index == 3
-    assert "the image is smaller than the crop, 8×8" in entry.cause
+    assert "the image of 8×8 (height × width) is smaller than the crop" in entry.cause
 
 
 @pytest.mark.parametrize(

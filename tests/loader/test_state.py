@@ -96,7 +96,10 @@ def test_a_broken_state_of_a_stream_is_refused_when_it_is_loaded(stream, text):
     ("sampler", "text"),
     [
         ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
-        ({**SAMPLER, "own": {"state": 1}}, 'the state\'s sampler: own must be None, or a dict of "of" and "state"'),
+        (
+            {**SAMPLER, "own": {"state": 1}},
+            'the state\'s sampler: own must be None, or a dict with the keys "of" and "state"',
+        ),
         ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
         ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
         (

@@ -6,7 +6,7 @@ from pictures import encode
 from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
-from gpuload.decode.header import end_of_scan, mcu_layout, mcus, scan_start
+from gpuload.decode.header import count_mcus, end_of_scan, mcu_layout, scan_start
 from gpuload.packing.jpeg_huffman import Table, add_codes, read_blocks, read_tables, walk_scan, write_tables
 
 FULL = Table(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
@@ -22,7 +22,7 @@ def walked(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.
     header = header_of(jpeg)
     tables, _ = read_tables(jpeg, header)
     blocks = read_blocks(jpeg, header, tables)
-    in_row, rows = mcus(header, mcu_layout(jpeg, header)[0])
+    in_row, rows = count_mcus(header, mcu_layout(jpeg, header)[0])
     return walk_scan(scan_of(jpeg) if scan is None else scan, blocks, in_row * rows)
 
 

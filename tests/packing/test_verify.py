@@ -97,7 +97,8 @@ def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
         "classes.json is damaged: its hash differs from that in manifest.json",
         "manifest-crc32.npy is missing",
         f"{held[2]['file']} is missing",
-        "shard-99999.tar is unexpected: the manifest does not list it, but a wildcard would include it; remove it",
+        "shard-99999.tar is unexpected: the manifest does not list it, but a pattern such as *.tar would load "
+        "it; remove it",
         f"{held[1]['file']} has 1,000 bytes instead of {held[1]['bytes']:,} (samples {held[1]['first']} to "
         f"{held[2]['first'] - 1} of the source dataset)",
     ]

@@ -101,7 +101,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
         lambda: load(lambda i: chw(i) / 255),
-        ("gpuload.Image(tensor, layout='CHW')", "remove the dataset's ToTensor"),
+        ("gpuload.Image(tensor, layout='CHW')", "remove ToTensor or other scaling from the dataset"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
     "thirteen channels of levels": (
@@ -133,7 +133,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
         ("Unsaid has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove it")),
+    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove RandAugment")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, OnLevels()]),
         ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),

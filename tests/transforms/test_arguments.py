@@ -47,7 +47,7 @@ class InterpolationMode(enum.Enum):
         (lambda: T.RandomResizedCrop(8, ratio=(0, 1)), ValueError, "(ratio=…) must be greater than 0, got (0.0, 1.0)"),
         (lambda: T.RandomHorizontalFlip(1.5), ValueError, "is a probability and must lie in 0 … 1, got 1.5"),
         (lambda: T.RandomVerticalFlip("0.5"), TypeError, "RandomVerticalFlip(p=…) must be a number, got '0.5' (str)"),
-        (lambda: T.ColorJitter(-0.1), ValueError, "(brightness=…) as a single number must not be negative, got -0.1"),
+        (lambda: T.ColorJitter(-0.1), ValueError, "must not be negative if it is a single number, got -0.1; or pass"),
         (lambda: T.ColorJitter(contrast=(-0.1, 1)), ValueError, "ColorJitter(contrast=…) must lie in 0 … inf"),
         (lambda: T.ColorJitter(hue=0.6), ValueError, "ColorJitter(hue=…) must lie in -0.5 … 0.5, got 0.6"),
         (lambda: T.ColorJitter(saturation=float("nan")), ValueError, "(saturation=…) must be finite, got nan"),

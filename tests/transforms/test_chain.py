@@ -243,7 +243,7 @@ def test_an_image_smaller_than_the_crop_is_named():
     chain = T.Chain([T.RandomCrop((30, 50))])
     sizes = np.array([[60, 60], [60, 40], [10, 60]])
     text = (
-        "RandomCrop(size=(30, 50)): the image is smaller than the crop, 60×40 (height × width); use "
+        "RandomCrop(size=(30, 50)): the image of 60×40 (height × width) is smaller than the crop; use "
         "pad_if_needed=True, or put a Resize before it"
     )
     for method in (chain.draw, chain.regions):

@@ -35,7 +35,11 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: T.RandomRotation(-1), ValueError, "(degrees=…) as a single number must not be negative, got -1;"),
+        (
+            lambda: T.RandomRotation(-1),
+            ValueError,
+            "(degrees=…) must not be negative if it is a single number, got -1;",
+        ),
         (lambda: T.RandomRotation((3, 1)), ValueError, "RandomRotation(degrees=…) must be (low, high) with low ≤ high"),
         (lambda: T.RandomRotation("9"), TypeError, "RandomRotation(degrees=…) must be a number, got '9' (str)"),
         (lambda: T.RandomRotation((1, 2, 3)), TypeError, "RandomRotation(degrees=…) must be a pair (low, high)"),
@@ -46,7 +50,7 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
         (lambda: T.RandomAffine(5, translate=0.5), TypeError, "RandomAffine(translate=…) must be a pair (x, y)"),
         (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height in 0 … 1, got"),
         (lambda: T.RandomAffine(5, scale=(0, 1)), ValueError, "RandomAffine(scale=…) must be greater than 0"),
-        (lambda: T.RandomAffine(5, shear=-3), ValueError, "RandomAffine(shear=…) as a single number must not be neg"),
+        (lambda: T.RandomAffine(5, shear=-3), ValueError, "RandomAffine(shear=…) must not be negative if it is a"),
         (lambda: T.RandomAffine(5, shear=(1, 2, 3)), ValueError, "must be 1, 2 or 4 numbers, got 3"),
         (
             lambda: T.RandomAffine(5, shear=(1, 2, 4, 3)),

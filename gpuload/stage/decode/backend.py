@@ -59,7 +59,7 @@ class Pixels(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An image that was not decoded, and the reason."""
+    """The reason why an image was not decoded."""
 
     reason: str
 

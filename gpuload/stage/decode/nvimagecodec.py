@@ -42,12 +42,14 @@ CPU: Final = "nvImageCodec (batch)"
 # a region, and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
 EXACT_REGION_VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
-# Upsample the chroma planes as libjpeg does, which all CPU decoders are based on; the default repeats pixels.
+# Upsample the chroma planes as libjpeg, on which all CPU decoders are based, does; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
 # order.
 DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
-SHARED_POOL: Final = "the engine would write to memory that {} has freed, but that is still being read"
+SHARED_POOL: Final = (
+    "the engine could write to memory that {} has freed but another stream still reads; unset it to use the engine"
+)
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 NO_REASON: Final = Refusal("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
@@ -133,7 +135,7 @@ class NvImageCodec:
         self.decodes_regions = self._region_decoders.issuperset(self.names)
         notes = [f"no JPEG engine: {errors[ENGINE]}"] if ENGINE in errors else []
         if without_regions := [name for name in self.names if name not in self._region_decoders]:
-            notes.append(f"{' and '.join(without_regions)} {library.__version__}: entire images")
+            notes.append(f"{' and '.join(without_regions)} {library.__version__} decodes entire images, not regions")
         self.note = "; ".join(notes)
 
     def _make_decoder(self, backend_kinds: list[Any], threads: int) -> Any:
@@ -189,14 +191,16 @@ class NvImageCodec:
             stream = torch.cuda.current_stream(self._device).cuda_stream
         elif any(source.height * source.width * channels >= NV_MAX_BYTES for source in sources):
             raise ValueError("an image exceeds the size limit of nvImageCodec")
-        code_stream, region = self._library.CodeStream, self._library.Region
-        code_streams = [code_stream(source.data) for source in sources]
+        open_stream, region = self._library.CodeStream, self._library.Region
+        code_streams = [open_stream(source.data) for source in sources]
         for row, box in enumerate(boxes):
             if box is not None:
-                header, (_, height, width, *_) = code_streams[row], sources[row]
-                if header.height != height or header.width != width:  # pixels outside the image would be padding
+                code_stream, (_, height, width, *_) = code_streams[row], sources[row]
+                if (
+                    code_stream.height != height or code_stream.width != width
+                ):  # pixels outside the image would be padding
                     raise ValueError(f"the header says {height}×{width} pixels, but nvImageCodec reads another size")
-                code_streams[row] = header.get_sub_code_stream(region=region(*box))
+                code_streams[row] = code_stream.get_sub_code_stream(region=region(*box))
         return decoder.decode(code_streams, params=self._params[sources[0].grey], cuda_stream=stream)
 
     def _extract_pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:

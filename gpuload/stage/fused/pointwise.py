@@ -1,9 +1,9 @@
-"""Operations on single pixels inside a kernel. The job's data specifies the operations and their values.
+"""Operations on single pixels inside a kernel. The kernel's input data specifies the operations and their values.
 
-A tile's pixels, and the results, are three rows × columns float32 blocks, red, green and blue, of integral pixel values
-in 0 … 255. The arithmetic is the same, step by step, as in `gpuload.stage.reference.color`. Operations
-that need a statistic of the entire image (contrast, equalize, autocontrast) use a table, see `statistics`. All
-functions are stateless device functions of Triton.
+A tile's pixels, and the results, are three float32 blocks of shape (rows, columns), one each for red, green and blue,
+with integral values in 0 … 255. The arithmetic is the same, step by step, as in `gpuload.stage.reference.color`.
+Operations that need a statistic of the entire image (contrast, equalize, autocontrast) use a table (see `statistics`).
+All functions are stateless device functions of Triton.
 """
 
 # Outside kernels, calling a kernel function raises an error, and type checkers assume that it always does.
@@ -32,9 +32,9 @@ _ERASE_BOX: Final = tl.constexpr(ERASE_BOX)
 
 _RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _TINY: Final = tl.constexpr(TINY)
-_SIXTH: Final = tl.constexpr(-255 / 6)
+_MINUS_SIXTH_TURN: Final = tl.constexpr(-255 / 6)
 _HALF: Final = tl.constexpr(255 / 2)
-_SIXTHS: Final = tl.constexpr(6 / 255)
+_SIXTHS_PER_UNIT: Final = tl.constexpr(6 / 255)
 _UNIT: Final = tl.constexpr(1 / 255)
 
 
@@ -139,10 +139,10 @@ def _hue(red, green, blue, factor):
     lowest = tl.minimum(tl.minimum(red, green), blue)
     chroma = value - lowest
     distance = 2.0 - tl.div_rn(green + blue - red - lowest, chroma + _TINY)  # never negative
-    turns = tl.floor(tl.where(green < blue, -distance, distance) * _SIXTH + _HALF)
-    turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
-    turns = tl.where(turns < 256.0, turns, turns - 256.0)
-    sixths = turns * _SIXTHS
+    hue = tl.floor(tl.where(green < blue, -distance, distance) * _MINUS_SIXTH_TURN + _HALF)
+    hue += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
+    hue = tl.where(hue < 256.0, hue, hue - 256.0)
+    sixths = hue * _SIXTHS_PER_UNIT
     rounded_chroma = tl.floor(tl.div_rn(chroma * 255.0, value + _TINY)) * value * _UNIT
     base = value - rounded_chroma + 0.5
     red = _floor_sum(base, tl.abs(sixths - 3.0) - 1.0, rounded_chroma)

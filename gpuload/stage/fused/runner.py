@@ -26,7 +26,7 @@ from gpuload.stage.fused.kernel import compiler_options, one_pass
 from gpuload.stage.fused.mixing import mix
 from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.fused.separable import make_weight_tables
-from gpuload.stage.fused.statistics import JOB as COUNTED
+from gpuload.stage.fused.statistics import JOB_LENGTH as COUNTED
 from gpuload.stage.fused.statistics import make_level_tables
 from gpuload.stage.fused.variants import has_operations, has_transposes, level_variants
 from gpuload.stage.noise import quantile_table

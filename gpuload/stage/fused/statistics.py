@@ -25,12 +25,12 @@ from gpuload.transforms.program.fusing.jobs import COUNTED
 from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import code as code_of
 
-__all__ = ["BLOCK", "JOB", "OPTIONS", "make_level_tables"]
+__all__ = ["BLOCK", "JOB_LENGTH", "OPTIONS", "make_level_tables"]
 
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
-JOB: Final = COUNTED.itemsize // 8  # int64 numbers per job
-_JOB: Final = tl.constexpr(JOB)
+JOB_LENGTH: Final = COUNTED.itemsize // 8  # int64 numbers per job
+_JOB: Final = tl.constexpr(JOB_LENGTH)
 _RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _GUARD: Final = tl.constexpr(GUARD)
 
@@ -61,7 +61,7 @@ def make_level_tables(
     pieces = triton.cdiv(max_pixels, BLOCK * ROUNDS)
     with use_device_of(pixels):
         for portion in portions(n, programs=pieces):  # the largest image determines the number of pieces of all images
-            portion_jobs = jobs[portion.start * JOB : portion.stop * JOB]
+            portion_jobs = jobs[portion.start * JOB_LENGTH : portion.stop * JOB_LENGTH]
             _count[portion.stop - portion.start, pieces](
                 pixels, portion_jobs, counts[portion], CHANNELS=channels, BLOCK=BLOCK
             )
@@ -71,7 +71,7 @@ def make_level_tables(
 
 @triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can point to a user's memory
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the levels in one part of an image, and add the counts to the image's counts. Grid: (jobs, parts)."""
+    """Count the levels in one piece of an image, and add the counts to the image's counts. Grid: (jobs, pieces)."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
     image_ptr = pixels_ptr + tl.load(job_ptr)
     height, width = tl.load(job_ptr + 1).to(tl.int32), tl.load(job_ptr + 2).to(tl.int32)
@@ -127,11 +127,11 @@ def _count_levels(
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
     """Compute the table of one channel. Grid: (jobs, 3)."""
     job = tl.program_id(0)
-    row = tl.program_id(1)
+    channel = tl.program_id(1)
     code = tl.load(jobs_ptr + job * _JOB + 3)
     levels = tl.arange(0, 256)
     job_counts_ptr = counts_ptr + job * 768 + levels
-    counts = tl.load(job_counts_ptr + (row * 256 if CHANNELS == 3 else 0))
+    counts = tl.load(job_counts_ptr + (channel * 256 if CHANNELS == 3 else 0))
     if code == _CONTRAST:
         size = tl.load(jobs_ptr + job * _JOB + 1) * tl.load(jobs_ptr + job * _JOB + 2)
         table = _contrast(job_counts_ptr, levels, size, tl.load(factors_ptr + job), CHANNELS)
@@ -139,7 +139,7 @@ def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.conste
         table = _equalize(counts, levels)
     else:
         table = _stretch(counts, levels)
-    tl.store(tables_ptr + (job * 3 + row) * 256 + levels, table.to(tl.uint8))
+    tl.store(tables_ptr + (job * 3 + channel) * 256 + levels, table.to(tl.uint8))
 
 
 @triton.jit

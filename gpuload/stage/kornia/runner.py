@@ -1,9 +1,9 @@
 """Kornia's runner for pixel values before normalization (levels): the reference's runner for batches, with operators
 from Kornia.
 
-Crops and padding use the reference's code, because they only copy pixels. Images of one size are processed together, so
-each Kornia function is called once for all images that drew it. If the images' sizes differ between two transforms,
-images are processed one by one. The runner runs on any device, in the stage's process, and keeps no state between
+Crops and padding use the reference's code, because they only copy pixels. Images of the same size are processed
+together, so each Kornia function is called once for all images to which it applies. Where the images have different
+sizes, they are processed one by one. The runner runs on any device, in the stage's process, and keeps no state between
 calls.
 
 Levels are N×C×H×W uint8 when pixels are moved, and float32 within operations, whose results are rounded to levels. If
@@ -92,24 +92,24 @@ def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur with kernels of one size and mirrored borders. Float64 is used, because float32 convolutions may use TF32,
-    which has only 10 bits of precision.
+    """Blur with kernels of the same size and mirrored borders. Float64 is used, because float32 convolutions may use
+    TF32, which has only 10 bits of precision.
 
     These are the two steps of Kornia's `gaussian_blur2d`. That function is not called, because it waits for the device,
     and on the CPU it chooses its algorithm by the number of images.
     """
-    numbers = levels.to(torch.float64)
+    float_levels = levels.to(torch.float64)
     [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
     sigmas_xy = torch.from_numpy(values[:, 2:4].copy())
     kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
     kernel_x, kernel_y = upload_arrays([kernel.numpy() for kernel in kernels], levels.device)
-    rows, columns = numbers.shape[2:]
+    rows, columns = float_levels.shape[2:]
     if height // 2 < rows and width // 2 < columns:
-        return filter2d_separable(numbers, kernel_x, kernel_y, "reflect")
+        return filter2d_separable(float_levels, kernel_x, kernel_y, "reflect")
     # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
-    numbers = numbers.index_select(2, upload(mirrored_indices(rows, height // 2), levels.device))
-    numbers = numbers.index_select(3, upload(mirrored_indices(columns, width // 2), levels.device))
-    return filter2d_separable(numbers, kernel_x, kernel_y, padding="valid")
+    float_levels = float_levels.index_select(2, upload(mirrored_indices(rows, height // 2), levels.device))
+    float_levels = float_levels.index_select(3, upload(mirrored_indices(columns, width // 2), levels.device))
+    return filter2d_separable(float_levels, kernel_x, kernel_y, padding="valid")
 
 
 def _round_to_levels(function: Operation, round_values: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
@@ -163,8 +163,8 @@ class KorniaRunner(BatchRunner):
         return super().__call__(images, program, windows_tlhw, outputs, late_program)
 
     def _finish_levels(self, levels: torch.Tensor) -> torch.Tensor:
-        numbers = levels.to(torch.float32)
-        return numbers if self._finish.is_identity else normalize(numbers, self._mean, self._std)
+        float_levels = levels.to(torch.float32)
+        return float_levels if self._finish.is_identity else normalize(float_levels, self._mean, self._std)
 
     def _flip(self, source: Source, record: Flip) -> Source:
         if not record.flipped.any():
@@ -205,24 +205,24 @@ class KorniaRunner(BatchRunner):
             points = mapped_points(levels, coefficients, size, corners)
             # In float32, points are off by about 3e-5 of a pixel, which moves one value in 100 to the level below.
             dtype, shift = torch.float64, 0.5
-        is_inside = [(axis >= 0) & (axis < length) for axis, length in zip(points, lengths, strict=True)]
+        is_inside = [(coords >= 0) & (coords < length) for coords, length in zip(points, lengths, strict=True)]
         is_inside = is_inside[0] & is_inside[1]
         # Points outside the image can be infinite or NaN, so they are replaced. All points are scaled to -1 … 1 here,
         # because Kornia would copy two numbers to the device to scale them, and wait for the copy.
         y, x = (
-            torch.where(is_inside, axis - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
-            for axis, length in zip(points, lengths, strict=True)
+            torch.where(is_inside, coords - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
+            for coords, length in zip(points, lengths, strict=True)
         )
         sampled = remap(
             levels.to(dtype), x, y, interpolation, "border", align_corners=True, normalized_coordinates=True
         )
-        outside = upload(np.asarray(fill, np.uint8).reshape(-1, 1, 1), levels.device)
-        return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), outside)
+        fill_levels = upload(np.asarray(fill, np.uint8).reshape(-1, 1, 1), levels.device)
+        return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), fill_levels)
 
 
 def images_per_piece(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
     """Return how many images Kornia can process at a time in `nbytes` of memory. `windows_tlhw` has the images' windows
     at each step; `shapes` is int64 (n, 3)."""
     channels = max(3, int(shapes[:, 2].max()))  # a map's memory per pixel was measured with three channels
-    levels = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
-    return max(1, nbytes // max(1, levels * BYTES_PER_LEVEL))
+    num_levels = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
+    return max(1, nbytes // max(1, num_levels * BYTES_PER_LEVEL))

@@ -65,8 +65,8 @@ def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def compress(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Compress and decompress N×C×H×W levels, each image at its own quality, as described in
-    `gpuload.stage.reference.operations`."""
+    """Compress and decompress N×C×H×W levels, each image at its own quality. `gpuload.stage.reference.operations`
+    describes the arguments."""
     _, channels, height, width = levels.shape
     tables = [upload(_quantization_tables(base, values[:, 0]), levels.device) for base in (LUMINANCE, CHROMINANCE)]
     if channels == 1:
@@ -112,9 +112,9 @@ def _divide_rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
     red, green, blue = rgb.unbind(1)
     planes = []
-    for row, (r, g, b) in enumerate(TO_YCC):
+    for row, (red_weight, green_weight, blue_weight) in enumerate(TO_YCC):
         offset = HALF if row == 0 else (128 << 16) + HALF - 1
-        planes.append((red * r + green * g + blue * b + offset) >> 16)
+        planes.append((red * red_weight + green * green_weight + blue * blue_weight + offset) >> 16)
     return tuple(planes)
 
 

@@ -78,7 +78,9 @@ def resize_window(
         if size_hw[axis] == box_hw[axis]:
             source_end = end  # equal lengths make the kernel skip this axis, which is not resized
         elif end == source_end:
-            end += 1  # the lengths must differ; another pixel exists, because this is not the entire axis
+            # With equal lengths the kernel would skip this axis. There is another pixel, because the window does not
+            # cover the entire axis.
+            end += 1
         ends.append(end)
         source_hw.append(source_end)
     source = np.empty((*source_hw, image.shape[2]), np.uint8)

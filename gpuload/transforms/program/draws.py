@@ -36,7 +36,8 @@ def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, r
 
 
 def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate tables, viewed as int64, since comparing their structured dtypes takes NumPy sixty times as long."""
+    """Concatenate image tables. They are viewed as int64 meanwhile, because comparing structured dtypes takes NumPy
+    sixty times as long."""
     return np.concatenate([table.view(np.int64) for table in tables]).view(IMAGE)
 
 
@@ -48,7 +49,7 @@ class Program:
         records: the records in the order of application.
         sizes_hw: int64 (B, 2), the sizes of the images.
         results_hw: int64 (B, 2), the sizes of the results.
-        late_from: the index of the first step that works on images of the final type; None if there is no such step.
+        late_from: the index of the first transform that works on images of the final type; None if there is none.
     """
 
     records: tuple[Record, ...]
@@ -127,7 +128,7 @@ class Program:
         return self.part(0, end), self.part(end, len(self.records))
 
     def take(self, rows: np.ndarray) -> Program:
-        """Return the program for the images with these batch indices. Records that apply to none of these images are
+        """Return the program for the images in these rows of the batch. Records that apply to none of these images are
         not dropped, so that the indices of windows do not change."""
         records = []
         for record in self.records:

@@ -93,7 +93,10 @@ def test_regions_have_the_bits_of_the_whole_image(library, grey):
     decoder = NvImageCodec(HERE, 1, library)
     wholes = NvImageCodec(HERE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
     assert (decoder.decodes_regions, decoder.note) == (True, "")
-    assert (wholes.decodes_regions, wholes.note) == (False, f"{CPU} {library.__version__}: entire images")
+    assert (wholes.decodes_regions, wholes.note) == (
+        False,
+        f"{CPU} {library.__version__} decodes entire images, not regions",
+    )
     for subsampling in (0, 1, 2):
         whole = source(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
         sources = [whole, *(whole._replace(region_tlhw=region) for region in REGIONS)]
@@ -252,7 +255,9 @@ def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(gpu):
 
     decoder = gpu.decoder(engine=engine, gpu=pictures)
     assert decoder.names == (ENGINE, GPU)
-    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0: entire images"  # as long as the list does not have them
+    assert (
+        decoder.note == f"{ENGINE} and {GPU} 0.9.0 decodes entire images, not regions"
+    )  # as long as the list does not have them
     found = decoder.decode([source(photo(0)), source(photo(1)), source(photo(2))])
     assert [one.decoder for one in found if isinstance(one, Pixels)] == [ENGINE, GPU, ENGINE]
     assert decoder._library.made == [
@@ -273,7 +278,7 @@ def test_whole_images_are_decoded_unless_regions_are_known_to_be_right(gpu, righ
     decoder = gpu.decoder(dict.fromkeys(right, ("0.9.0",)), engine=engine, gpu=pictures)
     whole = " and ".join(name for name in (ENGINE, GPU) if name not in right)
     assert decoder.decodes_regions == (not whole)
-    assert decoder.note == (f"{whole} 0.9.0: entire images" if whole else "")
+    assert decoder.note == (f"{whole} 0.9.0 decodes entire images, not regions" if whole else "")
     parts = [source(photo(number))._replace(region_tlhw=(3, 5, 20, 30)) for number in range(2)]
     found = decoder.decode(parts)
     assert [one.decoder for one in found] == [ENGINE, GPU]
