@@ -55,7 +55,7 @@ CEILINGS = {
 # gpuload's parts alone, each compared with an upper bound.
 PARTS = {
     "stage": "the fused stage",
-    "workers": "gpuload's workers, slots discarded",
+    "workers": "gpuload's workers, batches discarded",
     "arrays": "arrays in memory, to the device",
     "array_file": "an ArrayFile of 256×256, to the device",
     "resident": "a resident CIFAR-10 (DeviceCached)",

@@ -67,12 +67,12 @@ def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nda
 
 AGAINST = "Pillow operations in sequence"
 CHAINED = (
-    "the mean grey level of a contrast operation may round to the next level, and so may a float32 blend; later "
-    "operations, such as equalize, amplify the difference"
+    "the mean grey level of a contrast operation, or a float32 blend, may round to a neighbouring value; later "
+    "operations, such as equalize, may amplify the difference"
 )
 MIXED = (
-    "the same differences, scaled by the weight of the chain; in addition, a float32 sum may round to the other side "
-    "of an integer"
+    "the differences listed under a, scaled by the weight of the AugMix branch; in addition, a float32 sum may round "
+    "to the other side of an integer"
 )
 
 

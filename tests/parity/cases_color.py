@@ -1,4 +1,4 @@
-"""Colour transforms, compared with Pillow's enhancers and operations; blur, compared with Kornia."""
+"""Colour transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia."""
 
 from __future__ import annotations
 
@@ -135,10 +135,13 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
 EXACT = "gpuload uses Pillow's arithmetic, so all levels are identical"
 FLOAT = "the result is a single float32 product, truncated as in Pillow"
 GREY = (
-    "contrast uses the grey level of the mean colour, and Pillow the mean of rounded grey levels, which may round to "
-    "another level"
+    "gpuload's contrast uses the grey level of the mean colour, whereas Pillow uses the mean of the rounded grey "
+    "levels; the two may round to different levels"
 )
-HUE = "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may be 6 levels"
+HUE = (
+    "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may change a value "
+    "by 6 levels"
+)
 BLUR = (
     "weights are multiples of 2**-16, so sums are exact on every device, but values near a half may round the other way"
 )
@@ -199,7 +202,7 @@ COLOUR = [
     case(
         "ColorJitter",
         T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        "Pillow, all four",
+        "the four Pillow operations above",
         1,
         8,
         CONTRAST,
@@ -207,7 +210,7 @@ COLOUR = [
     case(
         "RandomPhotometricDistort",
         T.RandomPhotometricDistort(),
-        "Pillow, all four, and merge",
+        "the four Pillow operations above, and merge",
         1,
         8,
         CONTRAST,

@@ -1,4 +1,4 @@
-"""RandomErasing on levels and on finished images, also followed by flips, compared with Pillow's paste.
+"""RandomErasing before and after normalization, with and without a flip afterwards, compared with Pillow's paste.
 
 Pillow has no operation for it but the pasting of a box, also into float32 images (mode "F"), band by band. The random
 numbers are those that were drawn: what is checked is where they go; how they are distributed is tested by itself.
@@ -76,7 +76,10 @@ def back(numbers: np.ndarray) -> np.ndarray:
 
 
 def case(
-    name: str, transforms: list[Any], to_levels: Any = None, reason: str = "both copy the same values into the boxes"
+    name: str,
+    transforms: list[Any],
+    to_levels: Any = None,
+    reason: str = "gpuload and the oracle copy the same values into the erased rectangles",
 ) -> Case:
     exact = to_levels is None
     return Case(

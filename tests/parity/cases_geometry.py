@@ -145,22 +145,27 @@ _: Oracle = geometry
 
 EXACT = "pixels are only moved, or are computed in Pillow's integer arithmetic"
 PLAIN = "gpuload computes with 22-bit integers and rounds between columns and rows; torch sums floats"
-RESIZE = "single images are resized by torch's kernel, whose weights have 16 bits; Pillow's weights have 22 bits"
+RESIZE = "the reference resizes with torch's kernel, whose weights have 16 bits; Pillow's weights have 22 bits"
 AXES = (
-    "Pillow 13 begins with the cheaper axis, and gpuload with rows; results differ where bicubic overshoots 0 … 255 "
-    "between the two steps"
+    "Pillow 13 resizes along the cheaper axis first, and gpuload along rows first; the results differ most where "
+    "bicubic overshoots 0 … 255 between the two passes"
 )
-SAME = "the oracle uses the same torch kernel"
-OF_TENSORS = "weights have 22 bits; torch's weights have 16 bits"
-PILLOWS = "the backend uses Pillow's integer arithmetic; the reference resizes single images with 16-bit weights"
+SAME = "the oracle uses the same torch kernel as the reference"
+OF_TENSORS = "the backend's weights have 22 bits; those of the oracle's torch kernel have 16 bits"
+PILLOWS = (
+    "the backend uses Pillow's integer arithmetic, and so equals the oracle, but not the reference, whose weights have "
+    "16 bits"
+)
 WARP = "gpuload uses Pillow's float64 arithmetic; single images are processed by Pillow itself"
-ROTATE = "the oracle computes the angle from the record, so a coordinate may differ in its last bit"
+ROTATE = "the oracle computes the angle from the recorded parameters, so a coordinate may differ in its last bit"
 
 KORNIA_WARP = Tolerance(
     1e-3, 1, 1, "float64 sums are computed in torch's order; a few may round to the other side of an integer"
 )
 
-DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between the two resizing passes; Pillow rounds to levels there")
+DALI_RESIZE = Tolerance(
+    0.3, 1, 1, "between the two resizing passes, DALI keeps floats, whereas Pillow rounds to integer levels"
+)
 
 CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",
