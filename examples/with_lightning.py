@@ -31,8 +31,8 @@ class Images(pl.LightningDataModule):
     def setup(self, stage: str) -> None:  # called when ranks and devices are known, and before a checkpoint is loaded
         crop = [T.RandomResizedCrop(self.size), T.RandomHorizontalFlip(), NORMALIZE]
         center = [T.Resize(self.size * 8 // 7), T.CenterCrop(self.size), NORMALIZE]
-        self.training = self.loader("train", crop, shuffle=True)
-        self.validation = self.loader("val", center, shuffle=False)
+        self.train_loader = self.loader("train", crop, shuffle=True)
+        self.val_loader = self.loader("val", center, shuffle=False)
 
     def loader(self, part: str, transforms: list[Any], *, shuffle: bool) -> gl.Loader:
         device = self.trainer.strategy.root_device if self.trainer else None
@@ -40,23 +40,23 @@ class Images(pl.LightningDataModule):
         return gl.Loader(data, self.batch_size, shuffle, transforms=transforms, num_workers=self.workers, device=device)
 
     def train_dataloader(self) -> gl.Loader:
-        return self.training
+        return self.train_loader
 
     def val_dataloader(self) -> gl.Loader:
-        return self.validation
+        return self.val_loader
 
     def state_dict(self) -> dict[str, Any]:
-        return self.training.state_dict()
+        return self.train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.training.load_state_dict(state_dict)
+        self.train_loader.load_state_dict(state_dict)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # already on the device
 
     def teardown(self, stage: str) -> None:
-        self.training.close()
-        self.validation.close()
+        self.train_loader.close()
+        self.val_loader.close()
 
 
 class Classifier(pl.LightningModule):

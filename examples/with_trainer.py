@@ -43,16 +43,16 @@ class Labelled:
 class LoaderTrainer(Trainer):
     """A Trainer that uses these loaders, which already divide samples among ranks and put batches on the device."""
 
-    def __init__(self, training: gl.Loader, validation: gl.Loader, **options: Any) -> None:
-        options |= {"callbacks": [SaveLoader(training)], "eval_dataset": validation.dataset}
+    def __init__(self, train_loader: gl.Loader, val_loader: gl.Loader, **options: Any) -> None:
+        options |= {"callbacks": [SaveLoader(train_loader)], "eval_dataset": val_loader.dataset}
         super().__init__(**options)
-        self.training, self.validation = training, validation
+        self.train_loader, self.val_loader = train_loader, val_loader
 
     def get_train_dataloader(self) -> Any:
-        return self.training
+        return self.train_loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self.validation
+        return self.val_loader
 
 
 class SaveLoader(TrainerCallback):

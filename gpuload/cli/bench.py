@@ -327,10 +327,11 @@ def find_bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
         else "augment"
     )
     name = {"read": "reading", "decode": "decoding", "augment": "augmenting"}[slowest]
-    figures = [f"reading and decoding would reach {combined_rate:,.0f} images/s"] if worker_rates else []
-    figures += [f"augmenting {rates['augment']:,.0f}"] if "augment" in rates else []
+    alone = " alone" * ("augment" in rates)
+    figures = [f"reading and decoding{alone} would reach {combined_rate:,.0f} images/s"] if worker_rates else []
+    figures += [f"augmenting alone {rates['augment']:,.0f}"] if "augment" in rates else []
     workers = f"with {row.workers}, " if row.num_workers else ""
-    return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each on its own' * (len(figures) > 1)}"
+    return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

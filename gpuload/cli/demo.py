@@ -69,7 +69,7 @@ def run(
         console.print(comparison_table(gpuload_row, peer_row, pairs))
         if failed := len(bench.failed):
             echo(console, f"{format_count(failed, 'image')} cannot be loaded; skipped in both loaders", "yellow")
-        echo(console, "The images, before and after augmentation (gpuload inspect):\n")
+        echo(console, "Inspecting the images (gpuload inspect):\n")
         out.mkdir(parents=True, exist_ok=True)
         inspect.run([root], html=str(out / "inspect.html"), workers=workers, console=console)
     except (GpuloadError, PhotographsMissing, OSError, ValueError, TypeError, RuntimeError) as error:

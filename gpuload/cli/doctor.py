@@ -401,7 +401,7 @@ def check_regions(trial: Trial) -> Finding:
     if not trial["ok"]:
         return Finding("regions", "not needed", f"{trial['why']}. On a GPU, {fallback}")
     faults, used_decoders = trial["faults"], trial["used"]
-    details = f"version {trial['version']} on {trial['device']}; " + "; ".join(
+    details = f"nvImageCodec {trial['version']} on {trial['device']}; " + "; ".join(
         f"{name}: {fault or 'regions match full decoding bit for bit'}" for name, fault in faults.items()
     )
     if any(faults[name] for name in used_decoders):
@@ -429,7 +429,7 @@ def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
     if absent_names:
         details += f"; not installed: {', '.join(absent_names)}; install one with pip install 'gpuload[NAME]'"
     if not jpegtran:
-        details += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
+        details += "; to use pack --cuttable on progressive JPEGs: apt-get install libjpeg-turbo-progs"
     return Finding("extras", "works" if present_names else "not needed", details)
 
 

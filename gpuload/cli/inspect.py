@@ -211,7 +211,7 @@ def _summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
     decoded = f"{images['decoded']:,} images decoded"
     yield "duplicates", f"{format_count(files, 'identical file')}; {pixels:,} with identical pixels ({decoded})"
-    yield "damaged", f"{summary['damaged']['count']:,}; over a limit of Decode: {summary['refused']['count']:,}"
+    yield "damaged", f"{summary['damaged']['count']:,}; over a Decode limit: {summary['refused']['count']:,}"
     for kind in summary["pixels"]["kinds"][:1]:
         for name in ("mean", "std"):
             yield name, ", ".join(f"{value:.4f}" for value in kind[name])

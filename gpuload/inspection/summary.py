@@ -325,7 +325,7 @@ COUNT_ADVICE: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("bad", "damaged count", "image is damaged",
      "Training stops at the first damaged image. Fix or remove the files, or let the Loader skip them.",
      'gl.Loader(…, on_error="skip")'),
-    ("odd", "refused count", "image is over a limit of Decode",
+    ("odd", "refused count", "image is over a Decode limit",
      f"By default, max_pixels is {Decode().max_pixels:,}. Larger files are decompression bombs, or very large "
      "pictures. If you trust these files, raise the limit that the list states.",
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),

@@ -99,14 +99,14 @@ def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", w
     ("figures", "device", "rates", "name", "why"),
     [
         ((0.1, 1.9, 0.2), "cpu", (20_000, 1_053, 5_000), "decoding",
-         "decoding is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
-         "augmenting 5,000"),
+         "decoding is the bottleneck: with 2 workers, reading and decoding alone would reach 1,000 images/s, "
+         "augmenting alone 5,000"),
         ((1.9, 0.1, 0.2), "cpu", (1_053, 20_000, 5_000), "reading",
-         "reading is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
-         "augmenting 5,000"),
+         "reading is the bottleneck: with 2 workers, reading and decoding alone would reach 1,000 images/s, "
+         "augmenting alone 5,000"),
         ((0.1, 1.9, 2.5), "cpu", (20_000, 1_053, 400), "augmenting",
-         "augmenting is the bottleneck: with 2 workers, reading and decoding would reach 1,000 images/s, "
-         "augmenting 400"),
+         "augmenting is the bottleneck: with 2 workers, reading and decoding alone would reach 1,000 images/s, "
+         "augmenting alone 400"),
         ((0.1, 1.9, 0.2), "cuda", (20_000, 1_053, 5_000), "decoding", "decoding is the bottleneck: with 2 workers, "),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_parts_of_a_loader_without_workers() -> None:
         ("this process", 10_000), ("this process", 1_111), ("CPU", 5_000),
     ]  # fmt: skip
     assert find_bottleneck(row, parts)[1].startswith(
-        "decoding is the bottleneck: reading and decoding would reach 1,000 "
+        "decoding is the bottleneck: reading and decoding alone would reach 1,000 "
     )
 
 

@@ -49,7 +49,7 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
         "2 of 2 rounds, DataLoader: ",
         "images/s",
         "CPU s per 1,000 images",
-        "The images, before and after augmentation (gpuload inspect):",
+        "Inspecting the images (gpuload inspect):",
         "classes: 8; the largest is astronaut with 3",
         "results/inspect.html: ",
     ):

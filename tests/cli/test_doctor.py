@@ -420,7 +420,7 @@ def test_extras_are_listed() -> None:
         "installed: lmdb; not installed: ray; install one with pip install 'gpuload[NAME]'"
     )
     assert doctor.check_extras({"lmdb": True}, jpegtran=False).details == (
-        "installed: lmdb; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
+        "installed: lmdb; to use pack --cuttable on progressive JPEGs: apt-get install libjpeg-turbo-progs"
     )
     none = doctor.check_extras({"lmdb": False}, jpegtran=True)
     assert (none.state, none.details[:17]) == ("not needed", "installed: none; ")

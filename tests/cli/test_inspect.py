@@ -36,7 +36,7 @@ def test_a_folder_is_told_and_a_page_is_written(tmp_path: Path) -> None:
     ]
     assert "sizes: median 56×40, smallest 56×40, largest 64×40; 2 sizes" in lines
     assert "classes: 2; the largest is a with 3, the smallest b with 1" in lines
-    assert "damaged: 0; over a limit of Decode: 0" in lines
+    assert "damaged: 0; over a Decode limit: 0" in lines
     assert any(line.startswith("T.Normalize(mean=(0.") for line in lines)
     assert lines[-1].startswith(f"{page}: ")
     assert page.read_text().startswith("<!DOCTYPE html>")

@@ -45,25 +45,25 @@ class Data(pl.LightningDataModule):
     num_workers = 0
 
     def setup(self, stage):
-        self.training = gl.Loader(
+        self.train_loader = gl.Loader(
             Numbered(53), 4, shuffle=True, seed=3, transforms=CHAIN, num_workers=self.num_workers, device="cpu",
             info=self.info,
         )
-        self.validation = gl.Loader(
+        self.val_loader = gl.Loader(
             Numbered(20), 4, transforms=[T.CenterCrop(8), T.ToDtype("float32", scale=True)], num_workers=0, device="cpu"
         )
 
     def train_dataloader(self):
-        return self.training
+        return self.train_loader
 
     def val_dataloader(self):
-        return self.validation
+        return self.val_loader
 
     def state_dict(self):
-        return self.training.state_dict()
+        return self.train_loader.state_dict()
 
     def load_state_dict(self, state):
-        self.training.load_state_dict(state)
+        self.train_loader.load_state_dict(state)
 
 
 class Model(pl.LightningModule):
@@ -121,8 +121,8 @@ trainer = pl.Trainer(
 )
 model, data = Model(note), Data()
 trainer.fit(model, datamodule=data, ckpt_path=options["ckpt_path"])
-assert trainer.train_dataloader is data.training and trainer.val_dataloaders is data.validation
-assert trainer.num_training_batches == len(data.training) == 7
+assert trainer.train_dataloader is data.train_loader and trainer.val_dataloaders is data.val_loader
+assert trainer.num_training_batches == len(data.train_loader) == 7
 assert model.validated > 0
 """
 )
@@ -162,7 +162,7 @@ def fit(save=None, ckpt_path=None, data=Data, step=None, **options):
 
     def note(epoch, images, numbers):
         pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
-        seen.append([epoch, data.training.epoch, numbers.tolist(), pixels])
+        seen.append([epoch, data.train_loader.epoch, numbers.tolist(), pixels])
 
     data, callbacks = data(), [save] if save else []
     trainer = pl.Trainer(max_epochs=2, callbacks=callbacks, enable_checkpointing=False, **QUIET, **options)
@@ -209,14 +209,14 @@ for name, data in {"info": Informed, "info, on the device": OnTheDevice}.items()
 class Unshuffled(Data):
     def setup(self, stage):
         super().setup(stage)
-        self.training = gl.Loader(Numbered(53), 4, transforms=CHAIN, num_workers=0, device="cpu")
+        self.train_loader = gl.Loader(Numbered(53), 4, transforms=CHAIN, num_workers=0, device="cpu")
 
 
 class InOrder(Data):
     def setup(self, stage):
         super().setup(stage)
         options = {"sampler": torch.utils.data.SequentialSampler(range(53)), "transforms": CHAIN, "num_workers": 0}
-        self.training = self.validation = gl.Loader(Numbered(53), 4, device="cpu", **options)
+        self.train_loader = self.val_loader = gl.Loader(Numbered(53), 4, device="cpu", **options)
 
 
 Model = Plain
