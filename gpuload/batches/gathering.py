@@ -128,12 +128,13 @@ class GatheredTargets(TargetStage):
         for row, row_fields in enumerate(columns.fields):
             if row_fields != columns.fields[0]:
                 paths = key_paths_of(columns.structure(row))
-                old, new = (
+                first_paths, row_paths = (
                     ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
                     for fields in (columns.fields[0], row_fields)
                 )
-                entries = f"({old}; and {new}); pass {self._name} a labels_getter= that names them"
-                yield row, f"have different entries that belong to their boxes {entries}"
+                difference = f"{first_paths} in the first, {row_paths} in the second"
+                remedy = f"pass {self._name} a labels_getter= that returns all of these entries"
+                yield row, f"have different entries that belong to their boxes: {difference}; {remedy}"
 
 
 def _drop_entries(scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> None:
@@ -160,8 +161,8 @@ def _combine_scenes(
     """Combine the parts of several scenes into a sample's new scene, without masks.
 
     Args:
-        sample: the sample's scene before.
-        parts: each part's scene, and the indices of the entries to keep of its values.
+        sample: the sample's scene before combining.
+        parts: each part's scene, and the indices of the entries of its values to keep.
         boxes, points: the transformed boxes and points: for each leaf, one array per part.
     """
     values = {

@@ -41,7 +41,7 @@ SPARE_BYTES: Final = 1_000_000_000  # for batches and decoded images in flight, 
 THREADS: Final = 32  # maximum number of threads that the libraries of a worker and of this process start, in total
 MIN_TORCH: Final = (2, 8)
 
-# NVIDIA publishes a separate package for each version of CUDA: the distributions, keyed by gpuload's extra.
+# NVIDIA publishes a separate package for each CUDA version. These are the distributions, keyed by gpuload's extra.
 NVIDIA: Final = {
     "nvImageCodec": {"cu12": "nvidia-nvimgcodec-cu12", "cu13": "nvidia-nvimgcodec-cu13"},
     "DALI": {"cu12": "nvidia-dali-cuda120", "cu13": "nvidia-dali-cuda130"},
@@ -386,11 +386,11 @@ def check_nvidia(
         return Finding(name, "broken", f"{details}: {trial['why']}{fallback}", reinstall)
     if torch_cuda is not None and extra not in installed:
         details += f", but torch is built for CUDA {torch_cuda}"
-        details += f". It {use} on the CPU; on the GPU, it needs the same CUDA" if is_codec else ""
+        details += f". It {use} on the CPU; on the GPU, it needs the same CUDA version as torch" if is_codec else ""
         return Finding(name, "improve", details, reinstall)
     if not is_codec and other_extras and not installed.keys() & set(other_extras):
         details += f", but nvImageCodec is for {' and '.join(f'CUDA {key[2:]}' for key in other_extras)}"
-        return Finding(name, "improve", f"{details}; both need the same CUDA", reinstall)
+        return Finding(name, "improve", f"{details}; both need the same CUDA version", reinstall)
     return Finding(name, "works", f"{details}: {use}")
 
 
@@ -458,7 +458,7 @@ def _version(distribution: str) -> str | None:
 
 def format_size(nbytes: float) -> str:
     """Format a number of bytes: ``64 KB``, ``1.5 GB``. Units are powers of 1000, as for disks and in docker, or powers
-    of 1024 if the number is an exact multiple of one."""
+    of 1024 if the number is an exact multiple of such a power."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if nbytes >= factor:
             exact = nbytes / (1 << factor.bit_length() // 10 * 10)

@@ -1,7 +1,7 @@
-"""`Mix`: several data sets, each with a constant share of every block of an epoch.
+"""`Mix`: several data sets, each of which contributes a fixed share of every 1,024 samples.
 
-This module has the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. A `Mix`
-is created in the main process and copied to workers. This module does not import torch.
+This module holds the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. A
+`Mix` is created in the main process and copied to workers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuload.datasets.tree import LEAF, Structure, describe, flatten
 
 __all__ = ["Mix", "find_mix"]
 
-MAX_PARTS: Final = 2**31  # the maximum sum of integer weights, so that a remainder times a weight fits into 64 bits
+MAX_WEIGHT_SUM: Final = 2**31  # for integer weights; a remainder times a weight must fit into 64 bits
 # A weight within 1e-12 of a fraction whose denominator is at most this is replaced by the fraction: 0.7 by 7/10.
 MAX_DENOMINATOR: Final = 10**6
 KINDS: Final = (  # kinds of leaves, by type; a leaf of any other type may be an image or a target of another library
@@ -35,16 +35,15 @@ class Mix(Joined):
     """Several map-style data sets, mixed by weights: with (0.7, 0.3), about 7 of 10 samples in each batch come from the
     first data set.
 
-    Every 1,024 positions of an epoch have the exact shares, in an order that is shuffled by the seed; a fraction of a
+    Each run of 1,024 positions contains exactly these shares, in an order that depends on the seed; a fraction of a
     sample is carried over to the next 1,024 positions. Each data set goes through its samples in shuffled order,
     without repetition, and then starts again with a new order; the next epoch continues where the previous one stopped.
-    With
-    ``shuffle=False``, each data set keeps the order of its samples. A sample that fails with ``on_error="replace"`` is
-    replaced by a sample of the same data set.
+    With ``shuffle=False``, each data set keeps the order of its samples. A sample that fails with
+    ``on_error="replace"`` is replaced by a sample of the same data set.
 
-    Indices refer to the concatenated data sets, as with ``+``. ``len(mix)`` is the total
-    number of samples, `length` the number of positions in an epoch. (The shares are only approximate in an epoch of
-    fewer than 1,024 positions, but exact over several such epochs.)
+    Indices refer to the concatenated data sets, as with ``+``. ``len(mix)`` is the total number of samples, `length`
+    the number of positions in an epoch. (The shares are only approximate in an epoch of fewer than 1,024 positions, but
+    exact over several such epochs.)
 
     Args:
         datasets: the data sets, whose samples must have the same structure; convert them with ``dataset.map(fn)``.
@@ -102,9 +101,14 @@ def find_mix(dataset: Any) -> Mix | None:
     parts = inner.datasets if isinstance(inner, Mix) else [inner]
     if any(isinstance(part, Mix) for outer in parts for part in walk_datasets(outer)):
         name = type(inner).__name__
+        remedy = (
+            "merge the inner data sets into the outer Mix, and multiply their weights"
+            if isinstance(inner, Mix)
+            else f"put Mix([…]) outermost, with {name} around its data sets"
+        )
         raise ValueError(
-            f"there is a Mix inside {name}, where its weights would have no effect; put Mix([…]) "
-            f"outermost, with {name} around its data sets; only a DeviceCached can contain a Mix"
+            f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "
+            "contain a Mix"
         )
     return inner if isinstance(inner, Mix) else None
 
@@ -154,21 +158,21 @@ def _check_weights(weights: Any, count: int) -> list[float]:
 
 
 def _to_integer_parts(weights: list[float]) -> tuple[int, ...]:
-    """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
-    rounded to multiples of 1 / `MAX_PARTS`."""
+    """Convert weights to integers in the same proportions. If their sum would exceed `MAX_WEIGHT_SUM`, the proportions
+    are rounded to multiples of 1 / `MAX_WEIGHT_SUM`."""
     total = sum(map(Fraction, weights))
-    shares = [_simplify(Fraction(weight)) for weight in weights]
-    scale = math.lcm(*(share.denominator for share in shares))
-    parts = [int(share * scale) for share in shares]
+    fractions = [_simplify(Fraction(weight)) for weight in weights]
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    parts = [int(fraction * scale) for fraction in fractions]
     parts = [part // math.gcd(*parts) for part in parts]
-    if sum(parts) > MAX_PARTS:
-        parts = [max(1, int(Fraction(weight) / total * MAX_PARTS)) for weight in weights]
+    if sum(parts) > MAX_WEIGHT_SUM:
+        parts = [max(1, int(Fraction(weight) / total * MAX_WEIGHT_SUM)) for weight in weights]
     return tuple(parts)
 
 
-def _simplify(share: Fraction) -> Fraction:
-    fraction = share.limit_denominator(MAX_DENOMINATOR)
-    return fraction if abs(fraction - share) <= share / 10**12 else share
+def _simplify(weight: Fraction) -> Fraction:
+    fraction = weight.limit_denominator(MAX_DENOMINATOR)
+    return fraction if abs(fraction - weight) <= weight / 10**12 else weight
 
 
 def _check_structures(datasets: list[Any]) -> None:

@@ -5,8 +5,8 @@ accessible: in this process, or in worker processes (`pool`) on this machine or 
 same part concurrently: each writes under a different name, and the bytes are equal.
 
 - ``tar``: a shard with its index. Members have no owner and no modification time, so the bytes depend only on the
-  samples. Headers are identical to tarfile's, but take 1 µs instead of 60 µs, as much as reading, hashing and writing a
-  small photo.
+  samples. Headers are identical to tarfile's, but take 1 µs instead of 60 µs, which is the time to read, hash and
+  write a small photo.
 - ``parquet``: a file written by pyarrow, with small, uncompressed row groups and page checksums.
 - ``lmdb``: one database, which only one process can write. So each part becomes a tar of keys and values, and
   `append_to_lmdb` adds the parts in order, with one transaction per part, and reopens the file each time. (LMDB does
@@ -68,10 +68,10 @@ class Part:
     bad: list[dict[str, Any]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
-    def prepare_samples(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
+    def prepare_samples(self, convert: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
         """Yield the index and the prepared data of each intact sample, as in `Job.prepare_samples`. Record damaged
         samples in `bad`, and skip them."""
-        for index, sample, prepared in self.job.prepare_samples(self.job.span(self.number), self.converter, check):
+        for index, sample, prepared in self.job.prepare_samples(self.job.span(self.number), self.converter, convert):
             if isinstance(prepared, Exception):
                 source = _source_path(self.job.dataset, sample, index)
                 cause = f"{type(prepared).__name__}: {one_line(str(prepared))}"
@@ -131,7 +131,7 @@ def part_file(job: Job, part_number: int) -> str:
 
 
 def _source_path(dataset: Any, sample: Any, index: int) -> str | None:
-    """Return the path of a sample's file, with which the user can repair the sample; None if it is unknown."""
+    """Return the path of a sample's file, so that the user can find it; None if it is unknown."""
     for value in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
         if isinstance(path := getattr(value, "source", None) or getattr(value, "filename", None), str):
             return path
@@ -297,7 +297,7 @@ def _write_array(part: Part, path: str) -> dict[str, Any]:
     labels: list[int | float | None] = []
     digest = sha256()
 
-    def check(prepared: tuple[Any, Any, bool]) -> tuple[memoryview, Any]:
+    def convert(prepared: tuple[Any, Any, bool]) -> tuple[memoryview, Any]:
         array, label, _ = prepared
         if array.dtype != np.dtype(dtype) or array.shape != shape:
             raise DecodeError(
@@ -309,7 +309,7 @@ def _write_array(part: Part, path: str) -> dict[str, Any]:
 
     with open(path, "r+b", buffering=BUFFER_BYTES) as file:
         file.seek(len(header) + job.bounds[part.number] * sample_bytes)
-        for _, (data, label) in part.prepare_samples(check):
+        for _, (data, label) in part.prepare_samples(convert):
             file.write(data)
             digest.update(data)
             labels.append(label)

@@ -135,7 +135,8 @@ class TimmAugment(AutomaticAugment):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The parsed config: a dict of numbers keyed by letters; key ``"t"`` has the set, key ``""`` the first part."""
+        """The parsed config: the number of each part, keyed by its name (``m``, ``mstd`` …); ``"t"`` has the name of
+        the set, and ``""`` the first part."""
         return _parse_config(type(self), self.config)
 
     @property
@@ -158,8 +159,8 @@ class TimmAugment(AutomaticAugment):
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
         max_magnitude = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
         strengths = np.clip(magnitudes, 0.0, max_magnitude) / FULL_MAGNITUDE
-        # The maximum radius of a random blur is 2 · strength. A blur has no sign, so the random number for the sign
-        # draws the radius, from 0.1 to the maximum.
+        # The maximum radius of a random blur is 2 · strength. A blur has no sign, so the random number that is
+        # meant for the sign determines the radius, from 0.1 to the maximum.
         strengths = np.where(kinds == RANDOM_BLUR, signs * (np.clip(strengths * 2.0, 0.0, 2.0) - 0.1), strengths)
         rows, columns, sides = TIMM.find_shifts(kinds, sizes_hw)
         strengths[rows, columns] *= hparams.get("translate_pct", 0.45)
@@ -170,17 +171,17 @@ class TimmAugment(AutomaticAugment):
         return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
 
 
-def _check_hparams(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
+def _check_hparams(class_name: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
     """Check the hyperparameters and return them as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()
     if not isinstance(hparams, Mapping | tuple):
-        raise TypeError(f"{method}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
+        raise TypeError(f"{class_name}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
     checked: dict[str, Any] = {}
     for name, value in sorted(dict(hparams).items()):
-        label = f"{method}(hparams[{name!r}])"
+        label = f"{class_name}(hparams[{name!r}])"
         if name not in HPARAMS:
-            raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)} as keys, got {name!r}")
+            raise ValueError(f"{class_name}(hparams=…) takes {', '.join(HPARAMS)} as keys, got {name!r}")
         if name == "img_mean":
             checked[name] = fill_values(label, value, uint8=True)
         elif name == "interpolation":
@@ -197,26 +198,26 @@ def _check_hparams(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=32)
-def _parse_config(method: type[TimmAugment], config: str) -> dict[str, Any]:
+def _parse_config(cls: type[TimmAugment], config: str) -> dict[str, Any]:
     """Parse a config; see `TimmAugment.parts`."""
-    method_name, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
-    label = f"{method_name}(config={config!r})"
-    if head not in method.heads:
-        heads = ", ".join(map(repr, method.heads))
-        heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
-        raise ValueError(f"{method_name}(config=…) must begin with {heads}, got {config!r}")
-    numbers[""] = head
+    class_name, (head, *parts), values = cls.__name__, config.split("-"), dict(cls.defaults)
+    label = f"{class_name}(config={config!r})"
+    if head not in cls.heads:
+        heads = ", ".join(map(repr, cls.heads))
+        heads = f"one of {heads}" if len(cls.heads) > 1 else f"{heads}, as in {cls.example!r}"
+        raise ValueError(f"{class_name}(config=…) must begin with {heads}, got {config!r}")
+    values[""] = head
     for part in parts:
-        if "t" in numbers and part.startswith("t"):
-            numbers["t"] = part[1:]
+        if "t" in values and part.startswith("t"):
+            values["t"] = part[1:]
             if part[1:] not in SETS:
                 set_names = ", ".join("t" + name for name in SETS)
                 raise ValueError(f"{label} names an unknown set of operations, {part!r}; valid sets are {set_names}")
             continue
         match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
-        if match is None or match[1] not in method.defaults:
-            remedy = "each part must be one of " + ", ".join(method.defaults) + ", with a number"
-            if "t" in numbers:
+        if match is None or match[1] not in cls.defaults:
+            remedy = "each part must be one of " + ", ".join(cls.defaults) + ", with a number"
+            if "t" in values:
                 remedy = "valid parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
             raise ValueError(f"{label} has an unknown part, {part!r}; {remedy}")
         key, number = match[1], float(match[2])
@@ -224,8 +225,8 @@ def _parse_config(method: type[TimmAugment], config: str) -> dict[str, Any]:
             raise ValueError(f"{label}: p is a probability and must lie in 0 … 1, got {match[2]}")
         if key not in ("p", "a", "mstd") and not number.is_integer():
             raise ValueError(f"{label}: {key} must be a whole number, got {match[2]}")
-        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_ABOVE else number
-    return numbers
+        values[key] = math.inf if key == "mstd" and number > UNIFORM_ABOVE else number
+    return values
 
 
 @declaration
@@ -233,7 +234,7 @@ class TimmRandAugment(TimmAugment):
     """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
 
     Args:
-        config: `` "rand"``, then parts separated by dashes, in any order (defaults in parentheses): ``m``, the
+        config: ``"rand"``, then parts separated by dashes, in any order (defaults in parentheses): ``m``, the
             magnitude, an integer (10); ``n``, the number of operations (2); ``p``, the probability of each operation
             (0.5); ``mstd``, the standard deviation of the magnitude (0), where ``inf`` or more than 100 means uniform
             in 0 … m; ``mmax``, the maximum magnitude (10); ``inc1``, which selects operations whose strength grows with

@@ -511,7 +511,7 @@ class WorkerPool(RestartingEngine):
         slowest start if workers took long."""
         if self.start.seconds:
             return
-        if start.before_workers_s > self.start.before_workers_s:
+        if start.interpreter_start_s > self.start.interpreter_start_s:
             self.start = start
         if self.ready:
             self.start = replace(self.start, seconds=time.monotonic() - self.started_at)

@@ -1,4 +1,4 @@
-"""The start time of workers and its parts, for `stats()` and the log.
+"""How long workers take to start, by phase, for `stats()` and the log.
 
 The interpreter that unpickles the dataset (the template, or a worker that was not forked) measures its start with a
 `Stopwatch`, and sends the times with its first message. The main process records the slowest start, and adds the total
@@ -41,7 +41,7 @@ DEFAULT_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start time of workers, in seconds.
+    """How long workers took to start, in seconds.
 
     Attributes:
         seconds: the time from ``iter()`` until every worker could take a chunk; 0.0 if not all are ready, or if there
@@ -50,7 +50,7 @@ class Start:
         imports_s: the times for importing the modules that the dataset needs, keyed by module, the slowest first. A
             library's time includes the modules that the library imports, unless they were loaded before. The time of
             the user's modules does not include the libraries that these modules import.
-        unpickling_s: the time for unpickling the dataset, without imports. The rest of `seconds` is the time of
+        unpickling_s: the time spent unpickling the dataset, excluding imports. The rest of `seconds` is the time of
             `worker_init_fn` and of the main process, which pickles the dataset and compiles kernels.
     """
 
@@ -60,15 +60,15 @@ class Start:
     unpickling_s: float = 0.0
 
     @property
-    def before_workers_s(self) -> float:
+    def interpreter_start_s(self) -> float:
         """The start time of the interpreter that unpickled the dataset, in seconds."""
         return self.interpreter_s + sum(self.imports_s.values()) + self.unpickling_s
 
     @classmethod
     def unpack(cls, message: bytes, started_at: float) -> Start:
         """Unpack the times from the `Stopwatch` of a process that was started at `started_at`, in monotonic seconds."""
-        began_at, imports_s, unpickling_s = marshal.loads(message)  # sent by this session's own process
-        return cls(0.0, max(0.0, began_at - started_at), imports_s, unpickling_s)
+        stopwatch_started_at, imports_s, unpickling_s = marshal.loads(message)  # sent by this session's own process
+        return cls(0.0, max(0.0, stopwatch_started_at - started_at), imports_s, unpickling_s)
 
     def describe(self) -> str:
         """Return the time of each part, as text."""
@@ -93,7 +93,7 @@ class Start:
 
 
 class Stopwatch:
-    """A stopwatch for the unpickling of the dataset and the imports during it.
+    """A stopwatch that measures how long it takes to unpickle the dataset, and how long each import takes meanwhile.
 
     It wraps the function that Python calls for each module that is not imported yet, and that ``-X importtime``
     measures too. So finders, specs and loaders are not affected. Other threads are not measured.
@@ -108,7 +108,7 @@ class Stopwatch:
         self._imports_s: dict[str, float] = {}
         self._unpickling_s = 0.0
         self._nested_s = 0.0  # the time of imports within the current import
-        self._owner = ""  # the module that the current import counts for
+        self._owner = ""  # the module to which the time of the current import is added
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[None]:
@@ -149,8 +149,8 @@ class Stopwatch:
 
 
 def _owner_of(name: str, importer: str) -> str:
-    """Return the top-level module to which the time of an import is added. `importer` is the result for the import
-    within which this import happens; "" if there is none."""
+    """Return the top-level module to which the time of an import is added. `importer` is the result of this
+    function for the enclosing import; "" if there is none."""
     top = name.partition(".")[0]
     if importer and (top in sys.stdlib_module_names or _is_library(importer)):
         return importer

@@ -479,8 +479,9 @@ def test_what_the_getter_names_goes_with_the_boxes_and_nothing_else():
         ),
         (
             (IMAGE, {"boxes": gl.Boxes(scene(2).boxes), "labels": scene(2).labels, "area": 1.0}),
-            r'different entries that belong to their boxes \(sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
-            r'sample\[1\]\["labels"\]; and sample\[1\]\["boxes"\], sample\[1\]\["labels"\]\); pass Mosaic',
+            r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
+            r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
+            r"pass Mosaic",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_parts_that_take_no_time_are_left_out() -> None:
     alone = replace(setting(2, 2, 900), stats=stats(0.0, 0.0, 0.2))
     assert (
         find_bottleneck(alone, part_rows(alone, CPU))[1]
-        == "augmenting is the bottleneck: with 2 workers, augmenting 5,000"
+        == "augmenting is the bottleneck: with 2 workers, augmenting alone 5,000"
     )
     none = replace(setting(2, 2, 900), stats=gl.Stats())
     assert (part_rows(none, CPU), find_bottleneck(none, [])) == ([], ("", ""))

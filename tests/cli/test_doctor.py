@@ -408,7 +408,7 @@ def test_dali_and_nvimagecodec_for_different_cudas() -> None:
     mixed = nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu13": "0.9"})
     assert (mixed.state, mixed.details, mixed.fix) == (
         "improve",
-        "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA",
+        "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA version",
         "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'",
     )
     assert nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu12": "0.9"}).state == "works"

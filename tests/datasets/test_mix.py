@@ -13,7 +13,7 @@ from matrix import matrix
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.mix import MAX_PARTS
+from gpuload.datasets.mix import MAX_WEIGHT_SUM
 from gpuload.order.mixture import BLOCK
 
 
@@ -80,7 +80,7 @@ def test_weights_become_integers_in_the_same_proportions(weights, parts):
 def test_weights_without_small_integers_become_nearly_proportional_ones(weights):
     parts = gl.Mix([[1], [2]], weights=weights).parts
     assert min(parts) >= 1
-    assert sum(parts) <= MAX_PARTS + 1
+    assert sum(parts) <= MAX_WEIGHT_SUM + 1
     assert abs(Fraction(parts[0], sum(parts)) - Fraction(weights[0]) / sum(map(Fraction, weights))) < 1e-9
 
 
@@ -211,9 +211,14 @@ def test_what_decides_over_the_order_is_refused(options, name):
     ],
 )
 def test_a_mix_inside_of_another_dataset_is_refused(around, name):
+    remedy = (
+        "merge the inner data sets into the outer Mix, and multiply their weights"
+        if name == "Mix"
+        else f"put Mix([…]) outermost, with {name} around its data sets"
+    )
     text = (
-        f"there is a Mix inside {name}, where its weights would have no effect; put Mix([…]) outermost, "
-        f"with {name} around its data sets; only a DeviceCached can contain a Mix"
+        f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "
+        "contain a Mix"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         loader(around(mixed()))

@@ -481,8 +481,8 @@ def test_importing_gpuload_is_light():
         (
             {"pad_to": 32, "collate_fn": list},
             ValueError,
-            "pad_to=32 cannot be combined with a collate_fn, which gets each image in its own size; leave this "
-            r"argument out \(gpuload.pad_collate pads\)",
+            "pad_to=32 cannot be combined with a collate_fn, which gets each image in its own size; leave out "
+            r"pad_to=32 \(gpuload.pad_collate pads\)",
         ),
         ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),

@@ -251,7 +251,7 @@ def test_an_image_smaller_than_the_crop_is_named():
             method(KEY, np.arange(3), sizes)
         assert caught.value.row == 1
         assert pickle.loads(pickle.dumps(caught.value)).row == 1
-    with pytest.raises(ValueError, match=re.escape("20×20 (height × width), with its padding 24×24")):
+    with pytest.raises(ValueError, match=re.escape("is smaller than the crop, even with its padding (24×24)")):
         T.Chain([T.RandomCrop(30, padding=2)]).draw(KEY, np.arange(1), np.array([[20, 20]]))
 
 

@@ -130,7 +130,7 @@ def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
         (lambda: T.TimmAutoAugment("v0-m9"), "has an unknown part, 'm9'; each part must be one of mstd, with a number"),
         (lambda: T.TimmAutoAugment(3), "TimmAutoAugment(config=…) must be a string such as 'original-mstd0.5', got 3"),
         (lambda: T.TimmAutoAugment("v0", {"x": 1}), "TimmAutoAugment(hparams=…) takes img_mean, interpolation"),
-        (lambda: T.TimmAugMix("rand-m9"), "TimmAugMix(config=…) must begin with 'augmix', such as 'augmix-m5-w4-d2'"),
+        (lambda: T.TimmAugMix("rand-m9"), "TimmAugMix(config=…) must begin with 'augmix', as in 'augmix-m5-w4-d2'"),
         (lambda: T.TimmAugMix("augmix-m1.5"), "TimmAugMix(config='augmix-m1.5'): m must be a whole number, got 1.5"),
         (lambda: T.TimmAugMix("augmix-w0"), "TimmAugMix(config='augmix-w0'): w must be greater than 0"),
         (
@@ -322,7 +322,7 @@ def test_fill_and_repr():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("augmix-m5",), "TimmRandAugment(config=…) must begin with 'rand', such as 'rand-m9-n2', got 'augmix-m5'"),
+        (("augmix-m5",), "TimmRandAugment(config=…) must begin with 'rand', as in 'rand-m9-n2', got 'augmix-m5'"),
         ((9,), "TimmRandAugment(config=…) must be a string such as 'rand-m9-n2', got 9"),
         (("rand-m9-w0",), "has an unknown part, 'w0'; valid parts are m, n, p, mstd, mmax and inc"),
         (("rand-m",), "has an unknown part, 'm'"),

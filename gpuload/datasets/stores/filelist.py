@@ -105,8 +105,8 @@ class FileList(ImageFileDataset):
             then a dict keyed by column. Numbers are used unchanged. If any cell of a column is not a number, all its
             cells are class names, and each target is the index of its name among the sorted names. Text such as
             ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
-        classes: the names of all classes, in the order of their labels; or a dataset whose `classes` to reuse, such as
-            the train split. Each target is then the index of its name in this list; an unknown name is an error. For
+        classes: the names of all classes, in the order of their labels; or a dataset, such as the train split, whose
+            `classes` are used. Each target is then the index of its name in this list; an unknown name is an error. For
             several target columns, a dict from column to names.
         root: the folder that paths are relative to; paths must not point outside it. Default: the folder of the
             manifest, or the working directory. Absolute paths must be inside it.
@@ -300,7 +300,7 @@ def _class_indices(values: list[Any], classes: list[str], describe_position: Cal
 
 def _generate_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
     if type(count) is not int or count < 1:
-        raise ValueError(f"generated names need count=, the number of images, an int of 1 or more, got {count!r}")
+        raise ValueError(f"generated names need count=…, the number of images (an int of at least 1); got {count!r}")
     if type(start) is not int:
         raise ValueError(f"start must be the first index, an int, got {start!r}")
     try:
@@ -381,7 +381,9 @@ def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) 
                 if len(row) <= last:
                     separator = next((sep for sep in SEPARATORS if len(delimiter.join(row).split(sep)) > last), None)
                     hint = (
-                        "" if separator is None else f"; if {separator!r} separates them, pass delimiter={separator!r}"
+                        ""
+                        if separator is None
+                        else f"; if {separator!r} separates the fields, pass delimiter={separator!r}"
                     )
                     raise ValueError(
                         f"{source.row_name(rows.line_num)} has {len(row)} fields, but column {last} (counted from 0) "
@@ -503,9 +505,9 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
 
 
 def stray_cells(values: list[Any]) -> list[int]:
-    """Return the indices of the values that are not numbers, if they are only a few: at most one value, or a tenth of
-    the values, in a column of four or more. Codes that are padded with zeros to equal length (``08``, ``09``, ``10``)
-    do not count as strays."""
+    """Return the indices of the values that are not numbers, if there are only a few: in a column of at least four
+    values, at most one or a tenth of them, whichever is more. Codes that are padded with zeros to equal length (``08``,
+    ``09``, ``10``) do not count as strays."""
     texts = Counter(value for value in values if isinstance(value, str))
     stray_texts = _find_non_numbers(texts)
     if len(values) < MIN_CELLS or sum(texts[text] for text in stray_texts) > max(1, len(values) // CELLS_PER_STRAY):

@@ -59,7 +59,8 @@ class HDF5(Store):
         layout, as_dtype: for pixels, as in `ArrayFile`.
         mode: for encoded images, the pixel mode, see `Encoded`.
         cache_bytes: the size of HDF5's chunk cache in each worker; raised to the size of one chunk if necessary.
-        storage_options: for URLs, fsspec options or a `Remote`. At a URL, chunks are read one at a time.
+        storage_options: for URLs, fsspec options or a `Remote`. Chunks of a remote file are read one at
+            a time.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -67,7 +68,7 @@ class HDF5(Store):
         ValueError: the file is not HDF5, is truncated, or lacks a dataset; the numbers of targets and images differ.
         ModuleNotFoundError: h5py is not installed.
 
-    While reading, a DecodeError names the row if a chunk is damaged.
+    Reading a sample from a damaged chunk raises a DecodeError that names the row.
     """
 
     @dataset_arguments
@@ -120,8 +121,9 @@ class HDF5(Store):
             )
         if (nbytes := targets.dtype.itemsize * targets.size) > MAX_BYTES and targets.ndim == 1:
             raise ValueError(
-                f"the targets in {self.target!r} of {self.path!r} take {nbytes:,} bytes, more than the {MAX_BYTES:,} "
-                "that are read at construction; pass target=None, and add the targets in your own dataset"
+                f"the targets in {self.target!r} of {self.path!r} take {nbytes:,} bytes, which exceeds the limit "
+                f"of {MAX_BYTES:,} for targets that are read at construction; pass target=None, and add the "
+                "targets in your own dataset"
             )
         if targets.ndim == 1:
             is_text = h5py.check_string_dtype(targets.dtype) is not None
@@ -151,10 +153,11 @@ class HDF5(Store):
                 suffix = ", …" if names else f" among its first {MAX_SEARCHED:,} objects"
                 break
             names += dataset_names
-        alternative = ", or target=None" if argument == "target" else ""
+        remedy = f"Choose one with {argument}=" if names else f"Check the file, or pass the full name as {argument}="
+        remedy += ", or pass target=None" * (argument == "target")
         raise ValueError(
             f"{self.path!r} has no dataset {name!r} with an axis of samples; it has "
-            f"{', '.join(map(repr, sorted(names))) or 'none'}{suffix}. Choose one with {argument}={alternative}"
+            f"{', '.join(map(repr, sorted(names))) or 'none'}{suffix}. {remedy}"
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
@@ -192,8 +195,8 @@ class HDF5(Store):
         return self._count
 
     def blocks(self) -> np.ndarray | None:
-        """Return the first sample of each chunk, and the number of samples at the end, for ``shuffle="block"``; None
-        if each chunk is one sample."""
+        """Return the index of the first sample of each chunk, followed by the number of samples, for
+        ``shuffle="block"``; None if each chunk is one sample."""
         return None if self._chunk_rows == 1 else np.append(np.arange(0, self._count, self._chunk_rows), self._count)
 
     def _open(self) -> Any:

@@ -47,9 +47,7 @@ OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
 # order.
 DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
-SHARED_POOL: Final = (
-    "the engine could write to memory that {} has freed but another stream still reads; unset it to use the engine"
-)
+SHARED_POOL: Final = "the engine could write to memory that {} has freed but another stream still reads"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 NO_REASON: Final = Refusal("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right

@@ -1,11 +1,11 @@
-"""Random erasing of finished images: boxes are filled with a constant, a random colour, or normal numbers.
+"""Random erasing of finished images: boxes are filled with a constant, a random colour, or normally distributed noise.
 
 The fused kernel erases the boxes of a tile before it writes the tile (`erase`). In images that have already been
 written, for example by MixUp, boxes are erased in place (`erase_images`).
 
-The normal numbers are bit-identical to those of `gpuload.stage.noise` if the kernel is launched with
-``enable_fp_fusion=False``. Number i of a key comes from Philox block i // 8, so each pixel computes its own number,
-independent of tiles.
+The noise is bit-identical to those of `gpuload.stage.noise` if the kernel is launched with
+``enable_fp_fusion=False``. For a given Philox key, number i comes from block i // 8, so each pixel computes its own
+number, however the image is divided into tiles.
 
 This module runs in the stage's process, on the current stream; `erase` is a device function of Triton. The table of
 quantiles, 256 KB, is stored once per device, and fits in a GPU's cache.
@@ -137,7 +137,8 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     Args:
         red, green, blue: rows × columns float32 blocks; with one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), ascending, the coordinates of the tile in the image.
-        records_ptr: points to the image's boxes, `ERASED` as int64.
+        records_ptr: points to the image's boxes, of dtype `ERASED` of `gpuload.transforms.program.fusing.jobs`, as
+            int64.
         count: the number of boxes.
         quantiles_ptr: points to the table of normal quantiles, float32.
         CHANNELS: 1 or 3.
@@ -200,7 +201,7 @@ def _load_float32(bits_ptr):
 
 @triton.jit
 def _compute_normals(number_index, key, quantiles_ptr, mask):
-    """Compute the normal numbers with these indices, as `gpuload.stage.noise.normals` does."""
+    """Compute the normally distributed numbers with these indices, as `gpuload.stage.noise.normals` does."""
     zero = number_index * 0
     word0, word1, word2, word3 = tl.philox(key, number_index // _PER_BLOCK, zero, zero, zero)
     index = (number_index % _PER_BLOCK) // 2

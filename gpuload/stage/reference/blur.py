@@ -5,9 +5,9 @@ type, so results depend neither on the order of summation nor on the batch or th
 are integer multiples of 2**-16; its first pass needs all 24 bits of float32, and its second pass needs 40 of float64's
 53 bits.
 
-The Gaussian blur of one image on the CPU gives bit-identical results. Each pass multiplies the image by a band matrix
-of weights, in tiles of `TILE` columns so that the matrix contains few zeros (224×224×3 with 23×23 weights, one core:
-0.2 ms for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
+The Gaussian blur of a single image on the CPU is bit-identical to that of a batch. Each pass multiplies the image by a
+band matrix of weights, in tiles of `TILE` columns so that the matrix contains few zeros (224×224×3 with 23×23 weights,
+one core: 0.2 ms for rows in float32, 0.45 ms for columns in float64; adding up shifted images takes 3 ms).
 
 `box_blur` is Pillow's `ImageFilter.GaussianBlur`: three box blurs along rows, then three along columns. A single image
 on the CPU goes through Pillow itself. A box has an integer radius and a fraction of the next pixel on either side, in
@@ -34,7 +34,7 @@ from gpuload.stage.reference.canvas import Canvas
 from gpuload.transforms.program.windows import padded_indices
 
 __all__ = [
-    "WEIGHT_UNIT",
+    "WEIGHT_SCALE",
     "blur",
     "blur_image",
     "blur_weights",
@@ -44,17 +44,17 @@ __all__ = [
     "sharpness",
 ]
 
-WEIGHT_UNIT: Final = 1 << 16
+WEIGHT_SCALE: Final = 1 << 16
 
 
 @lru_cache(maxsize=512)
 def blur_weights(width: int, sigma: float) -> np.ndarray:
-    """Return the weights of a Gaussian kernel in units of 1 / `WEIGHT_UNIT`: float64 (n,), whose sum is `WEIGHT_UNIT`.
-    Zeros at the ends are dropped; n is odd and at most `width`."""
+    """Return the weights of a Gaussian kernel in units of 1 / `WEIGHT_SCALE`: float64 (n,), whose sum is
+    `WEIGHT_SCALE`. Zeros at the ends are dropped; n is odd and at most `width`."""
     distances = np.arange(width) - width // 2
     density = np.exp(-0.5 * (distances / sigma) ** 2)
-    weights = np.rint(density / density.sum() * WEIGHT_UNIT)
-    weights[width // 2] += WEIGHT_UNIT - weights.sum()
+    weights = np.rint(density / density.sum() * WEIGHT_SCALE)
+    weights[width // 2] += WEIGHT_SCALE - weights.sum()
     nonzero = np.flatnonzero(weights)
     weights = weights[nonzero[0] : nonzero[-1] + 1]
     weights.flags.writeable = False
@@ -69,7 +69,8 @@ def mirrored_indices(length: int, radius: int) -> np.ndarray:
 
 
 def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Apply a Gaussian blur with mirrored borders, like torchvision and like Kornia's `gaussian_blur2d`."""
+    """Apply a Gaussian blur with mirrored borders, like torchvision and like Kornia's `gaussian_blur2d`. The columns of
+    `values` are the kernel's width and height, and sigma along x and y."""
     rows = _blur_axis(levels, 3, [blur_weights(int(row[0]), row[2]) for row in values.tolist()])
     blurred = _blur_axis(rows.to(torch.float64), 2, [blur_weights(int(row[1]), row[3]) for row in values.tolist()])
     return blurred.round_().to(levels.dtype)
@@ -78,7 +79,7 @@ def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 def _blur_axis(levels: torch.Tensor, axis: int, kernels: list[np.ndarray]) -> torch.Tensor:
     """Blur along one axis, each image with its own kernel."""
     radius = max(len(kernel) for kernel in kernels) // 2
-    weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_UNIT
+    weights = np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]) / WEIGHT_SCALE
     taps = upload(weights, levels.device).to(levels.dtype)[:, :, None, None, None]
     length = levels.shape[axis]
     padded = levels.index_select(axis, upload(mirrored_indices(length, radius), levels.device))
@@ -112,17 +113,19 @@ def smooth(levels: torch.Tensor) -> torch.Tensor:
 
 
 PASSES: Final = 3
-UNIT: Final = 1 << 24
+BOX_SCALE: Final = 1 << 24
 
 
 def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     """Blur the image on a canvas; `values[0]` is the radius of Pillow's filter in pixels."""
     image = canvas.image()
-    blur = ImageFilter.GaussianBlur(values[0])
+    pillow_filter = ImageFilter.GaussianBlur(values[0])
     if image.shape[2] == 3:
-        canvas.set(np.array(Image.fromarray(image).filter(blur)))
+        canvas.set(np.array(Image.fromarray(image).filter(pillow_filter)))
         return
-    planes = [np.array(Image.fromarray(image[:, :, channel]).filter(blur)) for channel in range(image.shape[2])]
+    planes = [
+        np.array(Image.fromarray(image[:, :, channel]).filter(pillow_filter)) for channel in range(image.shape[2])
+    ]
     canvas.set(np.stack(planes, axis=2))
 
 
@@ -145,7 +148,7 @@ def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
             for distance in range(1, radius + 1):
                 pair = padded.narrow(axis, radius - distance, length) + padded.narrow(axis, radius + distance, length)
                 blurred += pair.mul_(taps[:, distance])
-            blurred.add_(UNIT // 2).div_(UNIT).floor_()
+            blurred.add_(BOX_SCALE // 2).div_(BOX_SCALE).floor_()
     return blurred.to(levels.dtype)
 
 
@@ -156,11 +159,11 @@ def _box_weights(radius: float) -> tuple[int, int, int]:
     variance = deviation * deviation / np.float32(PASSES)
     box_radius = np.float32(np.floor((np.sqrt(12.0 * float(variance) + 1.0).astype(np.float32) - 1.0) / 2.0))
     one, two, three, six = (np.float32(number) for number in (1, 2, 3, 6))
-    share = (two * box_radius + one) * (box_radius * (box_radius + one) - three * variance)
-    share /= six * (variance - (box_radius + one) * (box_radius + one))
-    real_radius = box_radius + share
-    inside_weight = int(np.float32(UNIT) / (real_radius * two + one))
-    return int(real_radius), inside_weight, (UNIT - (2 * int(real_radius) + 1) * inside_weight) // 2
+    edge_fraction = (two * box_radius + one) * (box_radius * (box_radius + one) - three * variance)
+    edge_fraction /= six * (variance - (box_radius + one) * (box_radius + one))
+    real_radius = box_radius + edge_fraction
+    inside_weight = int(np.float32(BOX_SCALE) / (real_radius * two + one))
+    return int(real_radius), inside_weight, (BOX_SCALE - (2 * int(real_radius) + 1) * inside_weight) // 2
 
 
 TILE: Final = 32
@@ -168,19 +171,19 @@ TILE: Final = 32
 
 def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
     """Apply `blur` to the image on a canvas."""
-    source = canvas.floats().tensor
-    channels, height, width = source.shape
+    levels = canvas.floats().tensor
+    channels, height, width = levels.shape
     weights_x, weights_y = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
     if len(weights_x) > 1:
-        padded = _pad_mirrored(source, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
+        padded = _pad_mirrored(levels, 2, len(weights_x) // 2, torch.float32).view(channels * height, -1)
         band = _band_matrix(weights_x, torch.float32)
-        rows = source.view(channels * height, width)
+        rows = levels.view(channels * height, width)
         for start in range(0, width, TILE):
             size = min(TILE, width - start)
             reach = size + len(weights_x) - 1
             torch.mm(padded[:, start : start + reach], band[:reach, :size], out=rows[:, start : start + size])
     if len(weights_y) > 1:
-        padded = _pad_mirrored(source, 1, len(weights_y) // 2, torch.float64)
+        padded = _pad_mirrored(levels, 1, len(weights_y) // 2, torch.float64)
         band = _band_matrix(weights_y, torch.float64).T.contiguous()
         scratch = torch.empty(min(TILE, height), width, dtype=torch.float64, device="cpu")
         for channel in range(channels):
@@ -188,9 +191,9 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
                 size = min(TILE, height - start)
                 reach = size + len(weights_y) - 1
                 torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=scratch[:size])
-                source[channel, start : start + size].copy_(scratch[:size].round_())
+                levels[channel, start : start + size].copy_(scratch[:size].round_())
     else:
-        source.round_()
+        levels.round_()
 
 
 def _pad_mirrored(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
@@ -201,8 +204,9 @@ def _pad_mirrored(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dty
 
 
 def _band_matrix(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight of each input pixel of a tile in each column of the tile: (TILE + n - 1) × TILE."""
+    """Return the (TILE + len(weights) - 1) × TILE matrix whose entry [i, j] is the weight of input pixel i in output
+    pixel j."""
     band = torch.zeros(TILE + len(weights) - 1, TILE, dtype=dtype, device="cpu")
     diagonals = band.as_strided((TILE, len(weights)), (TILE + 1, TILE))
-    diagonals.copy_(torch.from_numpy(weights / WEIGHT_UNIT))
+    diagonals.copy_(torch.from_numpy(weights / WEIGHT_SCALE))
     return band

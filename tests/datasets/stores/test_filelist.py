@@ -297,8 +297,8 @@ def test_a_long_manifest_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (
             "a.jpg;1\n",
             {"path": 0, "target": 1},
-            "line 1 of {} has 1 fields, but column 1 (counted from 0) is needed: ['a.jpg;1']; if ';' separates them, "
-            "pass delimiter=';'",
+            "line 1 of {} has 1 fields, but column 1 (counted from 0) is needed: ['a.jpg;1']; if ';' separates the "
+            "fields, pass delimiter=';'",
         ),
         (
             "path, label\n",
@@ -468,8 +468,12 @@ def test_paths_within_the_root_may_take_any_form(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "options", "message"),
     [
-        ("{index}.jpg", {}, "generated names need count=, the number of images, an int of 1 or more, got None"),
-        ("{index}.jpg", {"count": 0}, "generated names need count=, the number of images, an int of 1 or more, got 0"),
+        ("{index}.jpg", {}, "generated names need count=…, the number of images (an int of at least 1); got None"),
+        (
+            "{index}.jpg",
+            {"count": 0},
+            "generated names need count=…, the number of images (an int of at least 1); got 0",
+        ),
         ("{index:x.jpg", {"count": 3}, "'{index:x.jpg' cannot be formatted: "),
         ("{index}{name}.jpg", {"count": 3}, "cannot be formatted: 'name'; expected a name such as 'img_{index:07d}"),
         ("{index}.jpg", {"count": 3, "start": 0.5}, "start must be the first index, an int, got 0.5"),

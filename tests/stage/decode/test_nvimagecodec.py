@@ -308,7 +308,7 @@ def test_no_engine_writes_to_memory_that_others_share(gpu, monkeypatch, whose):
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
     decoder = gpu.decoder(engine=pictures, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note.startswith(f"no JPEG engine: the engine would write to memory that {whose} has freed, but")
+    assert decoder.note.startswith(f"no JPEG engine: the engine could write to memory that {whose} has freed but")
 
 
 def test_a_decoder_whose_picture_is_another_one_is_not_used(gpu):

@@ -15,7 +15,7 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.blur import WEIGHT_UNIT, blur_weights, mirrored_indices
+from gpuload.stage.reference.blur import WEIGHT_SCALE, blur_weights, mirrored_indices
 from gpuload.stage.reference.color import equalize_table, stretch_table
 
 RUNNERS = ("single", "batched")
@@ -175,15 +175,15 @@ def test_equalize_is_pillows_for_any_histogram(seed):
 )
 def test_blur_weights(width, sigma):
     weights = blur_weights(width, sigma)
-    assert weights.sum() == WEIGHT_UNIT
+    assert weights.sum() == WEIGHT_SCALE
     assert (weights == np.floor(weights)).all()
     assert (weights == weights[::-1]).all()
     assert len(weights) <= width
     density = np.exp(-0.5 * ((np.arange(width) - width // 2) / sigma) ** 2)
     density = density[(width - len(weights)) // 2 :][: len(weights)] / density.sum()
     # Each is rounded; the middle one takes what that leaves.
-    assert abs(np.delete(weights / WEIGHT_UNIT - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_UNIT
-    assert abs(weights / WEIGHT_UNIT - density).max() <= 0.5 * width / WEIGHT_UNIT
+    assert abs(np.delete(weights / WEIGHT_SCALE - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_SCALE
+    assert abs(weights / WEIGHT_SCALE - density).max() <= 0.5 * width / WEIGHT_SCALE
 
 
 def test_mirrors_go_on():
