@@ -132,7 +132,7 @@ import ray
 from PIL import Image
 
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-root, results = str(folder / "images"), str(folder / "results")
+root, results_dir = str(folder / "images"), str(folder / "results")
 for index in range(48):
     path = Path(root) / ("ant", "bee")[index % 2] / f"{index:02d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
