@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
 def count_lost_slots(loader: gl.Loader) -> int:
     """Return how many slots of the ring are lost after an epoch, once no worker can write to any slot."""
     session: Any = loader._session
-    while not session.feed.idle() or session.engine.recover_slots():
+    while not session.feed.is_idle() or session.engine.recover_slots():
         session.feed.pump(0.01)
     return len(session.ring._busy)
 

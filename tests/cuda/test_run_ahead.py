@@ -64,7 +64,7 @@ def test_two_batches_are_issued_while_the_consumer_has_the_current_one():
         for _ in loader:
             torch.cuda._sleep(20_000_000)  # a training step, during which the workers run ahead
             torch.cuda.current_stream().synchronize()
-            seen = max(seen, len(loader._session.launched))
+            seen = max(seen, len(loader._session.launched_batches))
         assert seen == 2
 
 
