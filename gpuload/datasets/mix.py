@@ -102,7 +102,7 @@ def find_mix(dataset: Any) -> Mix | None:
     if any(isinstance(part, Mix) for outer in parts for part in walk_datasets(outer)):
         name = type(inner).__name__
         remedy = (
-            "merge the inner data sets into the outer Mix, and multiply their weights"
+            "replace the inner Mix by its data sets, each with its share of the inner Mix's weight"
             if isinstance(inner, Mix)
             else f"put Mix([…]) outermost, with {name} around its data sets"
         )

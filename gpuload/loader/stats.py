@@ -295,13 +295,9 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield from _wrap_fact("start", text)
     if stats.placement:
         yield from _wrap_fact("placed", stats.placement)
-    yield (
-        "ring",
-        (
-            f"{format_bytes(stats.ring_used_bytes)} of {format_bytes(stats.ring_bytes)} in use, limit "
-            f"{format_bytes(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} allocated so far"
-        ),
-    )
+    used = f"{format_bytes(stats.ring_used_bytes)} of {format_bytes(stats.ring_bytes)} in use"
+    slots = f"{stats.ring_segments} slots, {stats.ring_grown} allocated so far"
+    yield "ring", f"{used}, limit {format_bytes(stats.ring_limit_bytes)}; {slots}"
     if stats.device != "cpu":
         refusal_note = "; the driver refused to lock more" if stats.pinning_refused else ""
         yield "", f"{format_bytes(stats.pinned_bytes)} page-locked{refusal_note}"

@@ -21,17 +21,8 @@ from gpuload.transforms.arguments import is_module
 __all__ = ["has_state"]
 
 MAX_OBJECTS: Final = 10_000  # the maximum number of objects to search for modules
-LEAF_TYPES: Final = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type(None),
-    np.ndarray,
-    type,
-    ModuleType,
-)  # cannot refer to modules
+# Types whose objects cannot refer to modules.
+LEAF_TYPES: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)
 LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # their globals are not searched
 # The attributes of these libraries' objects are not searched either, because there are too many.
 OPAQUE: Final = ("gpuload", "logging", "numpy")

@@ -212,7 +212,7 @@ def test_what_decides_over_the_order_is_refused(options, name):
 )
 def test_a_mix_inside_of_another_dataset_is_refused(around, name):
     remedy = (
-        "merge the inner data sets into the outer Mix, and multiply their weights"
+        "replace the inner Mix by its data sets, each with its share of the inner Mix's weight"
         if name == "Mix"
         else f"put Mix([…]) outermost, with {name} around its data sets"
     )

@@ -95,9 +95,8 @@ def _transform_and_restore(planes: torch.Tensor, table: torch.Tensor) -> torch.T
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
     basis = upload(np.array(COSINES, np.float64), planes.device)
-    coefficients = _divide_rounded(
-        basis @ _divide_rounded(blocks @ basis.T, BITS - EXTRA_BITS), BITS + EXTRA_BITS
-    )  # scaled by 8
+    rows = _divide_rounded(blocks @ basis.T, BITS - EXTRA_BITS)
+    coefficients = _divide_rounded(basis @ rows, BITS + EXTRA_BITS)  # scaled by 8
     quantized = torch.copysign(((coefficients.abs() + 4 * table) / (8 * table)).floor(), coefficients)
     partial = _divide_rounded(basis.T @ (quantized * table), BITS - EXTRA_BITS)
     restored = _divide_rounded(partial @ basis, BITS + EXTRA_BITS + 3).add_(128).clamp_(0, 255)
