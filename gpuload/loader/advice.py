@@ -15,7 +15,7 @@ from typing import Final
 
 from gpuload.loader.autotune import MAX_WORKER_GROWTH
 from gpuload.loader.limits import lockable_bytes
-from gpuload.loader.options import MIN_CHUNK
+from gpuload.loader.options import MIN_CHUNK, look_ahead
 from gpuload.loader.stats import NOTHING_LOADED, Part, Stats
 
 __all__ = ["advice", "better_setting"]
@@ -154,17 +154,18 @@ class _Figures:
                 f"with {count} {unit} the loop would wait less, but workers wait {self.queued_share:.0%} of their time "
                 "for a CPU that other programs use"
             )
-        ahead = self.batches_ahead(count)
-        prefetch = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
+        # A larger number than the default for the current workers was not requested, and the default follows the workers.
+        starves = self.batches_ahead(self.workers) > self.stats.prefetch_factor
+        prefetch = f" and prefetch_factor={self.batches_ahead(count)}" if starves else ""
         return f"{count} {unit}{prefetch} would give about {speedup:.1f} times the throughput"
 
     def batches_ahead(self, workers: int) -> int:
-        """Return how many batches must be in flight so that each of this many workers has a chunk."""
+        """Return how many batches must be in flight to keep this many workers busy."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
         chunk = min(chunk, max(MIN_CHUNK, math.ceil(batch / workers)))
-        return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
+        return max(self.stats.prefetch_factor, look_ahead(workers, math.ceil(batch / chunk)))
 
     @property
     def load_description(self) -> str:
@@ -251,7 +252,13 @@ def _explain_wait(figures: _Figures) -> str:
             f"{figures.workers} workers is {figures.busy / figures.workers:.0%}, and the loop waits "
             f"{figures.waiting:.0%}; give workers equal shares of the data, or set in_order=False"
         )
-    prefetch = max(figures.batches_ahead(figures.workers), 2 * stats.prefetch_factor)
+    sufficient = figures.batches_ahead(figures.workers)
+    if sufficient > stats.prefetch_factor:  # the default would be larger
+        return (
+            f"prefetch_factor={stats.prefetch_factor} is the bottleneck: it gives {figures.workers} workers too few "
+            f"chunks to work on ({figures.load_description}); leave it out, or set it to {sufficient}"
+        )
+    prefetch = 2 * stats.prefetch_factor
     return (
         f"the bottleneck is too few batches in flight: {figures.load_description}, so work comes in bursts; raise "
         f"prefetch_factor (for example to {prefetch}) or lower chunk_size"

@@ -421,7 +421,7 @@ class Tuner:
         setting = self._autotune.setting
         self._pool.resize(setting.workers)
         self._feed.workers = setting.workers
-        self._feed.ahead = self._options.batches_ahead(setting.workers, setting.ahead)
+        self._feed.min_ahead, self._feed.ahead = self._options.batches_ahead(setting.workers, setting.ahead)
         self._set_cpu_threads()
 
     def _set_cpu_threads(self) -> None:
@@ -442,7 +442,7 @@ class Tuner:
         workers, limit_name = min(worker_limits)
         # Estimate a batch's memory in the ring from the batches in flight.
         ring = self._feed.ring
-        batch_bytes = max(1, ring.slot_bytes // (self._feed.ahead + 1))
+        batch_bytes = max(1, ring.slot_bytes // (len(self._feed.batches) + 1))
         ahead = ring.ring_bytes // batch_bytes - 2
         if memory is not None:
             ahead = min(ahead, current.ahead + memory // MEMORY_SHARE // batch_bytes)

@@ -102,7 +102,8 @@ class Loader:
             but at least 1; 0 for an iterable dataset. More workers than both 8 and the number of CPUs cause a warning.
             ``"auto"`` adjusts the number while the loader runs.
         workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
-        prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset); default 2.
+        prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset). Default: 2, or as
+            many as are three chunks per worker, while they fit in a quarter of `ring_bytes`; 2 for an iterable dataset.
             ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the index of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is no GPU.
@@ -267,9 +268,12 @@ class Loader:
 
     @property
     def prefetch_factor(self) -> int:
-        """The number of batches to prepare ahead, as requested or by default; with ``"auto"`` the current number."""
+        """The number of batches to prepare ahead of the one in use (per worker for an iterable dataset): as requested,
+        or the default for the current number of workers; with ``"auto"`` the current number."""
         _refuse_rebuilding()
-        return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
+        options = self._options
+        ahead = options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
+        return options.prefetch_factor(self.num_workers, ahead)
 
     @property
     def sampler(self) -> Any:

@@ -43,7 +43,7 @@ def report_session_start(options: Options, plan: Plan, placement: str) -> None:
         _describe_workers(options),
         options.order.size,
         plan.device,
-        workers.prefetch,
+        options.prefetch_factor(workers.count, workers.prefetch),
         workers.ring_bytes,
     )
     if workers.ray_workers is None:  # otherwise JPEGs are decoded on other machines

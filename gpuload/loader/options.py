@@ -41,8 +41,9 @@ from gpuload.stage.decode import Choice, choose
 from gpuload.stage.plan import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
+from gpuload.workers.feed import CHUNKS_PER_WORKER
 from gpuload.workers.process import check_platform
-from gpuload.workers.ray import CHUNKS_PER_WORKER, RayWorkers
+from gpuload.workers.ray import RayWorkers
 
 __all__ = [
     "ARGUMENTS",
@@ -52,6 +53,7 @@ __all__ = [
     "WorkerOptions",
     "loader_arguments",
     "local_ranks",
+    "look_ahead",
 ]
 
 DEFAULT_PREFETCH = 2
@@ -86,7 +88,7 @@ class WorkerOptions:
     Attributes:
         num_workers: the argument with its default filled in, or the number of `ray_workers`.
         count: the initial number of workers; `max_workers`: the maximum number.
-        prefetch: the initial `prefetch_factor`.
+        prefetch_factor: None means `Options.batches_ahead` computes it; `prefetch`: the initial number, or the minimum.
         faults: includes the value of `on_error`; `on_error` itself becomes None.
         chunk_size: None means `Options.chunk_size` computes it.
 
@@ -97,7 +99,7 @@ class WorkerOptions:
 
     num_workers: int | Literal["auto"]
     ray_workers: RayWorkers | None
-    prefetch_factor: int | Literal["auto"]
+    prefetch_factor: int | Literal["auto"] | None
     timeout: float
     worker_init_fn: Callable[[int], Any] | None
     multiprocessing_context: Any
@@ -146,9 +148,7 @@ class WorkerOptions:
         prefetch: Any = self.prefetch_factor
         values = {
             "num_workers": num_workers,
-            "prefetch_factor": DEFAULT_PREFETCH
-            if prefetch is None
-            else _integer_or_auto("prefetch_factor", prefetch, 1),
+            "prefetch_factor": None if prefetch is None else _integer_or_auto("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
             "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
             "decode": decode or Decode(),
@@ -180,7 +180,7 @@ class WorkerOptions:
 
     @property
     def prefetch(self) -> int:
-        return DEFAULT_PREFETCH if self.prefetch_factor == "auto" else self.prefetch_factor
+        return self.prefetch_factor if isinstance(self.prefetch_factor, int) else DEFAULT_PREFETCH
 
     @property
     def processes(self) -> int:
@@ -334,20 +334,26 @@ class Options:
         chose a chunk size."""
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
-    def batches_ahead(self, count: int, prefetch: int) -> int:
-        """Return the number of batches to prepare ahead of the one in use, for `count` workers and the requested
-        `prefetch` factor."""
+    def batches_ahead(self, count: int, prefetch: int) -> tuple[int, int]:
+        """Return how many batches to prepare ahead of the one in use, at least and at most, for `count` workers and the
+        requested or default `prefetch` factor."""
         workers = self.workers
         if not count:
-            return 1
+            return 1, 1
         if self.order.iterable:
-            return prefetch * count
+            return prefetch * count, prefetch * count
         chunks = -(-self.order.size // self.chunk_size)
-        if workers.ray_workers is not None:
-            return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
-        # Provide enough chunks for every worker even when one batch is nearly done; otherwise added workers would be
-        # idle.
-        return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
+        if workers.num_workers != "auto" and workers.ray_workers is None:
+            # If a batch is a single chunk, the feed prepares a batch for each worker.
+            if isinstance(workers.prefetch_factor, int) or chunks == 1:
+                return prefetch, prefetch
+        return prefetch, max(prefetch, look_ahead(count, chunks))
+
+    def prefetch_factor(self, count: int, prefetch: int) -> int:
+        """Return the value of `Loader.prefetch_factor` for `count` workers: `prefetch` if the user chose it or
+        `Autotune` adjusts it, otherwise the default (per worker for an iterable dataset)."""
+        is_default = self.workers.prefetch_factor is None and count and not self.order.iterable
+        return self.batches_ahead(count, prefetch)[1] if is_default else prefetch
 
     # -- values that depend on this machine
 
@@ -422,6 +428,11 @@ class Options:
         pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits
         output_bytes = 0 if size is None or device.type != "cpu" else images * size[0] * size[1] * pixel_bytes
         check_memory(workers=workers, output_bytes=output_bytes)
+
+
+def look_ahead(workers: int, chunks: int) -> int:
+    """Return the number of batches, of this many chunks each, that keep this many workers busy."""
+    return -(-CHUNKS_PER_WORKER * workers // chunks)
 
 
 def _make_group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:

@@ -201,13 +201,15 @@ class Session:
         self.placement = options.find_placement(device)
         self._resources = self._open(job, choice, device, start.workers, cached_samples)
         self.engine.started_at = started_at
+        min_ahead, ahead = options.batches_ahead(start.workers, start.ahead)
         self.feed = Feed(
             self.engine,
             self.ring,
             _Consumer(options, self.transfer, self.decoder, self.assembly if batch_planner is not None else None),
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.is_asynchronous else options.plain_chunk_size,
-            ahead=options.batches_ahead(start.workers, start.ahead),
+            min_ahead=min_ahead,
+            ahead=ahead,
             workers=start.workers,
             faults=workers.faults,
         )
@@ -579,6 +581,7 @@ class _Consumer(Consumer):
 
     def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
         self._options, self._transfer, self._decoder, self._planner = options, transfer, decoder, planner
+        self.plans_batches = planner is not None
 
     def substitute_candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a

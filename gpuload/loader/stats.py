@@ -133,7 +133,7 @@ class Stats:
             or why they are not; "" for batches on the CPU.
         num_workers: the number of workers; elsewhere: whether they run on other machines; chunk_size: the maximum
             number of samples that a worker processes at a time; prefetch_factor: batches prepared ahead of the one in
-            use.
+            use, if they fit in a quarter of the ring or were requested (per worker for an iterable dataset).
         cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
             workers_cpu_s: CPU seconds of the workers; workers_queued_s: how long busy workers were runnable but waited
             for a CPU, if the kernel reports it.

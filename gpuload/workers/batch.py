@@ -35,6 +35,7 @@ class Part:
     fit in a slot, in other memory (`slot` is then None). `description` is the packed description of a plain chunk (see
     `Reply`) until `content` is first read. `decoded` is a uint8 tensor on the device that holds the images that the
     device decoded, one after another; their offsets continue from `host_end`, as if they followed the chunk's bytes.
+    `spare_bytes` is the size of the separate memory that a worker may use for the chunk or, once it is loaded, uses.
     """
 
     batch: Batch
@@ -47,6 +48,7 @@ class Part:
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
+    spare_bytes: int = 0
     description: bytes = b""
     decoded: Any = None
     _content: Columns | None = None
@@ -95,13 +97,11 @@ class Part:
         self.solo_crashes += not killed_externally
         return self.solo_crashes >= SOLO_CRASHES or self.solo_deaths >= SOLO_DEATHS
 
-    def make_request(
-        self, chunk_number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0
-    ) -> Request:
+    def make_request(self, chunk_number: int, slot: Slot, epoch_sent: int, changes: bytes = b"") -> Request:
         """Return the request to send to a worker; the arguments are fields of `Request`."""
         spec, is_only_part = self.batch.spec, len(self.batch.parts) == 1
         chunk = chunk_number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
-        options: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
+        options: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": self.spare_bytes}
         return Request(*chunk, is_complete_batch=is_only_part, iterable=spec.iterable, **options)
 
     def make_failed_content(self, cause: str, stack: str) -> Columns:

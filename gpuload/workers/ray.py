@@ -3,7 +3,7 @@
 `RayPool` runs in the main process, in whichever thread iterates the loader, and starts no thread itself. Like a
 `WorkerPool`, it is an engine. It owns the actors. A chunk is one call to an actor, and the result is one object: the
 packed reply and the bytes of the slot, which are copied from Ray's object store to the slot in the main process and
-then freed in the store. Each actor has at most two chunks per worker, which also limits the results in the object
+then freed in the store. Each actor has at most three chunks per worker, which also limits the results in the object
 store; their total size never exceeds the ring's size. Only the main process writes to its slots, so the slot of a lost
 chunk is free immediately; slots on other machines follow the rules of `gpuload.workers.pool`.
 
@@ -44,15 +44,15 @@ from gpuload.errors import WorkerError, error_class_names, import_optional
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import Deaths
+from gpuload.workers.feed import CHUNKS_PER_WORKER
 from gpuload.workers.job import Job
 from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 from gpuload.workers.shipping import Parcel, pack
 
-__all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connect_ray"]
+__all__ = ["Host", "RayPool", "RayWorkers", "connect_ray"]
 
 WORKERS_PER_ACTOR: Final = 4  # the default; they share one copy of the dataset, and one process sends their results
-CHUNKS_PER_WORKER: Final = 2  # one in progress, and one that the worker can begin immediately afterwards
 SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
 REPORT_S: Final = 5.0  # an actor reports after this time even if there is nothing to report
 NODE_DIED: Final = "its node has died"  # a part of Ray's error message

@@ -40,7 +40,7 @@ def said(found: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> 
 
 
 DECODING = workers(*[0.975] * 8, read=1.0, header=4.0, decode=70.0)
-DECODING |= {"decoders": {"nvImageCodec": 1000}}
+DECODING |= {"decoders": {"nvImageCodec": 1000}, "prefetch_factor": 3}
 
 
 def test_decode_is_the_bottleneck():
@@ -173,6 +173,16 @@ def test_nobody_has_enough_to_do():
     assert sentence.endswith("raise prefetch_factor (for example to 4) or lower chunk_size")
 
 
+def test_requested_prefetch_factor_that_starves_the_workers_is_named_with_the_number_that_is_enough():
+    starved = stats(batches=100, images=3200, waiting=0.5, **workers(*[0.45] * 15, decode=9.0))
+    sentence = said(replace(starved, chunk_size=8, prefetch_factor=2))
+    assert sentence == (
+        "prefetch_factor=2 is the bottleneck: it gives 15 workers too few chunks to work on (6.8 of 15 workers are "
+        "busy, and the loop waits 50% of the time); leave it out, or set it to 12"
+    )
+    assert "prefetch_factor=12 is" not in said(replace(starved, chunk_size=8, prefetch_factor=12))
+
+
 def test_the_stage():
     sentence = said(stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **workers(0.5, decode=5.0)))
     assert sentence.startswith(
@@ -298,8 +308,8 @@ def test_a_dataset_that_computes_on_a_busy_machine():
 
 @pytest.mark.parametrize(("count", "images", "cpu_s", "wanted"), [
     (8, 3808, 0.619, "32 workers"),
-    (16, 7712, 1.452, "64 workers and prefetch_factor=16"),
-    (32, 15168, 3.25, "128 workers and prefetch_factor=32"),
+    (16, 7712, 1.452, "64 workers and prefetch_factor=48"),
+    (32, 15168, 3.25, "128 workers and prefetch_factor=96"),
 ])  # fmt: skip
 def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: int, cpu_s: float, wanted: str):
     """20 ms of sleep for each sample, batches of 32, two CPUs."""

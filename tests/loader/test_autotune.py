@@ -563,7 +563,7 @@ class Clockwork:
         self.now, self.max_workers, self.size, self.is_steady = 100.0, 8, workers, True
         self.busy, self.cpu, self.pids = 0.0, {1: 5.0, 2: 7.0}, [1, 2]
         self.asked: list[int] = []
-        self.feed: Any = SimpleNamespace(chunk_size=8, ahead=2, workers=workers, ring=SimpleNamespace())
+        self.feed: Any = SimpleNamespace(chunk_size=8, batches=[None] * 2, workers=workers, ring=SimpleNamespace())
         self.feed.ring.slot_bytes, self.feed.ring.ring_bytes = 30 << 20, 100 << 20
         self.stage: Any = SimpleNamespace(cpu_threads=1)
         self.auto = Autotune(Setting(workers, 2), cpus=4)
@@ -652,7 +652,7 @@ def test_what_is_decided_is_done(clockwork, scripted, caplog):
     for _ in range(3):
         made.batch(1.0)
     assert made.asked == [3]
-    assert (made.feed.workers, made.feed.ahead, made.stage.cpu_threads) == (3, 7, 1)  # a chunk is a batch: 1 + 2·3
+    assert (made.feed.workers, made.feed.ahead, made.stage.cpu_threads) == (3, 9, 1)  # a chunk is a batch
     told = [record.getMessage() for record in caplog.records if record.name == "gpuload"]  # garbage may log elsewhere
     assert told == ["num_workers 2 → 3, prefetch_factor 2 → 5: so it is written"]
 

@@ -135,11 +135,24 @@ def test_auto_begins_with_few_and_may_have_many_only_if_they_wait(cpus, ranks, c
     assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, most, chunk)
 
 
-def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
+def test_batches_ahead_with_auto_are_three_chunks_per_worker_and_at_least_the_requested_number(monkeypatch):
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
     options = Options.of(given(batch_size=64, num_workers="auto", prefetch_factor=3))
-    assert [options.batches_ahead(count, 3) for count in (1, 2, 4, 8, 32)] == [3, 3, 3, 5, 17]  # chunks of 16
-    assert Options.of(given(batch_size=64, num_workers=32, prefetch_factor=3, chunk_size=16)).batches_ahead(32, 3) == 3
+    ahead = [options.batches_ahead(count, 3) for count in (1, 2, 4, 8, 32)]
+    assert ahead == [(3, 3), (3, 3), (3, 3), (3, 6), (3, 24)]  # chunks of 16
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_size", "ahead"),
+    [(2, 256, 2), (15, 256, 3), (15, 64, 6), (15, 32, 12), (63, 32, 48), (4, 32, 3), (1, 32, 2), (8, 8, 2)],
+)
+def test_batches_ahead_by_default_are_three_chunks_per_worker(workers, batch_size, ahead):
+    options = Options.of(given(batch_size=batch_size, num_workers=workers))
+    assert options.batches_ahead(workers, 2) == (2, ahead)
+    assert options.prefetch_factor(workers, 2) == ahead
+    assert Options.of(given(batch_size=batch_size, num_workers=workers, prefetch_factor=2)).batches_ahead(
+        workers, 2
+    ) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,52 @@ def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
         feed.release(batch)
 
 
+def test_look_ahead_exceeds_the_minimum_once_the_size_of_a_chunk_is_known():
+    counts = []
+    feed, _ = make(ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request: counts.append(len(feed.batches)))
+    feed.begin(batches(400, 8))
+    assert drain(feed) == expected(400, 8)
+    assert counts[:2] == [2, 7]
+
+
+def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ring_is_in_use():
+    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=64 << 20, ahead=10, min_ahead=2)
+    feed.begin(batches(400, 8))
+    most_batches, most_bytes = 0, 0
+    for indices in expected(400, 8):
+        for _ in range(20):
+            feed.pump(0)
+        if len(feed.batches) > 2:
+            most_batches, most_bytes = max(most_batches, len(feed.batches)), max(most_bytes, feed.ring.used_bytes)
+        batch = feed.take()
+        assert batch is not None
+        assert read(feed, batch) == indices
+        feed.release(batch)
+    assert 2 < most_batches < 10
+    assert most_bytes <= 16 << 20
+
+
+@pytest.mark.parametrize(("plans", "count"), [(True, 6), (False, 4)])
+def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_plans(plans, count):
+    class Plans(Consumer):
+        plans_batches = plans
+
+    feed, _ = make(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=Plans())
+    feed.begin(batches(400, 8))
+    feed.release(feed.take())
+    assert len(feed.batches) == count
+    assert all(batch.planned is None for batch in feed.batches)
+
+
+def test_large_images_are_loaded_once_with_a_long_look_ahead():
+    """A chunk is larger than the first slots, and takes a seventh of the ring's size."""
+    sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)
+    feed, engine = make(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
+    feed.begin(batches(96, 8))
+    assert drain(feed) == expected(96, 8)
+    assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
+
+
 def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones():
     feed, engine = make()
     feed.begin(batches(40, 8, epoch=0))
@@ -226,14 +272,15 @@ def in_own_memory(batches) -> list[int]:
     return [part.used_bytes for batch in batches for part in batch.parts if part.data is not None and not part.slot]
 
 
-def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_larger():
+@pytest.mark.parametrize("ahead", [2, 8])
+def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_larger(ahead):
     def fate(request):
         own = sum(in_own_memory(feed.batches)) + sum(asked.spare_bytes for asked in [*engine.queue, request])
         assert own <= feed.ring.ring_bytes
 
     small = FIRST_CHUNKS * 4  # samples: their chunks say what slots are needed
     sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
-    feed, engine = make(sizes, ring_bytes=64 << 20, spares=True, fate=fate)
+    feed, engine = make(sizes, ring_bytes=1 << 27, spares=True, fate=fate, ahead=ahead, min_ahead=2)
     feed.begin(batches(small + 80, 8))
     in_slots, free = [], []
     for indices in expected(small + 80, 8):
@@ -243,7 +290,7 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
         in_slots.append(not in_own_memory([batch]))
         feed.release(batch)
         free.append(all(part.data is None for part in batch.parts))
-    assert in_slots == [True] * (small // 8) + [False, False] + [True] * 8
+    assert in_slots == [True] * (small // 8) + [False] * ahead + [True] * (10 - ahead)
     assert all(free)
     assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
     assert feed.take() is None

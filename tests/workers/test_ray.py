@@ -60,13 +60,11 @@ def test_a_loader_takes_them_in_the_place_of_processes():
         gl.Loader(range(100), workers=4)
 
 
-def test_so_many_batches_are_in_work_that_each_worker_has_two_chunks():
+def test_batches_ahead_of_ray_workers_are_three_chunks_per_worker_and_at_least_the_requested_number():
     options = gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=64))._options
-    assert (options.chunk_size, options.batches_ahead(options.workers.count, 2)) == (32, 16)
-    assert (
-        gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options.batches_ahead(2, 3)
-        == 3
-    )
+    assert (options.chunk_size, options.batches_ahead(64, 2)) == (32, (2, 24))
+    options = gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options
+    assert options.batches_ahead(2, 3) == (3, 3)
 
 
 # -- a cluster --------------------------------------------------------------------------------------------------------
@@ -273,13 +271,13 @@ def test_workers_have_numbers_and_an_iterable_dataset_goes_on_with_another_actor
     assert not any(actor.alive for actor in cluster.actors)
 
 
-def test_slots_on_the_other_machine_come_back_and_each_worker_has_two_chunks_at_most(cluster):
+def test_slots_on_the_other_machine_are_released_and_each_worker_has_three_chunks_at_most(cluster):
     pictures = [(np.full((64, 64, 3), number % 256, np.uint8), number) for number in range(200)]
     with loader(pictures, count=2, per_actor=2) as loader_:
         for images, labels in loader_:
             assert images[:, 0, 0, 0].tolist() == labels.tolist()
         [actor] = cluster.actors
-        assert actor.host._ring.slots <= 4
+        assert actor.host._ring.slots <= 6
         assert not actor.host._in_flight
 
 
