@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
+from gpuload.loader.options import look_ahead
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import write_content
@@ -447,3 +449,71 @@ def test_after_the_first_batches_no_slot_is_made(seed):
     assert len(made) <= 1.6 * ring.slots
     assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of whole photographs
     ring.close()
+
+
+class SleepingWorkers(Engine):
+    """Workers that take a drawn time for each chunk, on a virtual clock. `starved_count` counts how often a worker
+    finished a chunk and found none to go on with."""
+
+    def __init__(self, ring: Ring, workers: int, seed: int) -> None:
+        super().__init__(ring, dict.fromkeys(range(0, 7 * 100_000, 7), 3072))
+        self.idle_count, self.starved_count, self.now_ms = workers, 0, 0.0
+        self.running: list[tuple[float, int, Request]] = []  # a heap: end, chunk number, request
+        self.ended: list[Request] = []
+        self.times = np.random.default_rng(seed)
+
+    def submit(self, request: Request) -> bool:
+        self.queue.append(request)
+        self.begin_chunks()
+        return True
+
+    def begin_chunks(self) -> None:
+        while self.idle_count and self.queue:
+            request = self.queue.popleft()
+            duration_ms = self.times.gamma(0.31**-2 * len(request.positions), 1.93 * 0.31**2)
+            heapq.heappush(self.running, (self.now_ms + duration_ms, request.chunk, request))
+            self.idle_count -= 1
+
+    def advance(self, until_ms: float) -> None:
+        while self.running and self.running[0][0] <= until_ms:
+            self.now_ms, _, request = heapq.heappop(self.running)
+            self.ended.append(request)
+            self.starved_count += not self.queue
+            self.idle_count += 1
+            self.begin_chunks()
+        self.now_ms = max(self.now_ms, until_ms)
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        if not self.ended and timeout_s:
+            self.advance(self.running[0][0])
+        replies = [self.do(request) for request in self.ended]
+        self.ended.clear()
+        return replies
+
+
+def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: float) -> int:
+    """Return how often a worker had no chunk within 100 batches, in a loop that is busy for this share of the time that
+    the workers take for a batch."""
+    ring = Ring(2 << 30)
+    engine = SleepingWorkers(ring, workers, seed=size)
+    feed = Feed(engine, ring, chunk_size=chunk_size, ahead=ahead, min_ahead=2, workers=workers)
+    feed.begin(batches(200 * size, size))
+    for step in range(120):
+        if step == 20:
+            engine.starved_count = 0
+        feed.release(feed.take())
+        engine.advance(engine.now_ms + load * 1.93 * size / workers)
+    feed.abandon()
+    ring.close()
+    return engine.starved_count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("workers", "size", "chunk_size"), [(4, 16, 8), (15, 32, 8), (15, 256, 18), (31, 256, 9), (63, 32, 8), (63, 256, 8)]
+)
+def test_workers_with_three_chunks_each_never_find_the_queue_empty(workers, size, chunk_size, load):
+    ahead = look_ahead(workers, -(-size // chunk_size))
+    assert count_starved(workers, size, chunk_size, ahead, load) == 0
+    assert count_starved(workers, size, chunk_size, 2, load) > 0
