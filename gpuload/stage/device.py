@@ -6,11 +6,12 @@ All of this goes through torch's generic interface (`torch.accelerator`, `torch.
 and to DALI's engine, which supports no other devices.
 
 Streams, and events that streams wait for, are always torch's generic types: an event of `torch.cuda` does not accept a
-generic stream (torch 2.11 raises an error; on XPU the process crashes). Events that only the host waits for are made by
-`record_for_host`: for CUDA, they are events of `torch.cuda`, since a generic event makes the waiting thread spin, which
-takes a CPU from the workers, and torch ignores its option `blocking`. No stream is entered with ``with stream:``, because that stores the
-previous stream on the stream object itself, so neither two threads nor nested blocks of one thread could use the same
-stream.
+generic stream (torch 2.11 raises an error; on XPU the process crashes). No stream is entered with ``with stream:``,
+because that stores the previous stream on the stream object itself, so neither two threads nor nested blocks of one
+thread could use the same stream.
+
+A host that waits for a generic CUDA event spins, which takes a CPU from the workers, and torch ignores the option
+`blocking` of such an event. So events that only the host waits for come from `Accelerator.record_for_host`.
 
 Times are measured with events on the transfer's stream, for one batch in `TIMED_EVERY`, because a timing event costs
 the host a few µs. Nothing waits for these events; they are read after they have passed.

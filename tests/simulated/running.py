@@ -23,8 +23,7 @@ from gpuload.loader.session import Session
 __all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take", "with_errors"]
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11}
-# Where the host may wait, asleep, for an event: so that it does not run ahead for ever, and for slots, where the ring is
-# full.
+# Where the host may wait for an event, asleep: so that it does not run ahead for ever, and for slots of a full ring.
 MAY_WAIT = ("hold_back", "reclaim")
 ONCE = ("finish.py", "noise.py")  # constants are brought to the device when they are first needed
 Drive = Callable[[dict[str, Any]], Iterator[Any]]
