@@ -155,8 +155,7 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
 
     def cuda_stream(*, stream_id: int, device_index: int, device_type: int) -> Stream:
         place = stream_id, device_index, device_type
-        [found] = [s for s in machine.streams if (s.stream_id, s.device_index, s.device_type) == place]
-        return found
+        return next(s for s in machine.streams if (s.stream_id, s.device_index, s.device_type) == place)
 
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, nbytes, flags: host.lock(address, nbytes), cudaHostUnregister=host.unlock
