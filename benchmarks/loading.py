@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"machine: {where['cpu']}, {where['cpus']} CPUs for this process, torch's default threads: "
         f"{', '.join(map(str, threads)) or 'not queried'}\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
-        f"{options.rounds} rounds of {options.epochs - 1} measured epochs, full batches only\n"
+        f"{options.rounds} rounds of {options.epochs - 1} measured epochs after one that is not, full batches only\n"
         "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
         "memory: proportional (PSS), of the entire process tree; worker: the largest, without shared memory"
     )

@@ -4,8 +4,8 @@
 
 docs/packing.md describes each way and shows results. Each way runs in its own process (`benchmarks.running`). The clock
 starts after the imports, with the photographs in the page cache (in the group "from the disk", with none of them) and
-no pending writes. It stops when all output is on the disk, so it includes the start of `pack`'s worker processes. CPU
-time is that of the process and its children.
+no pending writes. It stops when all output is on the disk. Each way begins cold, as a command that runs once does, so
+the start of `pack`'s worker processes is included. CPU time is that of the process and its children.
 """
 
 from __future__ import annotations

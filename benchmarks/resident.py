@@ -5,7 +5,8 @@
 The recipe is RandomCrop(32, padding=4), flip, Normalize; batches of 512. "The stage alone" repeats the stage calls
 recorded from one epoch of the loader, with the same pixel values and random parameters: it computes no order, no random
 parameters, no copies and no labels. The share is the loader's rate divided by that of the stage alone. For comparison,
-the same loader also runs without the cache, over the same PNGs. Every round runs all of them.
+the same loader also runs without the cache, over the same PNGs. Every round runs all of them for an epoch; the first
+round is not counted.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Each photograph is enlarged and written as a JPEG, every other one with 4:2:0. I
 RandomResizedCrop and the full picture are brought to 224×224 in two ways, one after the other: "exact", decoded at full
 size, and "fast", decoded at a smaller size and resized. The time of the exact way excludes the resize, which the stage
 does. The model's choice is compared with the cheaper way, and the pixels of both ways with each other after the resize,
-which Pillow does for both here. Then a loader in this process runs over the files in both ways, once per round.
+which Pillow does for both here. Then a loader in this process runs over the files in both ways, once per round. It
+begins cold in each round, so its times include the start of both ways.
 
 On a shared machine, a thread's CPU times change by half within seconds, and one lucky round is enough to make the
 minimum of many times misleading. The two times of one round change alike. So the ways are compared by the median of the

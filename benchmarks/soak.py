@@ -4,7 +4,8 @@
 
 Each epoch is checked: every good file must arrive exactly once, and every damaged file must either decode (a crop above
 the point of truncation is intact) or be listed in `loader.errors`, once. Memory, descriptors and processes are measured
-at the same point of each epoch. The run ends by itself, with exit status 1 if a guarantee was violated.
+at the same point of each epoch; the rate includes the cold start. The run ends by itself, with exit status 1 if a
+guarantee was violated.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
-Each cell is measured in its own process: the seconds from `iter()` to the first batch, the CPU seconds of all processes
-in that time, and their memory once prefetching has finished. Memory is split into the processes' own (PSS without
-shared memory) and shared memory, which counts whether or not a process maps it, since DataLoader's batches in flight
-are not mapped. For gpuload, the time from the death of a worker until its replacement is ready is also measured. The
-output shows medians of the rounds.
+Each cell is measured in its own process, and begins cold: the seconds from `iter()` to the first batch, the CPU seconds
+of all processes in that time, and their memory once prefetching has finished. Memory is split into the processes' own
+(PSS without shared memory) and shared memory, which counts whether or not a process maps it, since DataLoader's batches
+in flight are not mapped. For gpuload, the time from the death of a worker until its replacement is ready is also
+measured. The output shows medians of the rounds.
 
 - folder: `gl.ImageFolder`, which imports little; DataLoader uses torchvision's ImageFolder with the same crops.
 - torchvision: torchvision's ImageFolder with v2 transforms inside, the same object for both loaders.

@@ -65,6 +65,8 @@ class Device:
         made.append(self._event(stream, len(made)))
         return made[-1]
 
+    record_for_host = record
+
     def record_time(self, stream):
         self.timed += 1
         return Timed(self.timed)

@@ -87,6 +87,7 @@ REASONS = {
     "jpegtran": "jpegtran is not installed",
     "Linux": "reads /proc",
     "no GPU": "there is a real device here",
+    "MADV_POPULATE_WRITE": "pages cannot be mapped before they are written: needs Linux 5.14",
     "photographs": "no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/",
     "the fake CUDA runtime": "needs the fake CUDA runtime: make test-cuda-fake",
     "the recorded versions": "the bits were recorded with other versions",

@@ -2,8 +2,9 @@
 bottleneck, and compares the result with torch's DataLoader doing the same work.
 
 The Loader is measured with several settings, and the DataLoader (`gpuload.cli.torch_way`) with several numbers of
-workers; then the best settings of both alternate. The throughput of each part of loading is computed from the
-statistics of the best setting. Runs in the main process.
+workers; then the best settings of both alternate. No measurement waits for the end of an epoch, which can take an hour;
+only the batches until all workers have started do not count. The throughput of each part of loading is computed from
+the statistics of the best setting. Runs in the main process.
 
 A sample that cannot be loaded is skipped in both loaders, and counted once, however often it is requested.
 """

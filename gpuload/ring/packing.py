@@ -65,7 +65,7 @@ def write_content(
     *,
     inline_bytes: int,
     keep_types: bool = False,
-    grow: Callable[[int], np.ndarray | None] = lambda nbytes: None,
+    reserve: Callable[[int], np.ndarray | None] | None = None,
 ) -> Packed:
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
@@ -75,8 +75,9 @@ def write_content(
         used_bytes: the number of bytes that pixels already use.
         inline_bytes: the maximum length of a description in a message; a longer description goes to the slot.
         keep_types: whether the receiver unpacks tensors as tensors instead of arrays.
-        grow: called with the required size if the slot is too small. Returns memory of that size that already holds
-            the pixels, or None if there is no such memory.
+        reserve: called with the required size before anything is written. Returns memory of that size that already
+            holds the pixels: the slot, or other memory if the slot is too small; None if there is no such memory. By
+            default, there is only the slot.
 
     Raises:
         Exception: any error from pickling a leaf.
@@ -91,7 +92,7 @@ def write_content(
     meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
     fits_message = len(meta) <= inline_bytes
     total_bytes = end if fits_message else end + len(meta)
-    memory = slot if total_bytes <= len(slot) else grow(total_bytes)
+    memory = reserve(total_bytes) if reserve is not None else slot if total_bytes <= len(slot) else None
     if memory is None:
         return Packed(total_bytes, False)
     slot = memory

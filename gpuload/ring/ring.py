@@ -36,7 +36,7 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 
 __all__ = [
-    "Ring", "Slot", "align", "is_inherited", "map_file", "map_ring", "move_processes", "on_collected",
+    "Ring", "Slot", "WorkerRing", "align", "is_inherited", "map_file", "map_ring", "move_processes", "on_collected",
     "reserve_standard_streams", "run_on_cpus",
 ]  # fmt: skip
 
@@ -46,6 +46,7 @@ MARGIN_BYTES = 16 << 20  # reserved for the rest of the process tree, which also
 LENT_SHARE = 4  # lend at most 1/LENT_SHARE of the ring
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 
 
 def align(nbytes: int, granule: int) -> int:
@@ -415,6 +416,47 @@ class Ring:
             else:
                 merged_gaps.append((offset, size))
         self._gaps = merged_gaps
+
+
+class WorkerRing:
+    """A worker's side of the ring.
+
+    Args:
+        fd: the descriptor of the ring's memfd.
+        ring_bytes: the size of the ring.
+    """
+
+    def __init__(self, fd: int, ring_bytes: int) -> None:
+        self._map = map_ring(fd, ring_bytes)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._populated: dict[int, tuple[int, int]] = {}  # slots' offsets → their size, and how far they are populated
+
+    def view(self, slot: Slot) -> np.ndarray:
+        """Return the slot's memory as a flat uint8 array."""
+        return self._bytes[slot.offset : slot.offset + slot.capacity_bytes]
+
+    def populate(self, slot: Slot, nbytes: int) -> None:
+        """Map the pages of the first `nbytes` bytes of a slot into this process. Where the system cannot do that,
+        pages are mapped when they are written.
+
+        Each process that writes to a page for the first time has a page fault, even if the page exists. A single call
+        for all pages takes 60% of the time of their faults. It takes 0.2 µs for a page that is already mapped, so the
+        worker remembers how far it has populated a slot. If the slot at an offset has another size, the old slot was
+        retired, and the pages are new. (If it has the same size, its new pages are mapped when they are written.) The
+        rest of a slot is headroom that may never be written, and must not take memory.
+        """
+        capacity_bytes, populated_bytes = self._populated.get(slot.offset, (0, 0))
+        if capacity_bytes != slot.capacity_bytes:
+            populated_bytes = 0
+        if nbytes <= populated_bytes:
+            return
+        end = align(nbytes, mmap.PAGESIZE)
+        self._populated[slot.offset] = slot.capacity_bytes, end
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE, slot.offset + populated_bytes, end - populated_bytes)
+        except OSError as error:  # an older kernel, or no memory, in which case the write itself will fail
+            if error.errno not in (errno.EINVAL, errno.ENOMEM, errno.EFAULT):
+                raise
 
 
 _watched: dict[int, weakref.ref] = {}

@@ -5,10 +5,13 @@ All of this goes through torch's generic interface (`torch.accelerator`, `torch.
 (which torch calls CUDA) and XPU share the same code. Calls that only CUDA and ROCm support are confined to this file
 and to DALI's engine, which supports no other devices.
 
-Streams and events are always torch's generic types: an event of `torch.cuda` does not accept a generic stream (torch
-2.11 raises an error; on XPU the process crashes). No stream is entered with ``with stream:``, because that stores the
-previous stream on the stream object itself, so neither two threads nor nested blocks of one thread could use the same
-stream.
+Streams, and events that streams wait for, are always torch's generic types: an event of `torch.cuda` does not accept a
+generic stream (torch 2.11 raises an error; on XPU the process crashes). No stream is entered with ``with stream:``,
+because that stores the previous stream on the stream object itself, so neither two threads nor nested blocks of one
+thread could use the same stream.
+
+A host that waits for a generic CUDA event spins, which takes a CPU from the workers, and torch ignores the option
+`blocking` of such an event. So events that only the host waits for come from `Accelerator.record_for_host`.
 
 Times are measured with events on the transfer's stream, for one batch in `TIMED_EVERY`, because a timing event costs
 the host a few µs. Nothing waits for these events; they are read after they have passed.
@@ -114,9 +117,18 @@ class Accelerator:
                 torch.accelerator.set_stream(previous_stream)
 
     def record(self, stream: Any) -> Any:
-        """Record an event, which passes when all work issued on the stream so far is done. Its ``query()`` returns
-        whether it has passed; its ``synchronize()`` makes the host wait for it."""
+        """Record an event that streams can `wait` for. It passes when all work issued on the stream so far is done."""
         return stream.record_event()  # without timing, unlike `torch.Event()`
+
+    def record_for_host(self, stream: Any) -> Any:
+        """Record an event for which only the host waits. Its ``query()`` returns whether it has passed; its
+        ``synchronize()`` waits until it passes, asleep on CUDA."""
+        if self.device.type != "cuda":
+            return self.record(stream)
+        event = torch.cuda.Event(blocking=True)
+        place = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+        event.record(torch.cuda.Stream(**place))
+        return event
 
     def record_time(self, stream: Any) -> Any:
         """Record a timing event: ``a.elapsed_time(b)`` returns the milliseconds between two passed events. Return None
@@ -143,7 +155,7 @@ class Accelerator:
 
     def synchronize(self, stream: Any) -> None:
         """Make the host wait for all work issued on a stream."""
-        stream.synchronize()
+        self.record_for_host(stream).synchronize()
 
     def free_bytes(self) -> int | None:
         """Return how much of the device's memory torch can still use: free memory, and memory that torch's

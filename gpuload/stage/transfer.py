@@ -196,7 +196,7 @@ class CudaTransfer(CpuTransfer):
         return self._device.make_current(self._stream)
 
     def mark(self) -> Any:
-        return self._device.record(self._stream)
+        return self._device.record_for_host(self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         *starts, used_bytes = self._packed_offsets(batch)
@@ -205,7 +205,7 @@ class CudaTransfer(CpuTransfer):
             self._fill(flat, batch, starts)
         finally:
             # Whatever happens next, the slots become free after this event and not earlier.
-            self._copies.append((self._device.record(self._stream), release))
+            self._copies.append((self._device.record_for_host(self._stream), release))
             self.loading = batch
             self._times.mark(self._stream)
         return flat, starts
@@ -226,7 +226,7 @@ class CudaTransfer(CpuTransfer):
 
     def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
         consumer = self._device.current_stream()
-        self._hand_overs.append(self._device.record(consumer))
+        self._hand_overs.append(self._device.record_for_host(consumer))
         self._device.wait(consumer, ticket)
         for tensor in tensors:
             self._device.keep(tensor, consumer)

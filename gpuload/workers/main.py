@@ -25,12 +25,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
-
 from gpuload.datasets.kinds import is_deterministic, is_iterable
 from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_info
 from gpuload.errors import error_class_names
-from gpuload.ring.ring import map_ring
+from gpuload.ring.ring import Slot, WorkerRing
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
 from gpuload.workers.inherited import describe_differences
@@ -107,7 +105,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
         counters = runner.counters = board.counters.open_row(worker)
-        ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
+        ring = WorkerRing(ring_fd, settings["ring_bytes"])
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             text = "; ".join(describe_differences(runner.job.module_values)[:MAX_DIFFERENCES])
             replies.send(HELLO + marshal.dumps((b"" if forked_job is not None else stopwatch.pack(), text)))
@@ -234,13 +232,15 @@ def _make_refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _process_request(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
+def _process_request(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: WorkerRing) -> Reply:
     board.write(worker, request.chunk)
+    slot = Slot(request.slot_offset, request.slot_bytes)
     return runner.run(
         request,
-        ring[request.slot_offset : request.slot_offset + request.slot_bytes],
+        ring.view(slot),
         board.make_row_writer(worker, request.chunk),
         board.make_wanted_check(request.chunk),
+        partial(ring.populate, slot),
     )
 
 

@@ -72,8 +72,8 @@ class Chunk:
     """A chunk in progress: the request and the results so far.
 
     Attributes:
-        request, slot, write_row, is_wanted: as for `ChunkRunner.run`. If the chunk did not fit in its slot, `slot` is
-            the separate memory of `file` instead.
+        request, slot, write_row, is_wanted, populate: as for `ChunkRunner.run`. If the chunk did not fit in its slot,
+            `slot` is the separate memory of `file` instead.
         samples: the samples that were read and have not failed.
         columns: the samples as columns, if they are plain data that need not be flattened one by one.
         errors: the failures, each with its row.
@@ -86,6 +86,7 @@ class Chunk:
     slot: np.ndarray
     write_row: Callable[[int], None] = lambda row: None
     is_wanted: Callable[[], bool] = lambda: True
+    populate: Callable[[int], None] = lambda nbytes: None
     samples: list[Sample] = field(default_factory=list)
     columns: Columns | None = None
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
@@ -119,6 +120,8 @@ class Chunk:
         """Return memory for `nbytes` bytes: the slot or, if it is too small, new memory, to which the first
         `used_bytes` are copied. Return None if `nbytes` exceeds the chunk's limit, or if the allocation fails."""
         if nbytes <= len(self.slot):
+            if self.file is None:
+                self.populate(nbytes)
             return self.slot
         size = self.request.spare_bytes  # reserve the maximum, since pages that are never written take no memory
         if nbytes > size or self.file is not None:
@@ -139,8 +142,8 @@ class Chunk:
         """Write the columns and the errors so far to the slot, after `used_bytes` bytes of pixels; return the reply.
         `keep_types` is passed to `write_content`."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.progress
-        larger = partial(self.allocate, used_bytes=used_bytes)
-        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "grow": larger}
+        reserve = partial(self.allocate, used_bytes=used_bytes)
+        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "reserve": reserve}
         packed = write_content(columns, self.slot, used_bytes, **options)
         if not packed.fits:
             return self.reject(Status.TOO_LARGE, packed.nbytes)
@@ -192,10 +195,12 @@ class ChunkRunner:
         slot: np.ndarray,
         write_row: Callable[[int], None],
         is_wanted: Callable[[], bool],
+        populate: Callable[[int], None] = lambda nbytes: None,
     ) -> Reply:
         """Process the chunk, or plan the batch, and return the reply. `write_row` is called with each row before the
-        row is processed. If `is_wanted` returns False between two rows, the chunk is abandoned."""
-        chunk = Chunk(request, slot, write_row, is_wanted, dataset=self.job.dataset)
+        row is processed. If `is_wanted` returns False between two rows, the chunk is abandoned. `populate` is called
+        with the number of bytes that will be written to the slot, before they are written."""
+        chunk = Chunk(request, slot, write_row, is_wanted, populate, dataset=self.job.dataset)
         counters, start = self._counters, clock()
         if request.plans:
             write_row(len(request.positions))  # a row past the end means that no sample is being processed
@@ -225,7 +230,7 @@ class ChunkRunner:
                 # samples again, since the collate_fn may have changed them; for an iterator, it was given copies.
                 self._collates = False
                 if request.iterable is None:
-                    return self.run(request, slot, write_row, is_wanted)
+                    return self.run(request, slot, write_row, is_wanted, populate)
         if reply is None:
             reply = self._fill_slot(chunk)
         if reply.status is Status.DONE:

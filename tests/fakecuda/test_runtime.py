@@ -15,6 +15,8 @@ import torch
 from fakecuda.runtime import POLICIES
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gpuload.stage.device import Accelerator
+
 pytestmark = lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE)
 
 if lacking.IS_FAKE:
@@ -91,6 +93,33 @@ def test_an_event_says_when_all_before_it_has_run():
         assert ran == [0, 1]  # no more than has to run
         torch.cuda.synchronize()
         assert ran == [0, 1, 2]
+
+
+def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
+    """On the default stream and on another one, of a device that is not the current one."""
+    with on_fake_devices("lazy"):
+        waits: list[str] = []
+        runtime().watch_waits(waits.append)
+        for index in range(2):
+            device = Accelerator(torch.device("cuda", index))
+            for stream in (device.current_stream(), device.new_stream(urgent=True)):
+                for record, name, what in (
+                    (device.record, "cudaEventCreate", "event"),
+                    (device.record_for_host, "cudaEventCreate, blocking", "blocking event"),
+                ):
+                    ran: list[int] = []
+                    with device.make_current(stream):
+                        enqueue(lambda ran=ran: ran.append(1), index)
+                    runtime().forget_counts()
+                    event = record(stream)
+                    counts = runtime().counts()
+                    assert (counts[name], counts["cudaEventRecord"]) == (1, 1)
+                    assert not event.query()
+                    waits.clear()
+                    event.synchronize()
+                    assert (waits, ran, event.query()) == ([what], [1], True)
+            assert torch.cuda.current_device() == 0
+        runtime().watch_waits(None)
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import itertools
+import mmap
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -20,6 +24,7 @@ from gpuload.ring.ring import (
     MARGIN_BYTES,
     Ring,
     Slot,
+    WorkerRing,
     map_ring,
     move_processes,
     on_collected,
@@ -29,6 +34,18 @@ from gpuload.ring.ring import (
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = frozenset({max(OWN)})
 several = lacking.mark("two CPUs", len(OWN) < 2)
+POPULATE = 23
+PAGE = mmap.PAGESIZE
+
+
+def can_populate() -> bool:
+    with contextlib.suppress(OSError), mmap.mmap(-1, PAGE) as memory:
+        memory.madvise(POPULATE)
+        return True
+    return False
+
+
+populating = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
 
 
 @pytest.fixture
@@ -56,6 +73,88 @@ def test_memory_is_taken_only_when_it_is_written(ring: Ring):
     assert resident_bytes(ring) == 0
     ring.view(slot)[: 256 * 1024] = 1
     assert resident_bytes(ring) == 256 * 1024
+
+
+class Advised:
+    """A mapping that notes what it is advised, and fails with an error."""
+
+    def __init__(self, error: OSError | None = None):
+        self.calls: list[tuple[int, int]] = []
+        self.error = error
+
+    def madvise(self, advice: int, start: int, nbytes: int) -> None:
+        assert advice == POPULATE
+        self.calls.append((start, nbytes))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def worker_ring(ring: Ring):
+    return WorkerRing(ring.fd, ring.ring_bytes)
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@populating
+def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: WorkerRing):
+    """Neither where another process has written, nor where none has."""
+    slot = ring.acquire(1 << 20)
+    assert slot is not None
+    ring.view(slot)[: 1 << 19] = 1
+    worker_ring.populate(slot, 1 << 20)
+    before = faults()
+    worker_ring.view(slot)[::PAGE] = 2
+    assert faults() - before < (1 << 20) / PAGE / 8
+    assert (ring.view(slot)[::PAGE] == 2).all()
+
+
+@populating
+def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_ring: WorkerRing):
+    ring.acquire(1000)
+    slot = ring.acquire(512 * 1024)
+    assert slot is not None
+    worker_ring.populate(slot, 3 * PAGE + 1)
+    assert resident_bytes(ring) == 4 * PAGE
+
+
+def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, monkeypatch):
+    advised = Advised()
+    monkeypatch.setattr(worker_ring, "_map", advised)
+    first, second = Slot(0, GRANULE_BYTES), Slot(GRANULE_BYTES, GRANULE_BYTES)
+    for slot, nbytes in ((first, 0), (first, PAGE + 1), (first, 2 * PAGE), (second, 1), (first, 2 * PAGE + 1)):
+        worker_ring.populate(slot, nbytes)
+    assert advised.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
+
+
+def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, monkeypatch):
+    advised = Advised()
+    monkeypatch.setattr(worker_ring, "_map", advised)
+    for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
+        worker_ring.populate(Slot(0, capacity_bytes), PAGE)
+    assert advised.calls == [(0, PAGE)] * 3
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
+def test_where_the_system_cannot_populate_a_slot_it_is_written_all_the_same(ring: Ring, worker_ring, monkeypatch, code):
+    slot = ring.acquire(1000)
+    assert slot is not None
+    advised = Advised(OSError(code, os.strerror(code)))
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_ring, "_map", advised)
+        for _ in range(2):
+            worker_ring.populate(slot, 1000)
+    assert len(advised.calls) == 1
+    worker_ring.view(slot)[:1000] = 3
+    assert ring.view(slot)[:1000].tolist() == [3] * 1000
+
+
+def test_another_error_of_populating_is_raised(worker_ring: WorkerRing, monkeypatch):
+    monkeypatch.setattr(worker_ring, "_map", Advised(OSError(errno.EPERM, "not permitted")))
+    with pytest.raises(PermissionError, match="not permitted"):
+        worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
 
 
 def test_the_slot_released_last_is_handed_out_first(ring: Ring):

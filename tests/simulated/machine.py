@@ -20,6 +20,7 @@ import torch
 
 __all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream", "where_the_host_waits"]
 
+CUDA: Final = 1  # torch's number of the type of device
 HOMES: Final = (Path(__file__).parent, Path(__file__).parent.parent / "fakecuda")
 
 
@@ -27,14 +28,16 @@ class Stream:
     """A queue of operations, run in order; with the methods of `torch.Stream`.
 
     Attributes:
-        device: it is on.
+        device, device_index, device_type: it is on.
+        stream_id: of its kind on the machine.
         side: made by gpuload, not by the consumer.
         priority: as CUDA counts: what is urgent is below 0.
     """
 
     def __init__(self, machine: Machine, device: int, *, side: bool = False, priority: int = 0) -> None:
         self._machine = machine
-        self.device = torch.device("cuda", device)
+        self.device, self.device_index, self.device_type = torch.device("cuda", device), device, CUDA
+        self.stream_id = id(self)
         self.side = side
         self.priority = priority
         self.queue: deque[Callable[[], object] | Event] = deque()  # an event in the queue is waited for
@@ -68,11 +71,18 @@ class Stream:
 
 
 class Event:
-    """A place in a stream, with the methods of `torch.Event`. `happened`: everything before it has run."""
+    """A place in a stream, with the methods of `torch.Event`.
 
-    def __init__(self, machine: Machine, stream: Stream) -> None:
+    Attributes:
+        stream: it is in.
+        is_blocking: the host sleeps while it waits for the event.
+        happened: everything before it has run.
+    """
+
+    def __init__(self, machine: Machine, stream: Stream, *, is_blocking: bool = False) -> None:
         self._machine = machine
         self.stream = stream
+        self.is_blocking = is_blocking
         self.happened = False
         stream.queue.append(self._happen)
 
@@ -85,14 +95,14 @@ class Event:
 
     def synchronize(self) -> None:
         if not self.happened:
-            self._machine.wait("event", self)
+            self._machine.wait("blocking event" if self.is_blocking else "event", self)
 
 
 class HostWait(NamedTuple):
     """The host waited for the device.
 
     Attributes:
-        what: ``"event"``, ``"stream"``, or the operation that made it wait.
+        what: ``"event"``, ``"blocking event"`` (the host sleeps), ``"stream"``, or the operation that made it wait.
         where, function, line: the file, of gpuload or of the test, the function in it, and the line.
     """
 
@@ -200,13 +210,14 @@ class Machine:
         while sum(self._step(stream) for stream in ahead):  # each has its turn
             pass
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Stream, *, is_blocking: bool = False) -> Event:
         with self._lock:
-            event = Event(self, stream)
+            event = Event(self, stream, is_blocking=is_blocking)
             self.advance()
         return event
 
     def stream_waits(self, stream: Stream, event: Event) -> None:
+        assert isinstance(event, Event), "a generic stream cannot wait for an event of torch.cuda"
         with self._lock:
             stream.queue.append(event)
             self.advance()

@@ -1,7 +1,8 @@
 """The simulated device, put in the place of CUDA.
 
 gpuload is not touched: what it asks of torch beside operations (`gpuload.stage.device` has all of it) are a few
-functions of `torch.accelerator`, `torch.Stream` and the CUDA runtime's page-locking, and these are the model's here.
+functions of `torch.accelerator`, `torch.Stream`, events of `torch.cuda` and the CUDA runtime's page-locking, and these
+are the model's here.
 torch's operations are those of `simulated.tensors`, and Triton's launches are queued like any other.
 """
 
@@ -142,10 +143,26 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
             super().__init__(machine, index_of(device), side=True, priority=priority)
             machine.streams.append(self)
 
+    class CudaEvent:
+        """With the methods of `torch.cuda.Event`."""
+
+        def __init__(self, *, blocking: bool) -> None:
+            self._is_blocking = blocking
+
+        def record(self, stream: Stream) -> None:
+            recorded = machine.record(stream, is_blocking=self._is_blocking)
+            self.query, self.synchronize = recorded.query, recorded.synchronize
+
+    def cuda_stream(*, stream_id: int, device_index: int, device_type: int) -> Stream:
+        place = stream_id, device_index, device_type
+        return next(s for s in machine.streams if (s.stream_id, s.device_index, s.device_type) == place)
+
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, nbytes, flags: host.lock(address, nbytes), cudaHostUnregister=host.unlock
     )
     patch.setattr(torch, "Stream", GpuloadsStream)
+    patch.setattr(torch.cuda, "Event", CudaEvent)
+    patch.setattr(torch.cuda, "Stream", cuda_stream)
     patch.setattr(torch.cuda, "cudart", lambda: runtime)
     patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # it says that this build has no CUDA
     patch.setattr(torch.cuda, "is_available", lambda: True)

@@ -34,6 +34,13 @@ def test_batches_are_those_of_the_cpu_in_any_order(policy):
         assert sum(made[0].calls) > 0
 
 
+def test_the_host_sleeps_while_it_waits_for_the_room_of_decoded_images():
+    with decoding_with():
+        decode = gl.Decode(where="device", device_memory=4000)
+        waits = on_device({"dataset": samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
+    assert {wait.what for wait in waits if wait.function == "_free"} == {"blocking event"}
+
+
 def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkeypatch):
     """As long as there is room for what is decoded: a batch's images are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []

@@ -250,6 +250,11 @@ def the_host_waits_in_place_of_the_stream(patch: Patch, cuda: SimulatedCuda) -> 
 
 
 @mutant(plain)
+def the_host_spins_while_it_waits(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Accelerator, "record_for_host", Accelerator.record)
+
+
+@mutant(plain)
 def the_event_is_recorded_before_the_stage(patch: Patch, cuda: SimulatedCuda) -> None:
     early: list[Any] = []
     after_load(patch, lambda self: early.append(self._device.record(self._stream)))

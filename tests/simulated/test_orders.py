@@ -100,6 +100,24 @@ def test_one_that_lags_is_waited_for_where_that_is_meant():
     assert {wait.function for wait in waits} == {"hold_back"}
 
 
+def test_the_host_sleeps_while_it_waits_for_the_consumer_and_for_slots():
+    """An event of a generic stream would make it spin, which takes a CPU from the workers."""
+    waits = on_device(options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12), "lazy").waits
+    assert {wait[:1] + wait[2:3] for wait in waits if wait.function != "_fill"} == {
+        ("blocking event", "hold_back"),
+        ("blocking event", "reclaim"),
+    }
+
+
+def test_the_host_sleeps_while_it_waits_for_the_device_before_the_ring_is_unmapped():
+    with simulated("lazy") as cuda:
+        loader = gl.Loader(**OPTIONS | options(device="cuda"))
+        next(iter(loader))
+        cuda.waits.clear()
+        loader.close()
+        assert {wait.what for wait in cuda.waits} == {"blocking event"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lazy", "side first"])
 def test_memory_is_flat_over_200_batches_with_a_consumer_that_lags(policy):

@@ -123,6 +123,31 @@ def wait_until(condition, what: str) -> None:
         time.sleep(0.002)
 
 
+def test_a_worker_populates_the_slot_of_each_chunk(team):
+    def note_calls(worker):
+        from gpuload.ring.ring import WorkerRing
+
+        populate, calls = WorkerRing.populate, []
+        WorkerRing.populate = lambda ring, slot, nbytes: (
+            calls.append((slot.offset, slot.capacity_bytes, nbytes)) or populate(ring, slot, nbytes)
+        )
+        WorkerRing.calls = calls  # pyright: ignore[reportAttributeAccessIssue]
+
+    def tell_last_call(index):
+        from gpuload.ring.ring import WorkerRing
+
+        return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
+
+    team_ = team(Calls(tell_last_call), worker_init_fn=note_calls)
+    for chunk in (1, 2):
+        team_.ask(chunk, [0])
+        [reply] = team_.wait(1)
+        nbytes, [block] = reply.nbytes, team_.content(reply).blocks.values()
+    assert nbytes >= 300 * 8
+    slot = team_.slots[1]
+    assert block.array(team_.ring.view(team_.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
+
+
 def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     def look(index):
         import os

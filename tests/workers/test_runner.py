@@ -48,7 +48,15 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
     return made[0], made[1]
 
 
-def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int = 0, wanted: Any = lambda: True):
+def done(
+    runner: ChunkRunner,
+    indices: Any,
+    *,
+    room: int = 1 << 16,
+    spare: int = 0,
+    wanted: Any = lambda: True,
+    populate: Any = lambda nbytes, slot: None,
+):
     slot, noted = np.full(room, 255, np.uint8), []
     request = Request(
         chunk=3,
@@ -61,7 +69,7 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int =
         is_complete_batch=False,
         spare_bytes=spare,
     )
-    return runner.run(request, slot, noted.append, wanted), slot, noted
+    return runner.run(request, slot, noted.append, wanted, lambda nbytes: populate(nbytes, slot)), slot, noted
 
 
 def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
@@ -143,6 +151,35 @@ def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
     unwanted = {"wanted": lambda: False}
     assert done(rows, IN_ORDER, **unwanted)[0] == done(ordinary, IN_ORDER, **unwanted)[0]
     assert done(rows, IN_ORDER, **unwanted)[0].status is Status.UNWANTED
+
+
+@pytest.mark.parametrize("kind", ["rows", "three steps", "plain samples"])
+def test_the_part_of_a_slot_that_a_chunk_takes_is_populated_before_it_is_written(tmp_path, kind):
+    if kind == "plain samples":
+        runner, _ = runners([np.full(300, number) for number in range(COUNT)])
+    else:  # a block follows the pixels
+        labels = np.arange(512.0 * COUNT).reshape(COUNT, 512)
+        runner = runners(stored(tmp_path, labels=labels), T.CenterCrop(4))[kind == "three steps"]
+    populated = [0]
+
+    def populate(nbytes: int, slot: np.ndarray) -> None:
+        assert (slot[max(populated) :] == 255).all()
+        populated.append(nbytes)
+
+    reply, slot, _ = done(runner, IN_ORDER, populate=populate)
+    assert reply.status is Status.DONE
+    assert max(populated) == reply.nbytes > 0
+    assert (slot[reply.nbytes :] == 255).all()
+
+
+def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tmp_path):
+    for runner in runners(stored(tmp_path, labels=np.arange(512.0 * COUNT).reshape(COUNT, 512))):
+        for room in (1000, 4000):
+            sizes: list[int] = []
+            reply = done(runner, IN_ORDER, room=room, spare=1 << 18, populate=lambda n, _, to=sizes: to.append(n))[0]
+            assert reply.file is not None
+            assert all(nbytes <= room for nbytes in sizes)
+            reply.file.close()
 
 
 def own_files() -> int:

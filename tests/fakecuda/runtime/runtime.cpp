@@ -204,7 +204,7 @@ EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
 // -- events ------------------------------------------------------------------------------------------------------------
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-    CALL("cudaEventCreate");
+    CALL(flags & cudaEventBlockingSync ? "cudaEventCreate, blocking" : "cudaEventCreate");
     *event = reinterpret_cast<cudaEvent_t>(new Event{nullptr, flags, current_device()});
     return cudaSuccess;
 }
@@ -240,10 +240,11 @@ EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    const MarkPtr mark = reinterpret_cast<Event*>(event)->mark;
+    const auto* waited = reinterpret_cast<Event*>(event);
+    const MarkPtr mark = waited->mark;
     const bool waits = mark && !mark->happened;
     CALL(waits ? "cudaEventSynchronize, which waits" : "cudaEventSynchronize");
-    if (waits) host_waits("event", mark);
+    if (waits) host_waits(waited->flags & cudaEventBlockingSync ? "blocking event" : "event", mark);
     return status(current_device());
 }
 
