@@ -154,7 +154,7 @@ class _Figures:
                 f"with {count} {unit} the loop would wait less, but workers wait {self.queued_share:.0%} of their time "
                 "for a CPU that other programs use"
             )
-        # A larger number than the default for the current workers was not requested, and the default follows the workers.
+        # Unless a smaller number than the default was requested, the default follows the number of workers.
         starves = self.batches_ahead(self.workers) > self.stats.prefetch_factor
         prefetch = f" and prefetch_factor={self.batches_ahead(count)}" if starves else ""
         return f"{count} {unit}{prefetch} would give about {speedup:.1f} times the throughput"

@@ -102,8 +102,8 @@ class Loader:
             but at least 1; 0 for an iterable dataset. More workers than both 8 and the number of CPUs cause a warning.
             ``"auto"`` adjusts the number while the loader runs.
         workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
-        prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset). Default: 2, or as
-            many as are three chunks per worker, while they fit in a quarter of `ring_bytes`; 2 for an iterable dataset.
+        prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset). Default: 2, or
+            more if workers would have less than three chunks each and a quarter of `ring_bytes` is enough.
             ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
         device: where the batches go: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"xpu"``, the index of a GPU, or a
             `torch.device`. Default: the current GPU, or the CPU if there is no GPU.

@@ -215,7 +215,7 @@ class Meter:
             main |= {"timed": times.batches, "device_copy_s": times.copy_s, "device_stage_s": times.stage_s}
         decoded, refused = Counter[str](), Counter[str]()
         if decoder is not None:
-            main |= {"device_decode_s": decoder.seconds, "device_images": decoder.image_count}
+            main |= {"device_decode_s": decoder.seconds + self.feed.decoding_s, "device_images": decoder.image_count}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refusals)
         return (
             Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline

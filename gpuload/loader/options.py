@@ -343,10 +343,10 @@ class Options:
         if self.order.iterable:
             return prefetch * count, prefetch * count
         chunks = -(-self.order.size // self.chunk_size)
-        if workers.num_workers != "auto" and workers.ray_workers is None:
-            # If a batch is a single chunk, the feed prepares a batch for each worker.
-            if isinstance(workers.prefetch_factor, int) or chunks == 1:
-                return prefetch, prefetch
+        is_minimum = workers.num_workers == "auto" or workers.ray_workers is not None
+        # If a batch is a single chunk, the feed prepares a batch for each worker.
+        if not is_minimum and (chunks == 1 or isinstance(workers.prefetch_factor, int)):
+            return prefetch, prefetch
         return prefetch, max(prefetch, look_ahead(count, chunks))
 
     def prefetch_factor(self, count: int, prefetch: int) -> int:

@@ -39,7 +39,7 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage.decode import Choice, ImageDecoder
+from gpuload.stage.decode import Choice, ImageDecoder, decoders_for_threads
 from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
 from gpuload.stage.device_cache import make_cached_transfer
 from gpuload.stage.noise import forget_tables
@@ -263,7 +263,8 @@ class Session:
             )
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
-                self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
+                decoders = decoders_for_threads(choice.decoder, device, options.cpu_threads)
+                self.decoder = ImageDecoder(decoders, workers.decode, device, self.transfer)
                 resources.callback(self.decoder.close)
             resources.callback(self.transfer.close)
             self.stage.prepare()
@@ -580,8 +581,9 @@ class _Consumer(Consumer):
     such a reference cycle."""
 
     def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
-        self._options, self._transfer, self._decoder, self._planner = options, transfer, decoder, planner
-        self.plans_batches = planner is not None
+        self._options, self._transfer, self._planner = options, transfer, planner
+        self._decoder: Any = decoder  # never None if workers leave images to the device
+        self.plans_batches, self.decodes_images = planner is not None, decoder is not None
 
     def substitute_candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
         """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
@@ -603,9 +605,22 @@ class _Consumer(Consumer):
     def reclaim(self, wait: bool) -> bool:
         return self._transfer.reclaim(wait)
 
-    def decode(self, batch: Batch) -> FailedParts:
-        assert self._decoder is not None, "workers only leave images to the device if it has a decoder"
-        return self._decoder(batch)
+    def begin_decoding(self, batch: Batch) -> None:
+        self._decoder.begin(batch)
+
+    def end_decoding(self, batch: Batch) -> FailedParts:
+        return self._decoder.end(batch)
+
+    def await_decoding(self, timeout_s: float, engine_fd: int | None) -> float:
+        start_s = time.perf_counter()
+        self._decoder.wait(timeout_s, engine_fd)
+        return time.perf_counter() - start_s
+
+    def finish_decoding(self, batch: Batch) -> None:
+        self._decoder.finish(batch)
+
+    def cancel_decoding(self) -> None:
+        self._decoder.cancel()
 
 
 # -- the engine that processes chunks, and its job --------------------------------------------------------------------

@@ -16,7 +16,8 @@ The memory of a batch becomes reusable only when the consumer is done with the b
 limit would allocate more with each batch. In `hold_back`, the host therefore waits until the consumer's stream has
 finished the work that was queued two batches ago.
 
-This module runs in the main process, and starts no threads.
+This module runs in the main process, in the thread that iterates. Images that the device decodes come from other
+threads and streams (`gpuload.stage.decode.threads`).
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class CpuTransfer:
         """Make the stream on which batches are made current within the ``with`` block."""
         return contextlib.nullcontext()
 
-    def mark(self) -> Any:
-        """Return an event that passes when all work issued so far on the stream of `side_stream` is done. The host can
-        wait for the event with its ``synchronize()``; None means that there is nothing to wait for."""
+    def wait_for(self, event: Any, tensor: torch.Tensor) -> None:
+        """Make the stream of `side_stream` wait for an event of another stream, before it reads a tensor of that
+        stream."""
 
     def part_offsets(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""
@@ -195,8 +196,9 @@ class CudaTransfer(CpuTransfer):
     def side_stream(self) -> contextlib.AbstractContextManager[None]:
         return self._device.make_current(self._stream)
 
-    def mark(self) -> Any:
-        return self._device.record_for_host(self._stream)
+    def wait_for(self, event: Any, tensor: torch.Tensor) -> None:
+        self._device.wait(self._stream, event)
+        self._device.keep(tensor, self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         *starts, used_bytes = self._packed_offsets(batch)

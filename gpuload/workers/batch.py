@@ -120,7 +120,8 @@ class Batch:
 
     `parts` are in the order of their positions, followed by the parts with substitutes. `errors` are the records of the
     failed samples. `unreplaced_error` is the first failure without a substitute. `fatal_error` is a failure after which
-    the dataset can yield no more samples. A `dropped` batch is not returned to the user.
+    the dataset can yield no more samples. A `dropped` batch is not returned to the user. While the device decodes
+    images of the batch, `decoding` has an attribute `is_done`, and the batch's slots must not be released.
     """
 
     spec: BatchSpec
@@ -132,6 +133,7 @@ class Batch:
     dropped: bool = False
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # substitutes to try, keyed by position
     planned: PlannedBatch | None = None
+    decoding: Any = None
 
     @property
     def done_part_count(self) -> int:
@@ -148,6 +150,11 @@ class Batch:
     def waits_for_device(self) -> bool:
         """Return whether the device still has to decode some of the batch's images."""
         return any(part.waits_for_device for part in self.parts)
+
+    @property
+    def is_decoded(self) -> bool:
+        """Return whether the device has decoded the batch's images, or has nothing to decode."""
+        return self.decoding.is_done if self.decoding is not None else not self.waits_for_device
 
     @property
     def has_device_images(self) -> bool:

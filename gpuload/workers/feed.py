@@ -45,6 +45,7 @@ FailedParts = list[tuple[Part, list[ErrorRecord]]]
 CHUNKS_PER_WORKER: Final = 3
 RING_SHARE: Final = 4  # only `min_ahead` batches are in progress while at least 1/RING_SHARE of the ring is in use
 LAUNCHED_AHEAD = 2  # additional batches in progress, so that the plans of the next batches are ready in time
+DECODED_AHEAD: Final = 2  # how many batches the device decodes, or has decoded, before they are taken
 POLL_INTERVAL_S = 0.01  # the interval at which to check whether workers have started or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
 HEADROOM: Final = 1.4  # slots grow to this multiple of the observed size, so that few have to be reallocated
@@ -56,6 +57,7 @@ class Consumer:
     """The interface of the code that takes a feed's batches. The default implementation does nothing."""
 
     plans_batches = False  # whether `plan_inputs` may return a plan
+    decodes_images = False  # whether workers may leave images encoded
 
     def substitute_candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
         """Return the indices of the samples to try in place of sample `index`, which failed."""
@@ -70,9 +72,23 @@ class Consumer:
         Return whether a batch was released."""
         return False
 
-    def decode(self, batch: Batch) -> FailedParts:
-        """Have the device decode the images that workers left encoded. Return the failed samples of each part."""
+    def begin_decoding(self, batch: Batch) -> None:
+        """Have the device decode the images that workers left encoded, and set `batch.decoding`."""
+
+    def end_decoding(self, batch: Batch) -> FailedParts:
+        """Clear `batch.decoding`, which is done. Return the failed samples of each part."""
         return []
+
+    def await_decoding(self, timeout_s: float, engine_fd: int | None) -> float:
+        """Wait until the device has decoded a batch, or until the descriptor of the engine is readable. Return how long
+        that took, in seconds."""
+        return 0.0
+
+    def finish_decoding(self, batch: Batch) -> None:
+        """Wait until `batch.decoding` is done, and the batch's slots can be released."""
+
+    def cancel_decoding(self) -> None:
+        """Wait until the slots of all batches can be released, and drop what has not begun."""
 
 
 class Feed:
@@ -90,6 +106,9 @@ class Feed:
         workers: the number of workers. If each batch is a single chunk, at least `workers` + 1 batches are in progress,
             so that each worker has a batch.
         faults: the options for samples that fail.
+
+    Attributes:
+        decoding_s: how long `take` has waited for a batch of which only images for the device were not decoded yet.
     """
 
     def __init__(
@@ -120,6 +139,7 @@ class Feed:
         # The slot and part of each chunk that was sent, keyed by chunk number; None means that it is no longer wanted.
         self._in_flight: dict[int, tuple[Slot, Part | None]] = {}
         self._events: deque[Event] = deque()  # events that are not processed yet
+        self.decoding_s = 0.0
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -144,6 +164,8 @@ class Feed:
         """Abandon the current epoch. The slots of chunks in progress are freed when workers have finished with them."""
         self._specs = iter(())
         self._waiting.clear()
+        if self._consumer.decodes_images:
+            self._consumer.cancel_decoding()
         for batch in self._batches:
             self.release(batch)
         self._batches.clear()
@@ -167,7 +189,7 @@ class Feed:
             WorkerError: workers died too often.
         """
         self._start_batches()
-        if self.plans.in_flight:
+        if self.plans.in_flight or self._consumer.decodes_images:
             self.pump(0.0)
         while True:
             if self._has_too_many_errors:
@@ -195,11 +217,13 @@ class Feed:
         return None if self._has_too_many_errors else self._pop(planned=True)
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
-        """Return the first batch whose parts are all done, unless an earlier batch of the same `BatchSpec.queue` is
-        unfinished. With `planned`, a batch whose plan was requested also needs its plan to be complete."""
+        """Return the first batch whose parts are all done and decoded, unless an earlier batch of the same
+        `BatchSpec.queue` is unfinished. With `planned`, a batch whose plan was requested also needs its plan to be
+        complete."""
         open_queues: set[int] = set()
         for batch in self._batches:
             is_open = batch.open_part_count or (planned and batch.planned is not None and batch.planned.plan is None)
+            is_open = is_open or (self._consumer.decodes_images and not batch.is_decoded)
             if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
@@ -209,7 +233,7 @@ class Feed:
         if (batch := self._next_complete(planned=planned)) is None:
             return None
         self._consumer.reclaim(False)  # call this while the batch is still queued: if it raises, the batch is not lost
-        if batch.waits_for_device and not self._end_decoding(batch):
+        if batch.decoding is not None and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
@@ -219,10 +243,36 @@ class Feed:
         self._submit_chunks()  # so that workers have work while the consumer processes this batch
         return batch
 
+    def _begin_decoding(self) -> None:
+        """Have the device decode the next batches whose parts are all done, up to `DECODED_AHEAD`. The batch that is
+        due does not wait for later ones."""
+        ahead = sum(batch.decoding is not None for batch in self._batches)
+        for batch in self._batches:
+            if not batch.open_part_count and not batch.is_decoded and batch.decoding is None:
+                if ahead >= DECODED_AHEAD and batch is not self._batches[0]:
+                    return
+                self._consumer.begin_decoding(batch)
+                ahead += 1
+
+    def _await_decoding(self, timeout_s: float) -> float:
+        """If the device is decoding, wait until it or the engine has finished something. Return how long the engine may
+        still wait."""
+        if all(batch.decoding is None or batch.decoding.is_done for batch in self._batches):
+            return timeout_s
+        engine_fd = self.engine.fileno() if self._pending_count else None
+        if self._pending_count and engine_fd is None:  # an engine that cannot be polled
+            return min(timeout_s, POLL_INTERVAL_S)
+        waited_s = self._consumer.await_decoding(timeout_s, engine_fd)
+        if self._batches[0].open_part_count:  # otherwise, the batch that is due waits only for the device
+            self.engine.waited_s += waited_s
+        else:
+            self.decoding_s += waited_s
+        return 0.0
+
     def _end_decoding(self, batch: Batch) -> bool:
-        """Have the device decode the remaining images of a batch; return False if the batch is still incomplete, or if
+        """Complete a batch whose images the device has decoded; return False if the batch is still incomplete, or if
         too many samples have failed."""
-        batch.open_part_count += len(failed := self._consumer.decode(batch))
+        batch.open_part_count += len(failed := self._consumer.end_decoding(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
@@ -234,11 +284,15 @@ class Feed:
         self._is_awaited = is_awaited
         self._consumer.reclaim(False)  # free slots before new ones are needed, or the ring would grow to its limit
         self._submit_chunks()
+        if timeout_s and self._consumer.decodes_images:
+            timeout_s = self._await_decoding(timeout_s)
         if not self._pending_count:  # workers are still starting
             timeout_s = min(timeout_s, POLL_INTERVAL_S) if self._waiting else 0.0
         self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
             self._process_event(self._events.popleft())
+        if self._consumer.decodes_images:
+            self._begin_decoding()
         self._submit_chunks()
 
     def await_engine(self) -> None:
@@ -362,6 +416,8 @@ class Feed:
         if any(self.plans.drop(batch) for batch in reversed(self._batches)):
             return True
         for batch in reversed(self._batches):
+            if batch.decoding is not None:
+                self._consumer.finish_decoding(batch)
             for part in reversed(batch.parts):
                 if part.slot is None or part.data is None:
                     continue
@@ -371,8 +427,8 @@ class Feed:
                     if batch is self._batches[0]:
                         raise
                     has_failures = not part.description and (part.content is None or part.content.errors)
-                    if has_failures or batch.spec.iterable is not None:
-                        continue  # the failures are already counted, or the iterator cannot repeat the samples
+                    if has_failures or batch.spec.iterable is not None or batch.decoding is not None:
+                        continue  # the failures are already counted, or the samples cannot be repeated
                     self._discard_result(part)
                 return True
         return False

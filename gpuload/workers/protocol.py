@@ -367,6 +367,10 @@ class Engine:
         """
         raise NotImplementedError
 
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when `gather` has something to return; None if there is none."""
+        return None
+
     def recover_slots(self) -> bool:
         """Start freeing the slots of lost chunks; return False if all slots are free. Call this while no chunk is in
         progress, until it returns False."""

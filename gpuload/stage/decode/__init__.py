@@ -2,12 +2,13 @@
 
 `choose` decides which decoder a device uses; `backend` is the interface of decoders, and `nvimagecodec` is the only
 implementation. `images` turns a batch's files into the same pixels and tables that workers would have produced, so
-later code sees no difference. `crops` contains the kernel that copies a batch's crops.
+later code sees no difference; `threads` calls the decoders next to the loop. `crops` contains the kernel that copies a
+batch's crops.
 """
 
 from __future__ import annotations
 
-from gpuload.stage.decode.choose import Choice, choose
+from gpuload.stage.decode.choose import Choice, choose, decoders_for_threads
 from gpuload.stage.decode.images import ImageDecoder
 
-__all__ = ["Choice", "ImageDecoder", "choose"]
+__all__ = ["Choice", "ImageDecoder", "choose", "decoders_for_threads"]

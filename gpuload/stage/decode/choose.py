@@ -19,7 +19,7 @@ from gpuload.decode import Decode
 from gpuload.errors import one_line
 from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
 
-__all__ = ["Choice", "choose", "find_decoder"]
+__all__ = ["Choice", "choose", "decoders_for_threads", "find_decoder"]
 
 PACKAGE: Final = "nvidia-nvimgcodec-cu"
 WORKERS: Final = "workers (CPU)"
@@ -60,6 +60,12 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
     split = f", {share:.0%} of the samples; {WORKERS} for the others" if options.where == "both" else ""
     note = f" ({decoder.note})" if decoder.note else ""
     return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{split}")
+
+
+def decoders_for_threads(decoder: NvImageCodec, device: torch.device, threads: int) -> list[NvImageCodec]:
+    """Return the decoder and, on a GPU, a second one for another thread. On the CPU, a second thread would only wait
+    for the first, since each call captures the C library's messages."""
+    return [decoder] if device.type == "cpu" else [decoder, find_decoder(device, threads)]
 
 
 def find_decoder(device: torch.device, threads: int) -> NvImageCodec:

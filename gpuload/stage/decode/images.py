@@ -1,17 +1,15 @@
 """Decodes a batch's encoded images on the device, crops them and turns them upright. The result is the same as if
 workers had decoded them: one tensor of pixels on the device per chunk, and entries in the chunk's tables.
 
-This module runs in the main process, on the transfer's stream, when a batch is complete and before it goes to the
-stage. An `ImageDecoder` owns two decoders: the device's decoder, and `gpuload.decode.Decoder`, which decodes one by one
-the images that the device refuses. A sample that neither decoder can decode is removed from its chunk, and becomes the
-error that a worker would have reported.
+An `ImageDecoder` begins to decode a batch when all of its chunks have arrived, in a thread of `DecodingThreads`, and
+ends that in the main process when the batch is due. It owns the device's decoders, and a `gpuload.decode.Decoder`,
+which decodes one by one the images that the device refuses. A sample that neither can decode is removed from its
+chunk, and becomes the error that a worker would have reported.
 
 **Memory.** The device's decoder returns either entire images, which are cropped afterwards, or only their regions. It
-decodes a few images at a time, and their memory is kept until the device has copied their crops. The memory must not be
-freed earlier, because a GPU's JPEG engine writes as soon as it is called, regardless of work pending on its stream. The
-host waits for these copies only if the images in memory and the next images together would exceed `limit_bytes`. The
-crops of a batch need additional memory. If the device still runs out of memory, half as many images are decoded at a
-time from then on. A single image that is too large goes to the CPU.
+decodes a few images at a time, and `DecodedMemory` limits how much they take. The crops of a batch need additional
+memory. If the device still runs out of memory, half as many images are decoded at a time from then on. A single image
+that is too large goes to the CPU.
 
 **Time.** Python code that runs once per image is what delays the training loop, so sizes, destinations and crops
 are stored in columns.
@@ -19,11 +17,11 @@ are stored in columns.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +33,9 @@ from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
-from gpuload.stage.decode.backend import DESTINATION, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
+from gpuload.stage.decode.backend import DESTINATION, Source
 from gpuload.stage.decode.nvimagecodec import NvImageCodec
+from gpuload.stage.decode.threads import DecodedMemory, DecodingCall, DecodingThreads
 from gpuload.stage.device import DECODE, profiler_range
 from gpuload.workers.protocol import record_of
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageDecoder"]
 
-MAX_IMAGES: Final = 512  # images decoded at a time, however small they are
 MAX_REASONS, MAX_REASON = 10, 100  # distinct reasons that are counted separately; characters per reason
 
 
@@ -53,129 +51,104 @@ class _Images(NamedTuple):
     """The encoded images of a batch, as columns.
 
     Attributes:
-        sources: the decoder's inputs.
         entries: each image's part, and its `EncodedImage` as a plain tuple.
-        destinations: `gpuload.stage.decode.backend.DESTINATION`, where to write each region in the batch's decoded
-            memory.
-        nbytes: the memory that the decoder needs for each image, in bytes.
-        part_bytes: the number of decoded bytes of each part.
+        parts: the parts that have such images.
+        part_bytes: the number of decoded bytes of each of these parts.
+        call: decodes the images.
     """
 
-    sources: list[Source]
     entries: list[tuple[Part, Sequence[Any]]]
-    destinations: np.ndarray
-    nbytes: np.ndarray
+    parts: list[Part]
     part_bytes: list[int]
+    call: DecodingCall
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the thread has decoded the images."""
+        return self.call.is_done
 
 
 class ImageDecoder:
-    """A decoder for the images that workers left to the device.
+    """A decoder for the images that workers left to the device. `begin` and `end` are called by one thread at a time.
 
     Args:
-        decoder: the device's decoder.
+        decoders: the device's decoders, one for each thread.
         options: the loader's decoding options.
         device: the device of the pixels.
-        transfer: the transfer whose stream is used for decoding.
+        transfer: the transfer whose stream reads the pixels.
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
         refusals: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
-        out_of_memory_count: how often the device ran out of memory although no earlier images were in memory.
-        seconds: host time spent on decoding.
+        seconds: host time that the iterating thread spent on decoding, without waiting for the other threads.
         image_count: the number of images processed so far.
-        limit_bytes: the maximum total size of the decoded images that are in memory at the same time.
-        peak_bytes: the largest such total size so far.
     """
 
-    def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
-        self._decoder, self._device, self._transfer = decoder, device, transfer
+    def __init__(self, decoders: Sequence[NvImageCodec], options: Decode, device: torch.device, transfer: Any) -> None:
+        self._decodes_regions, self._device, self._transfer = decoders[0].decodes_regions, device, transfer
         self._cpu = Decoder(options)
-        self._device_counts = Counter(dict.fromkeys(decoder.names, 0))
-        # Decoded images whose crops are being copied: an event after the copy, the images' bytes, and their owners.
-        self._pending_copies: deque[tuple[Any, int, Any]] = deque()
-        self.limit_bytes = self._piece_bytes = options.device_memory
+        self._device_counts = Counter(dict.fromkeys(decoders[0].names, 0))
+        self._memory = DecodedMemory(options.device_memory)
+        self._threads = DecodingThreads(decoders, device, self._memory)
         self.refusals: dict[str, int] = {}
-        self.out_of_memory_count = self.image_count = self.peak_bytes = 0
+        self.image_count = 0
         self.seconds = 0.0
+        self.wait, self.cancel, self.close = self._threads.wait, self._threads.cancel, self._threads.close
 
     @property
     def counts(self) -> dict[str, int]:
         return self._device_counts | {name: self._cpu.counts[name] for name in DECODERS}
 
-    def __call__(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
-        """Decode the batch's images; return the samples that failed, by part."""
+    @property
+    def peak_bytes(self) -> int:
+        """Return the largest size so far of decoded images in memory, before cropping."""
+        return self._memory.peak_bytes
+
+    def begin(self, batch: Batch) -> None:
+        """Have a thread decode the batch's images. Until `batch.decoding.is_done`, its slots must not be released."""
         start = perf_counter()
+        batch.decoding = images = _collect_images(
+            [part for part in batch.parts if part.waits_for_device], decodes_regions=self._decodes_regions
+        )
+        self._threads.submit(images.call)
+        self.seconds += perf_counter() - start
+
+    def finish(self, batch: Batch) -> None:
+        """Wait until a thread has decoded the batch's images, and the device no longer reads the batch's slots."""
+        assert batch.decoding is not None
+        self._threads.finish(batch.decoding.call)
+
+    def end(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
+        """Complete a batch whose images a thread has decoded: decode those that the device refused. Return the samples
+        that failed, by part."""
+        start = perf_counter()
+        images, batch.decoding = batch.decoding, None
+        assert images is not None
         with profiler_range(DECODE), torch.inference_mode(False), torch.no_grad(), self._transfer.side_stream():
-            failures = self._decode(batch)
+            failures = self._end(images, must_synchronize=bool(batch.errors))
         self.seconds += perf_counter() - start
         return failures
 
-    def close(self) -> None:
-        """Free all memory, which must no longer be in use."""
-        self._pending_copies.clear()
-        self._decoder.close()
-
-    def _decode(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
-        parts = [part for part in batch.parts if part.waits_for_device]
-        images = _collect_images(parts, decodes_regions=self._decoder.decodes_regions)
-        memory = torch.empty(sum(images.part_bytes), dtype=torch.uint8, device=self._device)
-        failures: dict[int, dict[int, ErrorRecord]] = {}
-        ends, start = images.nbytes.cumsum(), 0
-        while start < len(images.sources):
-            start_bytes = ends[start - 1] if start else 0
-            count = max(1, int(ends[start : start + MAX_IMAGES].searchsorted(start_bytes + self._piece_bytes, "right")))
-            nbytes = int(ends[start + count - 1] - start_bytes)
-            if (results := self._decode_on_device(images.sources[start : start + count], nbytes)) is None:
-                continue
-            rows = [row for row, result in enumerate(results, start) if isinstance(result, Pixels)]
-            pixels = [result for result in results if isinstance(result, Pixels)]
-            copy_crops(pixels, images.destinations[rows], memory)
-            self._device_counts.update(region.decoder for region in pixels)
-            if (event := self._transfer.mark()) is not None:
-                self._pending_copies.append((event, nbytes, pixels))
-            for row, result in enumerate(results, start):
-                if isinstance(result, Refusal):
-                    self._count_refusal(result.reason)
-                    if (error := self._decode_on_cpu(images, row, memory)) is not None:
-                        failures.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
-            start += count
-        self.image_count += len(images.sources)
-        if failures or batch.errors:
-            self._free(0)  # the batch's slots may be freed before anything else waits for the device
-        for part, part_pixels in zip(parts, memory.split(images.part_bytes), strict=True):
+    def _end(self, images: _Images, *, must_synchronize: bool) -> list[tuple[Part, list[ErrorRecord]]]:
+        call, failures = images.call, dict[int, dict[int, ErrorRecord]]()
+        if call.error is not None:
+            call.synchronize()
+            raise call.error
+        assert call.memory is not None
+        if call.event is not None:
+            self._transfer.wait_for(call.event, call.memory)
+        self._device_counts.update(call.decoders)
+        for row, reason in call.refusals:
+            self._count_refusal(reason)
+            if (error := self._decode_on_cpu(images, row, call.memory)) is not None:
+                failures.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
+        self.image_count += len(call.sources)
+        if failures or must_synchronize:
+            call.synchronize()  # the batch's slots may be freed before anything else waits for the device
+        for part, part_pixels in zip(images.parts, call.memory.split(images.part_bytes), strict=True):
             part.decoded = part_pixels
-        return [(part, _remove_samples(part, failures[id(part)])) for part in parts if id(part) in failures]
-
-    def _decode_on_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refusal] | None:
-        """Decode images on the device. None means that the device ran out of memory, and that a retry may succeed."""
-        if nbytes > self.limit_bytes:  # only possible for a single image
-            return [Refusal(f"more than device_memory={self.limit_bytes:,} bytes")]
-        bytes_in_use = self._free(self.limit_bytes - nbytes)
-        try:
-            decoded = self._decoder.decode(sources)
-        except OutOfDeviceMemory as error:
-            if bytes_in_use:
-                self._free(0)
-                return None
-            self.out_of_memory_count += 1
-            if len(sources) == 1:
-                return [Refusal(str(error))]
-            self._piece_bytes = min(self._piece_bytes, nbytes) // 2
-            return None
-        self.peak_bytes = max(self.peak_bytes, bytes_in_use + nbytes)
-        return decoded
-
-    def _free(self, limit_bytes: int) -> int:
-        """Free images whose crops have been copied, and wait for further copies until the remaining images take at most
-        `limit_bytes`. Return the size of the remaining images."""
-        bytes_in_use = sum(nbytes for _, nbytes, _ in self._pending_copies)
-        while self._pending_copies and (bytes_in_use > limit_bytes or self._pending_copies[0][0].query()):
-            event, nbytes, _ = self._pending_copies[0]
-            event.synchronize()
-            bytes_in_use -= nbytes
-            self._pending_copies.popleft()
-        return bytes_in_use
+        return [(part, _remove_samples(part, failures[id(part)])) for part in images.parts if id(part) in failures]
 
     def _count_refusal(self, reason: str) -> None:
         reason = one_line(reason, MAX_REASON)
@@ -191,7 +164,9 @@ class ImageDecoder:
         column = content.images[encoded.column]
         sample_row, leaf = int(column.row_indices[encoded.row]), entry(column.leaves, encoded.row)
         source = encoded.source or content.source_list[sample_row]
-        file = sample.Encoded(images.sources[row].data.tobytes(), "L" if encoded.grey else "RGB", source)
+        assert part.data is not None  # which may no longer be in the slot that `Source.data` is a view of
+        data = part.data[encoded.offset : encoded.offset + encoded.nbytes]
+        file = sample.Encoded(data.tobytes(), "L" if encoded.grey else "RGB", source)
         region = column.table["region_tlhw"][encoded.row].tolist()
         try:
             pixels = self._cpu.decode(file, self._cpu.header(file), tuple(region))
@@ -199,7 +174,7 @@ class ImageDecoder:
             row_in_part = content.rows[sample_row]
             location = part.batch.spec.epoch, part.positions[row_in_part], part.indices[row_in_part]
             return sample_row, record_of(*location, source, error, key_paths_of(content.structure(sample_row))[leaf])
-        start = int(images.destinations["start"][row])
+        start = int(images.call.destinations["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None
 
@@ -231,7 +206,8 @@ def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _Images:
             destinations.append(destination)
             image_bytes.append(nbytes if decodes_regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
         part_bytes.append(end - begin)
-    return _Images(sources, entries, np.concatenate(destinations), np.concatenate(image_bytes), part_bytes)
+    call = DecodingCall(sources, np.concatenate(destinations), np.concatenate(image_bytes), sum(part_bytes))
+    return _Images(entries, [*parts], part_bytes, call)
 
 
 def _make_sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
