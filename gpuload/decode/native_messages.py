@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import one_line
 
-__all__ = ["NativeMessages", "native_messages", "run_and_capture"]
+__all__ = ["NativeMessages", "native_messages", "run_and_capture", "run_and_describe"]
 
 T = TypeVar("T")
 UNBUFFERED = 2
@@ -41,6 +41,7 @@ class NativeMessages:
         libc.fdopen.restype = ctypes.c_void_p
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
+        self._original = self._stderr.value
         self._fd = memory_file("native-messages")
         if self._fd < 3:  # a standard stream was closed; output to its descriptor must not mix with decoder messages
             standard_fd, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -51,18 +52,21 @@ class NativeMessages:
         libc.setvbuf(self._file, None, UNBUFFERED, 0)
         self._lock = threading.Lock()
 
+    def restore(self) -> None:
+        """Make the C library print to standard error again."""
+        self._stderr.value = self._original
+
     def run_and_capture(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
         """Run `call(*args)`. Return its result (None if it raised) and, as one line, its output and its exception."""
         message = ""
         with self._lock:
-            old_stderr = self._stderr.value
             self._stderr.value = self._file
             try:
                 result = call(*args)
             except Exception as error:
                 result, message = None, f"{type(error).__name__}: {error}"
             finally:
-                self._stderr.value = old_stderr
+                self.restore()
             if os.lseek(self._fd, 0, os.SEEK_END):
                 output = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
                 os.ftruncate(self._fd, 0)
@@ -74,8 +78,11 @@ def run_and_capture(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
     """Call `NativeMessages.run_and_capture` on this process's instance. If output cannot be captured, return only the
     exception's text."""
     messages = native_messages()
-    if messages is not None:
-        return messages.run_and_capture(call, *args)
+    return run_and_describe(call, *args) if messages is None else messages.run_and_capture(call, *args)
+
+
+def run_and_describe(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    """Run `call(*args)`. Return its result and "", or None and the text of its exception, as one line."""
     try:
         return call(*args), ""
     except Exception as error:
@@ -93,5 +100,12 @@ def native_messages() -> NativeMessages | None:
         return None
 
 
+def _after_fork_in_child() -> None:
+    """End a capture that another thread of the parent had begun, and forget the lock that this thread holds."""
+    if native_messages.cache_info().currsize and (messages := native_messages()) is not None:
+        messages.restore()
+    native_messages.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=native_messages.cache_clear)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -75,9 +75,8 @@ class CpuTransfer:
         """Make the stream on which batches are made current within the ``with`` block."""
         return contextlib.nullcontext()
 
-    def wait_for(self, event: Any, tensor: torch.Tensor) -> None:
-        """Make the stream of `side_stream` wait for an event of another stream, before it reads a tensor of that
-        stream."""
+    def wait_for(self, event: Any) -> None:
+        """Make the stream of `side_stream` wait for an event of another stream."""
 
     def part_offsets(self, batch: Batch) -> list[int]:
         """Return the offset that each part will have in the tensor returned by `load`."""
@@ -196,9 +195,8 @@ class CudaTransfer(CpuTransfer):
     def side_stream(self) -> contextlib.AbstractContextManager[None]:
         return self._device.make_current(self._stream)
 
-    def wait_for(self, event: Any, tensor: torch.Tensor) -> None:
+    def wait_for(self, event: Any) -> None:
         self._device.wait(self._stream, event)
-        self._device.keep(tensor, self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         *starts, used_bytes = self._packed_offsets(batch)

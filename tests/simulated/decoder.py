@@ -37,6 +37,7 @@ class FakeDecoder:
         room_bytes: of what it gives at once.
         engine: whether it has a JPEG engine, which takes what is wider than high.
         regions: whether it gives regions alone.
+        before: called before each call.
 
     Attributes:
         calls: the number of images of each call that had room.
@@ -50,18 +51,21 @@ class FakeDecoder:
         room_bytes: int | None = None,
         engine: bool = True,
         regions: bool = False,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.names = (ENGINE, OTHER) if engine else (OTHER,)
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
         self.decodes_regions = regions
+        self._before = before
         self._refuses, self._room_bytes = refuses, room_bytes
         self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         assert not self.closed
+        self._before()
         for memory, owner in self._given:
             if owner() is None:
                 memory.fill(0x5A)

@@ -38,7 +38,7 @@ import gpuload as gl
 from gpuload.batches import augment
 from gpuload.batches.assemble import Assembly
 from gpuload.stage import compile_stage
-from gpuload.stage.decode.images import ImageDecoder
+from gpuload.stage.decode.threads import DecodedMemory
 from gpuload.stage.device import Accelerator
 from gpuload.stage.device_cache import ResidentTransfer
 from gpuload.stage.fused import runner
@@ -420,17 +420,23 @@ def an_epoch_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -
 
 @mutant(decodes)
 def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "mark", lambda self: None)
+    keep = DecodedMemory.keep
+    patch.setattr(DecodedMemory, "keep", lambda self, nbytes, event, owners: keep(self, nbytes, None, owners))
+
+
+@mutant(decodes)
+def decoded_images_are_read_before_they_are_complete(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "wait_for", lambda self, event: None)
 
 
 @mutant(decodes)
 def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: SimulatedCuda) -> None:
-    def freed(self: ImageDecoder, limit_bytes: int) -> int:
-        while sum(nbytes for _, nbytes, _ in self._pending_copies) > limit_bytes:
-            self._pending_copies.popleft()
-        return sum(nbytes for _, nbytes, _ in self._pending_copies)
+    def freed(self: DecodedMemory, limit_bytes: int) -> int:
+        while self._copies and self._call_bytes + sum(nbytes for _, nbytes, _ in self._copies) > limit_bytes:
+            self._copies.popleft()
+        return self._call_bytes + sum(nbytes for _, nbytes, _ in self._copies)
 
-    patch.setattr(ImageDecoder, "_free", freed)
+    patch.setattr(DecodedMemory, "_free", freed)
 
 
 @mutant(closes)

@@ -137,7 +137,7 @@ class ImageDecoder:
             raise call.error
         assert call.memory is not None
         if call.event is not None:
-            self._transfer.wait_for(call.event, call.memory)
+            self._transfer.wait_for(call.event)
         self._device_counts.update(call.decoders)
         for row, reason in call.refusals:
             self._count_refusal(reason)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns_to_decode
-from gpuload.decode.native_messages import run_and_capture
+from gpuload.decode.native_messages import run_and_capture, run_and_describe
 from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, run_self_test
 
@@ -167,11 +167,11 @@ class NvImageCodec:
     def _decode_with(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._region_decoders else None for source in sources]
-        images, message = run_and_capture(self._decode_batch, decoder, sources, boxes)
+        # On a GPU, no image is refused with a message, and capturing messages would make threads wait for each other.
+        run = run_and_capture if self._on_cpu else run_and_describe
+        images, message = run(self._decode_batch, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise OutOfDeviceMemory(message)
-        if images is not None and not self._on_cpu:
-            message = ""  # no image caused it: on a GPU, images are refused without a message
         if message and (middle := len(sources) // 2):
             return self._decode_with(name, decoder, sources[:middle]) + self._decode_with(
                 name, decoder, sources[middle:]

@@ -8,9 +8,10 @@ not overlap, since each captures the C library's messages. The threads start wit
 **Who owns what.** A `DecodingCall` is made by the main process's iterating thread, which must not move or release the
 files of the call, or rewrite the tables that its `destinations` come from, until the call is `done`: the files are
 views of slots, and workers would overwrite them while the decoder reads. A thread owns `memory`, the decoded images,
-until the call is done; it was allocated for the thread's stream, so other streams have to wait for `event`, and to keep
-the memory (`Tensor.record_stream`), before the main process passes it on. A thread changes nothing else: which samples
-failed, what replaces them, and all counts are the main process's business, since they must not depend on timing.
+until the call is done. The transfer's stream waits for `event` before it reads the memory, and the batch keeps the
+memory until this stream has read it, so torch does not reuse it for the thread's stream too early. A thread changes
+nothing else: which samples failed, what replaces them, and all counts are the main process's business, since they must
+not depend on timing.
 
 Images stay in the decoder's memory until the device has copied their crops, because a GPU's JPEG engine writes as soon
 as it is called, regardless of work pending on its stream. `DecodedMemory` limits their size, for both threads together.
