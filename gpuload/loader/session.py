@@ -1,8 +1,9 @@
 """A session: the resources of a `Loader` that live from its first `iter()` to `close()`.
 
 The session owns the ring, the engine (worker processes, or the main process itself), the transfer and the compiled
-stage, and makes batches from the feed's chunks. This module runs in the main process, in the thread that iterates, and
-starts no threads. Any thread may take the next batch or close the session, one thread at a time.
+stage, and makes batches from the feed's chunks. This module runs in the main process, in the thread that iterates. It
+starts no threads, except that a device decodes in two (`gpuload.stage.decode.threads`). Any thread may take the next
+batch or close the session, one thread at a time.
 """
 
 from __future__ import annotations
