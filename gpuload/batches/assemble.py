@@ -37,19 +37,23 @@ from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import convert_to_type
 from gpuload.errors import CollateError, error_class_names, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
+from gpuload.ring.packing import spans_of, write_arrays
+from gpuload.ring.ring import Slot
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
 from gpuload.stage.device import COPY, profiler_range, view_arrays
 from gpuload.transforms import Chain, Program
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing
 from gpuload.workers.batch import Batch, Part
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.planned import PlannedBatch, plan_images
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
 MAX_DEPTH = 3  # nesting depth up to which user-defined objects are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller arrays are copied instead of lent
+AllocatePlan = Callable[[int], tuple[Slot, np.ndarray] | None]
 TENSORLESS_TYPES = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
@@ -175,16 +179,18 @@ class Assembly:
         options: the batch options of the loader.
         stage: the compiled transforms.
         transfer: copies slots and tensors to the device.
+        fusing: makes the plans of batches that workers have not planned; None if the stage makes them.
 
     Attributes:
         copy_s, stage_s, collate_s: host time of issuing copies, of running transforms and drawing their parameters, and
             of all other steps.
     """
 
-    def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
+    def __init__(self, options: BatchOptions, stage: Any, transfer: Any, fusing: Fusing | None = None) -> None:
         self._options = options
         self._stage = stage
         self._transfer = transfer
+        self._fusing = fusing
         self.copy_s = self.stage_s = self.collate_s = 0.0
         self._rebuilds_samples = options.rebuilds_samples
         self._pool = None if transfer.is_asynchronous else OutputPool()
@@ -196,7 +202,9 @@ class Assembly:
         self._targets: TargetStage | None = None  # created for the first sample with targets
         self._has_checked_targets = False  # whether `target_warning` has been called
 
-    def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
+    def make(
+        self, batch: Batch, info: bool, release: Callable[[], None], allocate_plan: AllocatePlan
+    ) -> AssembledBatch:
         """Assemble a batch. On asynchronous devices, the module at the end of the transforms and a `collate_fn` are
         postponed, since they may depend on values that the consumer's stream is still computing.
 
@@ -204,12 +212,13 @@ class Assembly:
             batch: a complete batch; its slots are released once they have been read.
             info: also return a `BatchInfo`.
             release: releases the slots.
+            allocate_plan: returns a free slot for a plan of this many bytes, and these bytes; None if no slot is free.
 
         Raises:
             CollateError: the samples cannot be collated.
         """
         with self._measure_collation():
-            return self._assemble(batch, info, release)
+            return self._assemble(batch, info, release, allocate_plan)
 
     @contextlib.contextmanager
     def _measure_collation(self) -> Iterator[None]:
@@ -220,7 +229,9 @@ class Assembly:
         finally:
             self.collate_s += perf_counter() - began_s - (self.copy_s + self.stage_s - issued_s)
 
-    def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
+    def _assemble(
+        self, batch: Batch, info: bool, release: Callable[[], None], allocate_plan: AllocatePlan
+    ) -> AssembledBatch:
         columns = columns_of(batch, self._transfer.part_offsets(batch), splits_blocks=self._rebuilds_samples)
         is_postponed, outputs = False, None
         if columns.collated is not None:
@@ -231,6 +242,10 @@ class Assembly:
         else:
             is_postponed = self._transfer.is_asynchronous and self._reads_state(columns)
             outline = None if self._rebuilds_samples else outline_of(columns)
+            if batch.planned is None:
+                start = perf_counter()
+                batch.planned = self._plan(batch, columns, allocate_plan)
+                self.stage_s += perf_counter() - start
             outputs = self.finish(
                 batch, columns, release, uses_cells=self._rebuilds_samples, calls_module=not is_postponed
             )
@@ -270,11 +285,31 @@ class Assembly:
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks = []
-            planned.columns = columns = columns_of(batch, planned.starts, splits_blocks=False)
-            images = columns.images
-            if columns.has_targets or len(images) != 1 or images[0].kinds or images[0].rows is not None:
+            planned.columns = columns_of(batch, planned.starts, splits_blocks=False)
+            if not _is_plannable(planned.columns):
                 return None
         return planned, planned.pack_input(chunks)
+
+    def _plan(self, batch: Batch, columns: Columns, allocate_plan: AllocatePlan) -> PlannedBatch | None:
+        """Plan a batch that no worker has planned. The plan goes to a slot, as a worker's does, and is copied with the
+        batch's other slots, which takes less time than uploading the plan and each column of integers from memory that
+        torch page-locks. Return None if the stage plans the batch, because it is unusual or no slot is free."""
+        if self._fusing is None or not _is_plannable(columns):
+            return None
+        epoch, images = batch.spec.epoch, columns.images[0].table
+        key, chain = philox.epoch_key(self._options.seed, epoch), self._options.chain.at(epoch)
+        try:
+            plan, entries, size_hw = plan_images(self._fusing, chain, key, columns.positions, images, columns.values)
+        except Exception:  # the stage will raise it again, and can name the image
+            return None
+        spans, nbytes = spans_of(list(entries.values()))
+        place = allocate_plan(nbytes)
+        if place is None:
+            return None
+        slot, data = place
+        write_arrays(list(entries.values()), spans, data)
+        placed = dict(zip(entries, spans, strict=True))
+        return PlannedBatch([], columns, slot=slot, data=data, plan=plan, spans=placed, size_hw=size_hw)
 
     def _collate(self, columns: Columns, outline: Any, outputs: FinishedColumns) -> Any:
         """Collate the finished columns into the user's batch. If `outline` is None, rebuild the samples first."""
@@ -440,6 +475,15 @@ class Assembly:
                 self._move(torch.from_numpy(np.array(columns.indices, np.int64))) if is_int else list(columns.indices),
                 self._move(torch.from_numpy(_find_valid(batch, columns))),
             )
+
+
+def _is_plannable(columns: Columns) -> bool:
+    """Return whether each sample has one uint8 image, of a number of channels that the fused kernels support, and no
+    targets."""
+    if columns.has_targets or len(columns.images) != 1:
+        return False
+    [images] = columns.images
+    return not images.kinds and images.rows is None and int(images.table["shape"][0, 2]) in CHANNELS
 
 
 def _cpu_context() -> contextlib.AbstractContextManager[Any]:

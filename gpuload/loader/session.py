@@ -269,7 +269,7 @@ class Session:
                 resources.callback(self.decoder.close)
             resources.callback(self.transfer.close)
             self.stage.prepare()
-            self.assembly = Assembly(options.batches, self.stage, self.transfer)
+            self.assembly = Assembly(options.batches, self.stage, self.transfer, job.fusing)
             undo.pop_all()
             if count:  # otherwise the engine refers to the dataset, which may refer to an object that owns the Loader
                 resources.callback(self.engine.close)
@@ -492,7 +492,8 @@ class Session:
         holds_state = self.options.chain.holds_state  # the user's stream may still be writing this state
         inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
-            assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
+            release = partial(self.feed.release, batch)
+            assembled = self.assembly.make(batch, info, release, self.feed.allocate_plan)
             ticket = self.transfer.finish()
         images, warning_text = 0, batch.warning
         for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect

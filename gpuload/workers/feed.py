@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from typing import Any, Final
 
+import numpy as np
+
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns
@@ -237,7 +239,7 @@ class Feed:
             return None
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
-            batch.planned = None  # the stage plans the batch itself instead of waiting for the plan
+            batch.planned = None  # the main process plans the batch instead of waiting for the plan
         batch.finalize_spec()
         self._is_awaited = False
         self._submit_chunks()  # so that workers have work while the consumer processes this batch
@@ -301,6 +303,11 @@ class Feed:
         self._submit_chunks()
         while not self.engine.ready:
             self._events.extend(self.engine.gather(POLL_INTERVAL_S))
+
+    def allocate_plan(self, nbytes: int) -> tuple[Slot, np.ndarray] | None:
+        """Return a free slot for a plan that the caller makes, and the plan's bytes in it; None if no slot is free."""
+        slot = self.plans.allocate(nbytes, self._slot_size.estimate(self.chunk_size))
+        return None if slot is None else (slot, self.ring.view(slot)[:nbytes])
 
     def release(self, batch: Batch) -> None:
         """Return the slots of a batch to the ring."""

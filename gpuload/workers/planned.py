@@ -8,8 +8,11 @@ describes the entire batch, so the main process never reads the description of a
 process does read the descriptions, and sends the table of all images instead; the reply then holds only the arguments
 of the launches. `PlannedBatch` holds this data, from the request to the launch.
 
-The stage can plan any batch with the same code, and does so if the loop already waits for the batch or if the batch is
-unusual. For the same reason, a lost plan is never requested again.
+If the loop already waits for the batch, the main process makes the plan with the same code (`plan_images`), in a slot
+too. A worker would not be sooner, since it first has to finish a chunk. Nor would it help if workers drew the
+parameters of their own chunks: drawing takes as long for 17 images as for 256 (0.2 ms), so all workers together would
+spend 15 times what the main process saves. Since the main process can plan any batch, a lost plan is never requested
+again. If a batch is unusual, or no slot is free for its plan, the stage plans it.
 """
 
 from __future__ import annotations
@@ -23,19 +26,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuload.errors import LimitError
-from gpuload.ring.columns import Columns
+from gpuload.ring.columns import Columns, ValueColumn
 from gpuload.ring.packing import Span, read_content, spans_of, write_arrays, write_content
 from gpuload.ring.ring import Ring, Slot
-from gpuload.rng.philox import epoch_key
+from gpuload.rng.philox import Key, epoch_key
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
-    from gpuload.transforms.program.fusing.plan import Plan
+    from gpuload.transforms import Chain
+    from gpuload.transforms.program.fusing.plan import Fusing, Plan
     from gpuload.workers.batch import Batch
     from gpuload.workers.job import Job
 
-__all__ = ["PlannedBatch", "Planner", "make_plan"]
+__all__ = ["PlannedBatch", "Planner", "make_plan", "plan_images"]
 
 INTEGER_TYPES = {int}, {np.int64}  # a column that has only one of these types is sent as an int64 array
 RING_SHARE = 8  # a plan may take at most 1/RING_SHARE of the ring
@@ -132,10 +136,7 @@ class Planner:
         if inputs is None:
             return
         planned, packed = inputs
-        size, slot = max(usual_bytes, self._need_bytes, len(packed)), None
-        if max(self._need_bytes, len(packed)) <= self._ring.ring_bytes // RING_SHARE:
-            with contextlib.suppress(LimitError):
-                slot = self._ring.acquire(size)
+        slot = self.allocate(max(self._need_bytes, len(packed)), usual_bytes)
         if slot is None:
             return
         self._ring.view(slot)[: len(packed)] = np.frombuffer(packed, np.uint8)
@@ -144,6 +145,15 @@ class Planner:
         if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.in_flight[chunk] = (slot, batch)
+
+    def allocate(self, nbytes: int, usual_bytes: int) -> Slot | None:
+        """Return a free slot for a plan of `nbytes` bytes, of at least `usual_bytes` bytes, so that chunks can use it
+        later; None if no slot is free, or if the plan would take too much of the ring."""
+        if nbytes > self._ring.ring_bytes // RING_SHARE:
+            return None
+        with contextlib.suppress(LimitError):
+            return self._ring.acquire(max(nbytes, usual_bytes))
+        return None
 
     def take(self, event: Event) -> bool:
         """Process an event that ends the request for a plan. Return whether it was such an event."""
@@ -194,20 +204,42 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
-        program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
-        program, images = program.of_decoded(images)
-        plan, arrays = job.fusing(images, program)
+        plan, entries, size_hw = plan_images(job.fusing, chain, key, request.positions, images, columns.values)
     except Exception:  # the main process will raise it again, and can name the batch
         return make_reply(Status.UNWANTED)
-    entries: dict[str | int, list[np.ndarray]] = {**arrays}
-    for leaf, column in columns.values.items():
-        # A column of integers that exceed int64 becomes an object array or an unsigned array.
-        if set(map(type, column.values)) in INTEGER_TYPES and (values := np.array(column.values)).dtype == np.int64:
-            entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))
-    columns.plan = plan, dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
+    columns.plan = plan, dict(zip(entries, spans, strict=True)), size_hw
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
         return make_reply(Status.TOO_LARGE, packed.nbytes)
     write_arrays(list(entries.values()), spans, slot)
     return make_reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+
+
+def plan_images(
+    fusing: Fusing, chain: Chain, key: Key, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
+) -> tuple[Plan, dict[str | int, list[np.ndarray]], tuple[int, int]]:
+    """Draw the random parameters of a batch, and plan it.
+
+    Args:
+        fusing, chain, key: the planner, and the chain and the key of the epoch.
+        positions: the samples' positions in the epoch, int64 (N,).
+        images: the table of the batch's images, `IMAGE` (N,).
+        values: the batch's values, keyed by leaf.
+
+    Returns:
+        (plan, entries, size_hw): the plan, `PlannedBatch.size_hw`, and the pieces of the arrays in
+        `PlannedBatch.spans`.
+
+    Raises:
+        Exception: the batch has to be planned by the stage, or cannot be planned at all.
+    """
+    program = chain.draw(key, positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
+    program, images = program.of_decoded(images)
+    plan, arrays = fusing(images, program)
+    entries: dict[str | int, list[np.ndarray]] = {**arrays}
+    for leaf, column in values.items():
+        # A column of integers that exceed int64 becomes an object array or an unsigned array.
+        if set(map(type, column.values)) in INTEGER_TYPES and (array := np.array(column.values)).dtype == np.int64:
+            entries[leaf] = [array]
+    return plan, entries, tuple(program.results_hw[0].tolist())

@@ -13,9 +13,13 @@ import lacking
 import numpy as np
 import pytest
 import torch
+import triton
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.stage.fused import separable
+from gpuload.stage.fused.launching import BatchKernel
+from gpuload.transforms.program.fusing.jobs import FLOATS, JOB, RESIZE
 
 pytestmark = [
     pytest.mark.cuda,
@@ -99,6 +103,43 @@ def launched(batches: Iterator[Any]) -> Counter[tuple[str, tuple[int, int, int]]
     for images, _ in batches:
         assert images.shape == (32, 3, 224, 224)
     return seen.copy()  # what comes later is still noted in it
+
+
+def test_kept_variants_launch_what_triton_launches(monkeypatch):
+    found = launched(batches_of_a_loader("RandAugment"))
+    monkeypatch.setattr(BatchKernel, "__getitem__", triton.JITFunction.__getitem__)
+    assert found == launched(batches_of_a_loader("RandAugment"))
+    assert sum(found.values()) > 0
+
+
+def test_a_kernel_is_looked_up_by_triton_once_for_each_variant(monkeypatch):
+    """A constant, a dtype or an alignment makes a variant; the addresses and the grid do not."""
+    from fakecuda.runtime import runtime
+
+    looked_up: list[str] = []
+    names: list[str] = []
+    run = triton.JITFunction.run
+    monkeypatch.setattr(
+        BatchKernel, "run", lambda self, *args, **given: looked_up.append("") or run(self, *args, **given)
+    )
+    ints = torch.zeros(8 * JOB, dtype=torch.int64, device="cuda:1")
+    floats = torch.zeros(8 * FLOATS + 1, dtype=torch.float64, device="cuda:1")
+    kernel = BatchKernel(separable._weigh.fn)
+
+    def weigh(floats: torch.Tensor, rows: int, jobs: int) -> int:
+        weights = torch.empty(jobs, dtype=torch.int32, device="cuda:1")
+        before = len(looked_up)
+        kernel[4, jobs](ints, floats, weights, GEOMETRY=RESIZE, ROWS=rows, COLUMNS=32, **separable.OPTIONS)
+        return len(looked_up) - before
+
+    runtime().watch_launches(lambda name, grid, arguments: names.append(f"{name} {grid}"))
+    with torch.cuda.device(1):
+        assert [weigh(floats, 8, 3), weigh(floats[2:], 8, 5), weigh(floats, 8, 3)] == [1, 0, 0]
+        assert [weigh(floats, 16, 3), weigh(floats, 16, 3)] == [1, 0]
+        assert [weigh(floats[1:], 8, 3), weigh(floats[1:], 8, 3), weigh(floats, 8, 3)] == [1, 0, 0]
+        assert [weigh(floats.float(), 8, 3), weigh(floats.float(), 8, 3)] == [1, 0]
+    assert names[:3] == ["_weigh (4, 3, 1)", "_weigh (4, 5, 1)", "_weigh (4, 3, 1)"]
+    assert len(names) == 10
 
 
 @pytest.mark.parametrize("chain", CHAINS)

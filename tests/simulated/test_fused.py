@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
 
 from gpuload import transforms as T
+from gpuload.batches import assemble
 from gpuload.batches.assemble import Assembly
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.workers.planned import Planner
 
 ORDERS = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -62,6 +65,38 @@ def test_batches_that_workers_planned_are_as_on_the_cpu(monkeypatch):
     assert_equal(found.values, on_cpu(some))
     assert found.hidden == []
     assert planned
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("has_slot", [True, False])
+def test_batches_that_no_worker_planned_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
+    """A loop that waits for each batch, as no plan is requested; then also without a slot for the plan."""
+    launched, drawn = [], []
+    launch, draw = FusedRunner.launch_planned, assemble.draw_programs
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: launched.append(launch(*given)))
+    monkeypatch.setattr(assemble, "draw_programs", lambda *given: drawn.append(0) or draw(*given))
+    monkeypatch.setattr(Planner, "submit", lambda *given: None)
+    if not has_slot:
+        monkeypatch.setattr(Planner, "allocate", lambda *given: None)
+    some = options(dataset=samples(8), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
+    some["batch_size"] = 2
+    expected = on_cpu(some)
+    launched.clear()
+    drawn.clear()
+    found = on_device({**some, "num_workers": 2}, policy)
+    assert_equal(found.values, expected)
+    assert found.hidden == []
+    assert (len(launched), len(drawn)) == ((4, 0) if has_slot else (0, 4))
+
+
+@pytest.mark.processes
+def test_images_that_no_plan_can_join_are_named_where_no_worker_planned_the_batch(monkeypatch):
+    monkeypatch.setattr(Planner, "submit", lambda *given: None)
+    mixed = [*samples(3), (np.zeros((14, 16, 1), np.uint8), 3)]
+    some = options(dataset=mixed, transforms=[T.RandomCrop(8), T.ColorJitter(0.4)], backend="fused", shuffle=False)
+    with pytest.raises(ValueError, match=r"but sample\[0\] of sample 0 has 3 and sample\[0\] of sample 3 has 1"):
+        on_device({**some, "num_workers": 1}, "lazy")
 
 
 @pytest.mark.processes

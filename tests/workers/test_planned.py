@@ -282,6 +282,30 @@ def test_a_small_ring_is_for_pixels():
     feed.release(batch)
 
 
+def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
+    feed, _ = made(SIZE)
+    place = feed.allocate_plan(1000)
+    assert place is not None
+    slot, data = place
+    assert (len(data), slot.capacity_bytes >= feed._slot_size.estimate(2) > 1000) == (1000, True)
+    feed.ring.release(slot)
+    assert busy(feed) == 0
+
+
+@pytest.mark.parametrize("nbytes", [(1 << 17) + 1, 1 << 30])
+def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot(nbytes):
+    feed, _ = made(SIZE, ring_bytes=1 << 20)
+    assert feed.allocate_plan(nbytes) is None
+    assert feed.allocate_plan(1 << 17) is not None
+
+
+def test_a_plan_of_the_main_process_gets_no_slot_while_chunks_have_them_all():
+    feed, _ = made(SIZE, ring_bytes=1 << 20)
+    while feed.ring.acquire(1 << 17) is not None:
+        pass
+    assert feed.allocate_plan(1000) is None
+
+
 def test_with_plans_in_work_as_many_more_batches_are_up_to_two():
     feed, engine = made(20)
     engine.fate = "later"

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from gpuload.stage.fused.erasing import RECORD, erase
 from gpuload.stage.fused.geometry import sample_pixels
+from gpuload.stage.fused.launching import batch_kernel
 from gpuload.stage.fused.pixels import (
     BOXES,
     BOXES_AT,
@@ -50,7 +51,7 @@ _VALUES: Final = tl.constexpr(VALUES)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of an image's table of statistics
 
 
-@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can point to a user's memory
+@batch_kernel(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # these can point to a user's memory
 def one_pass(
     source_ptr,
     table_ptr,

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
+from gpuload.stage.fused.launching import batch_kernel
 from gpuload.stage.fused.pixels import (
     BICUBIC,
     BILINEAR,
@@ -276,7 +277,7 @@ def make_weight_tables(
     return weights
 
 
-@triton.jit
+@batch_kernel()
 def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Compute the weights of a tile of rows, or of a block of columns. Grid: (the largest result's tiles of rows, then
     its blocks of columns; jobs)."""

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from gpuload.stage.device import use_device_of
+from gpuload.stage.fused.launching import batch_kernel
 from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.transforms.program.fusing.jobs import COUNTED
 from gpuload.transforms.program.fusing.plan import portions
@@ -69,7 +70,7 @@ def make_level_tables(
     return result
 
 
-@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # this can point to a user's memory
+@batch_kernel(do_not_specialize_on_alignment=["pixels_ptr"])  # this can point to a user's memory
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
     """Count the levels in one piece of an image, and add the counts to the image's counts. Grid: (jobs, pieces)."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
@@ -123,7 +124,7 @@ def _count_levels(
     return reds, greens, blues
 
 
-@triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU, factors are not copied to aligned memory
+@batch_kernel(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU, factors are not copied to aligned memory
 def _tabulate(counts_ptr, jobs_ptr, factors_ptr, tables_ptr, CHANNELS: tl.constexpr):
     """Compute the table of one channel. Grid: (jobs, 3)."""
     job = tl.program_id(0)
