@@ -246,15 +246,15 @@ class Feed:
         return batch
 
     def _begin_decoding(self) -> None:
-        """Have the device decode the next batches whose parts are all done, up to `DECODED_AHEAD`. The batch that is
-        due does not wait for later ones."""
-        ahead = sum(batch.decoding is not None for batch in self._batches)
+        """Have the device decode the next batches whose parts are all done, unless `DECODED_AHEAD` earlier batches are
+        decoded already. Later batches do not count, so that a batch that is complete late, or again, does not wait."""
+        ahead = 0
         for batch in self._batches:
-            if not batch.open_part_count and not batch.is_decoded and batch.decoding is None:
-                if ahead >= DECODED_AHEAD and batch is not self._batches[0]:
-                    return
+            if ahead == DECODED_AHEAD:
+                return
+            if batch.decoding is None and not batch.open_part_count and batch.waits_for_device:
                 self._consumer.begin_decoding(batch)
-                ahead += 1
+            ahead += batch.decoding is not None
 
     def _await_decoding(self, timeout_s: float) -> float:
         """If the device is decoding, wait until it or the engine has finished something. Return how long the engine may

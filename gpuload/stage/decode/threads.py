@@ -37,6 +37,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.ring.ring import reserve_standard_streams
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
 from gpuload.stage.device import Accelerator
 
@@ -163,7 +164,8 @@ class DecodingThreads:
         self._queue: queue.SimpleQueue[DecodingCall | None] = queue.SimpleQueue()
         self._unfinished: list[DecodingCall] = []
         self._threads: list[threading.Thread] = []
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with reserve_standard_streams():
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def submit(self, call: DecodingCall) -> None:
         """Have a thread decode images. Start the threads if this is the first call."""
@@ -224,9 +226,9 @@ class DecodingThreads:
                     self._decode(decoder, call, stream)
             except BaseException as error:
                 call.error = error
-            finally:
-                call.is_done = True
-                os.eventfd_write(self._wake_fd, 1)
+            call.is_done = True
+            del call  # otherwise this thread would keep the batch's memory while it waits
+            os.eventfd_write(self._wake_fd, 1)
 
     def _decode(self, decoder: Any, call: DecodingCall, stream: Any) -> None:
         accelerator = self._accelerator
