@@ -1,4 +1,4 @@
-"""Time to the first batch, and the memory usage of the processes, compared with DataLoader's start methods.
+"""Time to the first batch, the memory usage of the processes, and the compile time of the fused kernels.
 
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
@@ -11,6 +11,9 @@ measured. The output shows medians of the rounds.
 - folder: `gl.ImageFolder`, which imports little; DataLoader uses torchvision's ImageFolder with the same crops.
 - torchvision: torchvision's ImageFolder with v2 transforms inside, the same object for both loaders.
 - huggingface: a Hugging Face dataset with an image and a label; DataLoader crops with v2.
+- kernels: what an empty cache of Triton costs on a GPU, for ten everyday recipes: the kernels that are compiled for
+  the first batch, for compute capability 9.0, and the CPU seconds that this takes. They are not run, so no GPU is
+  needed. DataLoader has no such row.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-ROWS: Final = ("folder", "torchvision", "huggingface")
+ROWS: Final = ("folder", "torchvision", "huggingface", "kernels")
 LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
 BATCH: Final = 64
 DEATHS: Final = 9
@@ -37,10 +41,30 @@ COLUMNS: Final = {
     "own_mb": "own, MB",
     "shared_mb": "shared, MB",
     "back_ms": "back after, ms",
+    "kernels": "kernels",
 }
 IDLE_CHECK_S: Final = 1.0
 LIMIT_S: Final = 600
 SIZE: Final = 224
+
+
+def recipes(size: int) -> dict[str, list[Any]]:
+    """Return ten everyday recipes, which make square images of this size."""
+    from gpuload import transforms as T
+
+    crop, flip = T.RandomResizedCrop(size), T.RandomHorizontalFlip()
+    return {
+        "classic": [crop, flip],
+        "bicubic": [T.RandomResizedCrop(size, interpolation="bicubic"), flip],
+        "evaluation": [T.Resize(size * 8 // 7), T.CenterCrop(size)],
+        "CIFAR": [T.RandomCrop(size, padding=4, pad_if_needed=True), flip],
+        "colours": [crop, flip, T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+        "RandAugment": [crop, T.RandAugment()],
+        "TrivialAugment": [T.CenterCrop(size), T.TrivialAugmentWide()],
+        "SimCLR": [crop, flip, T.RandomGrayscale(0.5), T.RandomApply([T.GaussianBlur(5)])],
+        "warps": [T.CenterCrop(size), T.RandomRotation(20), T.RandomPerspective(0.4)],
+        "AugMix": [crop, T.AugMix()],
+    }
 
 
 def build_hugging_face_dataset(root: Path) -> Any:
@@ -80,6 +104,8 @@ def build(row: str, loader: str, workers: int, root: Path) -> Any:
 
 def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]:
     """Measure one cell in this process."""
+    if row == "kernels":
+        return measure_kernels(loader)
     from gpuload.cli.processes import cpu_seconds
 
     batch_loader = build(row, loader, workers, root)
@@ -94,6 +120,64 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
         figures["back_ms"] = _measure_restart_ms(batch_loader._session.engine)
         batch_loader.close()
     return figures
+
+
+def measure_kernels(name: str) -> dict[str, float]:
+    """Compile the kernels of a recipe for batches of float16 in channels-last format, in this process, with an empty
+    cache and without a GPU. Return their number and the CPU seconds, including the assembler's."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"TRITON_CACHE_DIR": folder, "TRITON_INTERPRET": "0"}
+        import torch
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        from benchmarks.peers.protocol import MEAN, STD
+        from gpuload import transforms as T
+        from gpuload.stage import Stage
+        from gpuload.stage.fused import FusedBackend
+        from gpuload.stage.fused.variants import KERNELS
+        from gpuload.stage.reference.backend import TorchBackend
+
+        class AbsentGpu:
+            """A driver for a GPU that does not exist."""
+
+            def get_current_target(self) -> GPUTarget:
+                return GPUTarget("cuda", 90, 32)
+
+            def get_current_device(self) -> int:
+                return 0
+
+            def get_current_stream(self, device: int) -> int:
+                return 0
+
+        class Compiler(FusedBackend):
+            """The backend, except that kernels are only compiled, one after the other, and not loaded."""
+
+            count = 0
+
+            def compile(self, kernels: set[Any]) -> None:
+                for variant in kernels:
+                    KERNELS[variant.kernel].warmup(*variant.args, grid=(1, 1), **dict(variant.options))
+                self.count += len(kernels)
+
+        triton.runtime.driver.set_active(AbsentGpu())  # pyright: ignore[reportArgumentType]
+        device = torch.device("cpu")
+        backend, chain = Compiler(device), T.Chain([*recipes(SIZE)[name], T.Normalize(MEAN, STD)])
+        stage = Stage(
+            chain,
+            reference=TorchBackend(device),
+            backend=backend,
+            note=None,
+            dtype="float16",
+            memory_format="channels_last",
+            ragged="error",
+            pad_to=None,
+            cpu_threads=None,
+        )
+        started = os.times()
+        stage.prepare()
+        cpu_s = sum(os.times()[:4]) - sum(started[:4])
+    return {"kernels": backend.count, "cpu_s": cpu_s}
 
 
 def _measure_idle_memory() -> tuple[float, float]:
@@ -145,9 +229,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         find_photos,
     )  # imported here, because it would add to the memory of a cell
 
-    root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
-    rows = [options.only] if options.only else ROWS
-    cells = [(row, loader, workers) for row in rows for workers in options.workers.split(",") for loader in LOADERS]
+    rows, root = [options.only] if options.only else ROWS, options.photos
+    if rows != ["kernels"]:
+        root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
+    cells = [
+        (row, loader, workers)
+        for row in rows
+        for workers in (["0"] if row == "kernels" else options.workers.split(","))
+        for loader in (recipes(SIZE) if row == "kernels" else LOADERS)
+    ]
     ways, failed = [" ".join(cell) for cell in cells], {}
 
     def run(cell: str) -> dict[str, float]:

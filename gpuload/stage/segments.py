@@ -178,9 +178,8 @@ class SegmentRunner:
                     )
                 )
             if not is_last or self._has_calls:
-                result_formats |= {
-                    ResultFormat((max_channels, channels), self._dtype, stride) for stride in {channels, 1}
-                }
+                strides = {channels, 1} if self._has_calls else {channels}  # a call's images are planes
+                result_formats |= {ResultFormat((max_channels, channels), self._dtype, stride) for stride in strides}
             for result_format in result_formats:
                 kernels |= runner.kernels(steps, result_format)
             if is_last and self._has_calls and isinstance(self._runner_before_call, CompiledRunner):
@@ -192,6 +191,7 @@ class SegmentRunner:
             late_transforms = self._transforms[segment.start : segment.end]
             while (
                 late_transforms
+                and not self._has_calls  # after a call at the end, finished images are erased
                 and segment is self._late_segments[0]
                 and self._possible_erases(self._segments[-1]) == (True,)
                 and _erases_finished_images(late_transforms[0])

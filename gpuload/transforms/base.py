@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
@@ -118,6 +118,8 @@ class Transform:
     record: ClassVar[type[Record] | None] = None  # the type of the transform's own records; None if it has none
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
     operations: ClassVar[tuple[str, ...]] = ()  # sorted names from `program.ops.OPS`
+    depth: ClassVar[int | None] = None  # as in `program.ops.Outline`
+    is_optional: ClassVar[bool] = False  # as in `program.ops.Outline`
     crops: ClassVar[bool] = False  # the output may use only part of the input
     needs_full_image: ClassVar[bool] = False  # each pixel of the output can depend on the entire input
     may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`
@@ -167,13 +169,28 @@ class Transform:
     def outline(self) -> tuple[Outline, ...]:
         """The records that the transform and its children can draw."""
         if self.record is None:
-            return tuple(outline for child in self.children for outline in child.outline)
-        name, operations, filters = type(self).__name__, self.operations, self.filter_names
-        return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
+            return tuple(replace(outline, is_optional=True) for child in self.children for outline in child.outline)
+        return (
+            Outline(
+                kind=self.record,
+                name=type(self).__name__,
+                operations=self.operations,
+                depth=self.depth,
+                is_optional=self.is_optional,
+                filters=self.filter_names,
+                min_hw=self.min_output_hw,
+            ),
+        )
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return the size of the result for images of size `size_hw`; None if the size depends on the image."""
         return size_hw
+
+    @property
+    def min_output_hw(self) -> tuple[int, int]:
+        """A size that no result is smaller than."""
+        size = self.output_size(None)
+        return size if isinstance(size, tuple) else (1, 1)  # it can also be a `ByEpoch`
 
     def output_channels(self, channels: int) -> int:
         """Return the number of channels of the result for images with `channels` channels."""
@@ -282,11 +299,18 @@ class Resampling(Transform):
 class Padding(Transform):
     """Base class of the transforms whose box can extend beyond the image and is not resampled."""
 
+    record: ClassVar[type[Record]] = Box
     padding_mode: Any = "constant"
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Box, name=type(self).__name__, padding_mode=self.padding_mode),)
+        [outline] = super().outline
+        return (replace(outline, padding_mode=self.padding_mode, min_input_hw=self.min_input_hw),)
+
+    @property
+    def min_input_hw(self) -> tuple[int, int] | None:
+        """The size from which on boxes stay inside the image; None means that they can extend beyond any image."""
+        return None
 
     def box_record(self, starts: np.ndarray, sizes_hw: np.ndarray, kept_boxes: np.ndarray | None = None) -> Box:
         """Return a `Box` record for boxes with these top left corners (B, 2) and sizes."""

@@ -123,6 +123,10 @@ class OneOperation(Transform):
     record: ClassVar[type[Record]] = Ops
     p: float
 
+    @property
+    def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return getattr(self, "p", 1.0) < 1  # most transforms without a `p` change every image
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops_record(uniforms(1)[:, 0] < self.p)
 
@@ -324,6 +328,7 @@ class RandomPhotometricDistort(Transform):
 
     record: ClassVar[type[Record]] = Ops
     operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
+    is_optional: ClassVar[bool] = True
     needs_full_image: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
     brightness: tuple[float, float] = argument(_check_factors, default=(0.875, 1.125))

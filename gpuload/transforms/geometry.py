@@ -131,6 +131,11 @@ class Resize(Resampling):
             return height, width
         return self.size if isinstance(self.size, tuple) else None
 
+    @property
+    def min_output_hw(self) -> tuple[int, int]:
+        is_shorter_side = isinstance(self.size, int) and self.max_size is None
+        return (self.size, self.size) if is_shorter_side else super().min_output_hw  # pyright: ignore[reportReturnType]
+
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
     """Scale sizes (B, 2) so that the shorter sides become `sides` (B,), or less where the longer side would exceed
@@ -159,6 +164,10 @@ class FixedSizeCrop(Padding):
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
+
+    @property
+    def min_input_hw(self) -> tuple[int, int] | None:
+        return self.size if isinstance(self.size, tuple) else None
 
     def box_record_at(self, starts: np.ndarray) -> Box:
         """Return a `Box` record for crops with these top left corners (B, 2)."""
@@ -226,6 +235,12 @@ class RandomCrop(FixedSizeCrop):
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.pad_if_needed
+
+    @property
+    def min_input_hw(self) -> tuple[int, int] | None:
+        if self.padding is not None:
+            return None
+        return super().min_input_hw if self.pad_if_needed else (1, 1)  # smaller images are refused
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]

@@ -168,6 +168,14 @@ class AutomaticAugment(Transform):
     def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(sorted({OPS[operation] for operation in self.table.codes[self.recipe.kinds].ravel().tolist()}))
 
+    @property
+    def depth(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.recipe.count
+
+    @property
+    def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.recipe.probabilities is not None
+
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
         width, alpha = recipe.width, recipe.alpha

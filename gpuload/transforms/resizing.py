@@ -271,6 +271,7 @@ class TrimBorder(Padding):
 
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
+    min_input_hw: ClassVar[tuple[int, int]] = (1, 1)
 
     border_size: int = argument(integer, minimum=0)
 

@@ -12,25 +12,14 @@ from chains.bounds import bound, on_cuda
 from stage.conftest import smooth_images
 
 import gpuload as gl
+from benchmarks.startup import recipes
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 
 pytestmark = pytest.mark.cuda
 
 SIZE, COUNT, SEED = 24, 8, 3
-CROP, FLIP = T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()
-RECIPES: dict[str, list[Any]] = {
-    "classic": [CROP, FLIP],
-    "bicubic": [T.RandomResizedCrop(SIZE, interpolation="bicubic"), FLIP],
-    "evaluation": [T.Resize(28), T.CenterCrop(SIZE)],
-    "CIFAR": [T.RandomCrop(SIZE, padding=4, pad_if_needed=True), FLIP],
-    "colours": [CROP, FLIP, T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
-    "RandAugment": [CROP, T.RandAugment()],
-    "TrivialAugment": [T.CenterCrop(SIZE), T.TrivialAugmentWide()],
-    "SimCLR": [CROP, FLIP, T.RandomGrayscale(0.5), T.RandomApply([T.GaussianBlur(5)])],
-    "warps": [T.CenterCrop(SIZE), T.RandomRotation(20), T.RandomPerspective(0.4)],
-    "AugMix": [CROP, T.AugMix()],
-}
+RECIPES = recipes(SIZE)
 
 
 @pytest.mark.parametrize("backend", ["torch", "fused", "kornia"])

@@ -97,15 +97,15 @@ class FusedBackend(Backend):
 
     @staticmethod
     def _try_compiling(device: torch.device) -> str | None:
-        """Try to compile kernels; return an error message if this fails, else None."""
+        """Try to compile a kernel; return an error message if this fails, else None."""
         try:
             if not _is_interpreted() and not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))):
                 return (
                     "Triton needs a C compiler, but neither gcc nor clang was found; install one, or set CC to its path"
                 )
-            from gpuload.stage.fused.runner import compile_trial_kernels
+            from gpuload.stage.fused.runner import compile_trial_kernel
 
-            compile_trial_kernels(device)
+            compile_trial_kernel(device)
         except torch.OutOfMemoryError:  # not an error of the compiler; the user has to see it
             raise
         except Exception as error:  # compilers, drivers, assemblers and broken installations can raise anything

@@ -28,7 +28,9 @@ import triton.language as tl
 
 from gpuload.stage.fused.pixels import (
     BASE,
+    BICUBIC_BIT,
     BILINEAR,
+    BILINEAR_BIT,
     BLUR,
     CHANNEL_STEP,
     COLUMN_STEP,
@@ -40,6 +42,7 @@ from gpuload.stage.fused.pixels import (
     INTERPRETED,
     KIND,
     NEAREST,
+    NEAREST_BIT,
     RESIZE,
     ROW_STEP,
     SHARPNESS,
@@ -70,6 +73,7 @@ def sample_pixels(
     xs,
     CHANNELS: tl.constexpr,
     GEOMETRY: tl.constexpr,
+    FILTERS: tl.constexpr,
 ):
     """Sample the pixels of a tile.
 
@@ -82,6 +86,7 @@ def sample_pixels(
         ys, xs: int32 (rows,) and (columns,), the tile's coordinates in the geometry's result.
         CHANNELS: 1 or 3.
         GEOMETRY: the job's KIND, or COPY if that is TABLE.
+        FILTERS: a mask of the filters that the jobs of RESIZE and WARP can have; 0 for other kinds.
 
     Returns:
         red, green, blue.
@@ -91,21 +96,37 @@ def sample_pixels(
     if GEOMETRY == COPY:
         red, green, blue = _copy_pixels(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
     elif GEOMETRY == RESIZE:
-        red, green, blue = resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
+        red, green, blue = resize(
+            source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, FILTERS, ys.shape[0]
+        )
     elif GEOMETRY == BLUR:
         red, green, blue = blur(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ys.shape[0])
     elif INTERPRETED:  # in the interpreter, each step takes as long for a row as for a tile
-        red, green, blue = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_tile(
+            source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY, FILTERS
+        )
     else:
-        red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_row_by_row(
+            source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, GEOMETRY, FILTERS
+        )
     return red, green, blue
 
 
 @triton.jit
-def sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
+def sample_tile(
+    source_ptr,
+    ints_ptr,
+    floats_ptr,
+    channel_step,
+    ys,
+    xs,
+    CHANNELS: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    FILTERS: tl.constexpr,
+):
     """Sample all pixels of a tile in one step, for kinds of geometry that read more than one source pixel per pixel."""
     if GEOMETRY == WARP:
-        red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
+        red, green, blue = warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS, FILTERS)
     else:
         tl.static_assert(GEOMETRY == SHARPNESS, "unknown kind of geometry")
         red, green, blue = sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS)
@@ -114,7 +135,15 @@ def sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS
 
 @triton.jit
 def sample_row_by_row(
-    source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr
+    source_ptr,
+    ints_ptr,
+    floats_ptr,
+    channel_step,
+    ys,
+    xs,
+    CHANNELS: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    FILTERS: tl.constexpr,
 ):
     """Do the same as `sample_tile`, but row by row, because a map's bicubic filter on 8 rows at once needs more
     registers than a thread has (255 registers, and 56 bytes spilled to memory)."""
@@ -125,7 +154,7 @@ def sample_row_by_row(
     while row < ys.shape[0]:
         is_row = row_indices == row
         y = tl.sum(tl.where(is_row, ys[:, None], 0), axis=0)
-        r, g, b = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY)
+        r, g, b = sample_tile(source_ptr, ints_ptr, floats_ptr, channel_step, y, xs, CHANNELS, GEOMETRY, FILTERS)
         red = tl.where(is_row, r, red)
         if CHANNELS == 3:
             green, blue = tl.where(is_row, g, green), tl.where(is_row, b, blue)
@@ -195,27 +224,27 @@ def _sharpen(levels, total, is_interior, factor):
 
 
 @triton.jit
-def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, FILTERS: tl.constexpr):
     """Sample each pixel at the point to which its centre is mapped; fill pixels that are mapped outside the source."""
     row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
     column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     filter_kind = tl.load(ints_ptr + FILTER)
-    if filter_kind == FIXED_POINT:
+    if (NEAREST_BIT & FILTERS) and filter_kind == FIXED_POINT:
         y, x, is_inside = _map_fixed_point(floats_ptr, ys, xs, height, width)
         r, g, b = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
     else:
         point_y, point_x, is_inside = _map_points(floats_ptr, ys, xs, height, width)
-        if filter_kind == NEAREST:
+        if FILTERS == NEAREST_BIT or ((NEAREST_BIT & FILTERS) and filter_kind == NEAREST):
             byte_offsets = point_y.to(tl.int32) * row_step + point_x.to(tl.int32) * column_step
             r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
             red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
         else:
             y, y_fraction = _split_coordinate(point_y)
             x, x_fraction = _split_coordinate(point_x)
-            if filter_kind == BILINEAR:
+            if not (BICUBIC_BIT & FILTERS) or ((BILINEAR_BIT & FILTERS) and filter_kind == BILINEAR):
                 red = _bilinear(source_ptr, y, x, y_fraction, x_fraction, row_step, column_step, height, width)
                 green, blue = red, red
                 if CHANNELS == 3:

@@ -26,7 +26,7 @@ from gpuload.stage.fused.pixels import (
     BOXES_AT,
     FLOATS,
     JOB,
-    OPERATIONS,
+    OPERATION_COUNT,
     OPERATIONS_AT,
     OUT_AT,
     OUT_CHANNEL,
@@ -69,7 +69,8 @@ def one_pass(
     OUT_CHANNELS: tl.constexpr,
     OUT_COLUMN: tl.constexpr,
     GEOMETRY: tl.constexpr,
-    OPERATES: tl.constexpr,
+    FILTERS: tl.constexpr,
+    OPERATIONS: tl.constexpr,
     FINISHED: tl.constexpr,
     ERASES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,11 +79,11 @@ def one_pass(
     """Compute a tile of a job. Grid: (tiles of the largest result, jobs). A result of 48 megapixels has 187,500 tiles,
     and only the first axis of a grid can be that long.
 
-    All jobs of a launch have the same kind of GEOMETRY. Jobs can have operations only if OPERATES is set. The columns
-    of their results are OUT_COLUMN elements apart; 0 means that each job has its own stride, because a chain can swap
-    rows and columns of some images. If FINISHED is set, levels are multiplied by the first three float32 values at
-    `constants_ptr`, and the next three values are added; otherwise, results are levels. If ERASES is set, boxes are
-    erased afterwards.
+    All jobs of a launch have the same kind of GEOMETRY, only filters in the mask FILTERS, and only operations in the
+    mask OPERATIONS. The columns of their results are OUT_COLUMN elements apart; 0 means that each job has its own
+    stride, because a chain can swap rows and columns of some images. If FINISHED is set, levels are multiplied by the
+    first three float32 values at `constants_ptr`, and the next three values are added; otherwise, results are levels.
+    If ERASES is set, boxes are erased afterwards.
     """
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
@@ -102,16 +103,27 @@ def one_pass(
             _source_coordinates(ints_ptr, X, STEP_X, clamped_columns),
         )
         red, green, blue = sample_pixels(
-            source_ptr, table_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped_columns, ys, xs, CHANNELS, GEOMETRY
+            source_ptr,
+            table_ptr,
+            weights_ptr,
+            ints_ptr,
+            floats_ptr,
+            tile,
+            clamped_columns,
+            ys,
+            xs,
+            CHANNELS,
+            GEOMETRY,
+            FILTERS,
         )
-        if OPERATES:
+        if OPERATIONS != 0:
             index = tl.load(ints_ptr + OPERATIONS_AT)
-            end = index + tl.load(ints_ptr + OPERATIONS)
+            end = index + tl.load(ints_ptr + OPERATION_COUNT)
             statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
             while index < end:
                 code = tl.load(codes_ptr + index)
                 values = values_ptr + index * _VALUES
-                red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, CHANNELS)
+                red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, OPERATIONS, CHANNELS)
                 index += 1
         if FINISHED:
             red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)

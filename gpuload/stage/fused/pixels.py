@@ -32,13 +32,15 @@ WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = map(tl.constexpr, (R.WEIGHTS_X, R.WEIGHTS_Y,
 OUT_HEIGHT, OUT_WIDTH = map(tl.constexpr, (R.OUT_HEIGHT, R.OUT_WIDTH))
 Y, STEP_Y, X, STEP_X = map(tl.constexpr, (R.Y, R.STEP_Y, R.X, R.STEP_X))
 OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = map(tl.constexpr, (R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL))
-OPERATIONS_AT, OPERATIONS = map(tl.constexpr, (R.OPERATIONS_AT, R.OPERATIONS))
+OPERATIONS_AT, OPERATION_COUNT = map(tl.constexpr, (R.OPERATIONS_AT, R.OPERATIONS))
 STATISTICS_AT, BOXES_AT, BOXES = map(tl.constexpr, (R.STATISTICS_AT, R.BOXES_AT, R.BOXES))
 SIGMA_Y, FACTOR, FILL = map(tl.constexpr, (R.SIGMA_Y, R.FACTOR, R.FILL))
 COPY, TABLE, RESIZE = map(tl.constexpr, (R.COPY, R.TABLE, R.RESIZE))
 WARP, BLUR, SHARPNESS = map(tl.constexpr, (R.WARP, R.BLUR, R.SHARPNESS))
 NEAREST, BILINEAR, BICUBIC = map(tl.constexpr, (R.NEAREST, R.BILINEAR, R.BICUBIC))
 FIXED_POINT: Final = tl.constexpr(R.FIXED_POINT)
+# The bit of each filter in FILTERS, the mask of the filters for which a kernel is compiled.
+NEAREST_BIT, BILINEAR_BIT, BICUBIC_BIT = (tl.constexpr(1 << code) for code in (R.NEAREST, R.BILINEAR, R.BICUBIC))
 
 
 @triton.jit

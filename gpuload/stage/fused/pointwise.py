@@ -23,12 +23,13 @@ from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["operate"]
 
-_BRIGHTNESS, _SATURATION, _HUE = (tl.constexpr(code_of(name)) for name in ("brightness", "saturation", "hue"))
-_GRAYSCALE, _PERMUTE, _INVERT = (tl.constexpr(code_of(name)) for name in ("grayscale", "permute", "invert"))
-_SOLARIZE, _SOLARIZE_ADD = tl.constexpr(code_of("solarize")), tl.constexpr(code_of("solarize_add"))
-_POSTERIZE: Final = tl.constexpr(code_of("posterize"))
-_CONTRAST, _EQUALIZE, _AUTOCONTRAST = (tl.constexpr(code_of(name)) for name in STATISTICS)
-_ERASE_BOX: Final = tl.constexpr(ERASE_BOX)
+# Each operation's bit, in the order of its code.
+_BRIGHTNESS, _SATURATION, _HUE = (tl.constexpr(1 << code_of(name)) for name in ("brightness", "saturation", "hue"))
+_GRAYSCALE, _PERMUTE, _INVERT = (tl.constexpr(1 << code_of(name)) for name in ("grayscale", "permute", "invert"))
+_SOLARIZE, _SOLARIZE_ADD = tl.constexpr(1 << code_of("solarize")), tl.constexpr(1 << code_of("solarize_add"))
+_POSTERIZE: Final = tl.constexpr(1 << code_of("posterize"))
+_TABLES: Final = tl.constexpr(sum(1 << code_of(name) for name in STATISTICS))
+_ERASE_BOX: Final = tl.constexpr(1 << ERASE_BOX)
 
 _RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _TINY: Final = tl.constexpr(TINY)
@@ -39,60 +40,62 @@ _UNIT: Final = tl.constexpr(1 / 255)
 
 
 @triton.jit
-def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.constexpr):
+def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, OPERATIONS: tl.constexpr, CHANNELS: tl.constexpr):
     """Apply an operation to a tile.
 
     Args:
         red, green, blue: the tile's levels; with one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), the coordinates of the tile.
         code: a scalar, the code of an operation in `gpuload.transforms.program.fusing.passes.POINTWISE`, or
-            `ERASE_BOX`; other codes do nothing.
+            `ERASE_BOX`; codes that are not in OPERATIONS do nothing.
         values_ptr: points to the operation's `VALUES` float64 numbers.
         table_ptr: points to the operation's uint8 3 × 256 table, if it has one.
+        OPERATIONS: a mask of the codes for which code is compiled: all of them can double the compile time of a kernel.
         CHANNELS: 1 or 3.
 
     Returns:
         red, green, blue.
     """
-    if code == _BRIGHTNESS:
+    operation = 1 << code
+    if (_BRIGHTNESS & OPERATIONS) and operation == _BRIGHTNESS:
         factor = tl.load(values_ptr).to(tl.float32)
         red, green, blue = _truncate(red * factor), _truncate(green * factor), _truncate(blue * factor)
-    elif code == _SATURATION:
+    elif (_SATURATION & OPERATIONS) and operation == _SATURATION:
         if CHANNELS == 3:
             red, green, blue = _saturation(red, green, blue, tl.load(values_ptr).to(tl.float32))
-    elif code == _HUE:
+    elif (_HUE & OPERATIONS) and operation == _HUE:
         if CHANNELS == 3:
             red, green, blue = _hue(red, green, blue, tl.load(values_ptr))
-    elif code == _GRAYSCALE:
+    elif (_GRAYSCALE & OPERATIONS) and operation == _GRAYSCALE:
         if CHANNELS == 3:
             red = _luma(red, green, blue)
             green, blue = red, red
-    elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
+    elif (_TABLES & OPERATIONS) and operation & _TABLES != 0:
         red = _look_up(table_ptr, red)
         green = _look_up(table_ptr + 256, green)
         blue = _look_up(table_ptr + 512, blue)
-    elif code == _SOLARIZE:
+    elif (_SOLARIZE & OPERATIONS) and operation == _SOLARIZE:
         threshold = tl.ceil(tl.load(values_ptr)).to(tl.float32)  # float32 would round 34 + 1e-14 to 34 before ceil
         red = tl.where(red < threshold, red, 255.0 - red)
         green = tl.where(green < threshold, green, 255.0 - green)
         blue = tl.where(blue < threshold, blue, 255.0 - blue)
-    elif code == _SOLARIZE_ADD:
+    elif (_SOLARIZE_ADD & OPERATIONS) and operation == _SOLARIZE_ADD:
         threshold = tl.load(values_ptr).to(tl.float32)
         increment = tl.load(values_ptr + 1).to(tl.float32)
         red = tl.where(red < threshold, tl.minimum(red + increment, 255.0), red)
         green = tl.where(green < threshold, tl.minimum(green + increment, 255.0), green)
         blue = tl.where(blue < threshold, tl.minimum(blue + increment, 255.0), blue)
-    elif code == _POSTERIZE:
+    elif (_POSTERIZE & OPERATIONS) and operation == _POSTERIZE:
         dropped_bits = 8 - tl.load(values_ptr).to(tl.int32)
         red = ((red.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
         green = ((green.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
         blue = ((blue.to(tl.int32) >> dropped_bits) << dropped_bits).to(tl.float32)
-    elif code == _INVERT:
+    elif (_INVERT & OPERATIONS) and operation == _INVERT:
         red, green, blue = 255.0 - red, 255.0 - green, 255.0 - blue
-    elif code == _PERMUTE:
+    elif (_PERMUTE & OPERATIONS) and operation == _PERMUTE:
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
-    elif code == _ERASE_BOX:
+    elif (_ERASE_BOX & OPERATIONS) and operation == _ERASE_BOX:
         is_inside = _is_inside_box(ys, xs, values_ptr)
         red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
         green = tl.where(is_inside, tl.load(values_ptr + 5).to(tl.float32), green)

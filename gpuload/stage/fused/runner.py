@@ -28,17 +28,17 @@ from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.fused.separable import make_weight_tables
 from gpuload.stage.fused.statistics import JOB_LENGTH as COUNTED
 from gpuload.stage.fused.statistics import make_level_tables
-from gpuload.stage.fused.variants import has_operations, has_transposes, level_variants
+from gpuload.stage.fused.variants import level_variants
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erase_records
+from gpuload.transforms.program.fusing.plan import CHANNELS, Features, Fusing, Plan, Tile, leading_erase_records
 from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "change_finished", "compile_trial_kernels", "tile_of"]
+__all__ = ["FusedRunner", "change_finished", "compile_trial_kernel", "tile_of"]
 
 # Compute capabilities of GPUs whose multiprocessors hold only 16 programs, which would leave them half empty if each
 # program had one warp.
@@ -56,14 +56,14 @@ class FusedRunner:
 
     Attributes:
         tile: the size of tiles.
-        operates, transposes: whether kernels are always compiled with operations, and with results whose rows and
-            columns can be swapped. If so, batches that need neither do not need additional kernels.
+        features: the features for which kernels are always compiled, so that batches which need only some of the
+            features do not need additional kernels.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)
-        self.operates = self.transposes = False
+        self.features = Features()
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._empty_table = torch.zeros(1, dtype=torch.int32, device=device)
@@ -89,7 +89,7 @@ class FusedRunner:
 
     def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         """Implement `gpuload.stage.backend.CompiledRunner.kernels`."""
-        self.operates, self.transposes = has_operations(steps), has_transposes(steps)
+        self.features = Features.of_outlines(outline for outlines in steps for outline in outlines)
         return (
             level_variants(steps, result_format=result_format, tile=self.tile)
             if {*result_format.channels} <= {*CHANNELS}
@@ -136,12 +136,13 @@ class FusedRunner:
             "boxes": arrays["ints"],
         }
         arrays = filler | arrays
-        operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
+        features = self.features | plan.features
         # A pass reads the results of the previous pass, so two buffers alternate; the first pass reads the pixels.
         buffers = [
             torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
         ]
         results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # offsets count from the first result
+        column_stride = 0 if features.transposes else results.stride(-1)
         quantiles = quantile_table(pixels.device) if plan.erases else self._constants
         with use_device_of(pixels):
             for launch in plan.launches:
@@ -155,10 +156,10 @@ class FusedRunner:
                     statistics = make_level_tables(source, count_jobs, factors, launch.counted_pixels, plan.channels)
                 ints = _slice(arrays["ints"], launch.first * JOB, (launch.first + launch.jobs) * JOB)
                 floats = _slice(arrays["floats"], launch.first * FLOATS, (launch.first + launch.jobs) * FLOATS)
-                weights = arrays["places"]
+                weights, filters = arrays["places"], features.filters_of(launch.geometry)
                 if launch.weights:
                     sizes = launch.jobs, launch.weights, launch.weight_programs
-                    weights = make_weight_tables(ints, floats, *sizes, launch.geometry, self.tile.rows)
+                    weights = make_weight_tables(ints, floats, *sizes, launch.geometry, filters, self.tile.rows)
                 one_pass[launch.grid](
                     source,
                     arrays["places"],
@@ -174,9 +175,10 @@ class FusedRunner:
                     target,
                     CHANNELS=plan.channels,
                     OUT_CHANNELS=plan.out_channels if launch.finished else plan.channels,
-                    OUT_COLUMN=plan.channels if not launch.finished else 0 if transposes else target.stride(-1),
+                    OUT_COLUMN=column_stride if launch.finished else plan.channels,
                     GEOMETRY=launch.geometry,
-                    OPERATES=operates,
+                    FILTERS=filters,
+                    OPERATIONS=features.operations,
                     FINISHED=launch.finished and target.dtype != torch.uint8,
                     ERASES=launch.finished and plan.erases,
                     ROWS=self.tile.rows,
@@ -198,15 +200,13 @@ def change_finished(outputs: Outputs, late_program: Program, partners: np.ndarra
                 erase_images(outputs, record)
 
 
-def compile_trial_kernels(device: torch.device) -> None:
-    """Compile two small kernels and run them; raise Triton's error if this fails."""
+def compile_trial_kernel(device: torch.device) -> None:
+    """Compile a small kernel and run it; raise Triton's error if this fails."""
     image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
     empty_program = Program((), image.sizes_hw, image.sizes_hw)
     output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
     runner = FusedRunner(UNCHANGED, device)
     runner.launch(*runner.prepare(image, empty_program, empty_program.windows_tlhw, output), image.pixels, output)
-    box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
-    erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

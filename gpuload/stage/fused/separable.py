@@ -28,7 +28,9 @@ from triton.language import core
 from gpuload.stage.fused.launching import batch_kernel
 from gpuload.stage.fused.pixels import (
     BICUBIC,
+    BICUBIC_BIT,
     BILINEAR,
+    BILINEAR_BIT,
     BLUR,
     BOX_H,
     COLUMN_STEP,
@@ -75,9 +77,20 @@ HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
 
 @triton.jit
-def resize(source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS: tl.constexpr, ROWS: tl.constexpr):
-    """Resample a box as Pillow does, bilinear or bicubic, rounded to levels between the axes."""
-    if tl.load(ints_ptr + FILTER) == BILINEAR:
+def resize(
+    source_ptr,
+    weights_ptr,
+    ints_ptr,
+    channel_step,
+    tile,
+    columns,
+    CHANNELS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Resample a box as Pillow does, bilinear or bicubic, rounded to levels between the axes. FILTERS says which of the
+    two filters jobs can have: code for both takes three times as long to compile."""
+    if FILTERS == BILINEAR_BIT or (FILTERS != BICUBIC_BIT and tl.load(ints_ptr + FILTER) == BILINEAR):
         red, green, blue = _filter(
             source_ptr, weights_ptr, ints_ptr, channel_step, tile, columns, CHANNELS, ROWS, BILINEAR
         )
@@ -269,23 +282,33 @@ def _finish(total, CURVE: tl.constexpr):
 
 
 def make_weight_tables(
-    ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, rows: int
+    ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, filters: int, rows: int
 ) -> torch.Tensor:
-    """Compute the int32 tables of the first `count` jobs; `place_tables` explains the other arguments."""
+    """Compute the int32 tables of the first `count` jobs, which have only filters in the mask `filters`; `place_tables`
+    explains the other arguments."""
     weights = torch.empty(size, dtype=torch.int32, device=ints.device)
-    _weigh[programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
+    constants = {"GEOMETRY": kind, "FILTERS": filters, "ROWS": rows, "COLUMNS": COLUMNS}
+    _weigh[programs, count](ints, floats, weights, **constants, **OPTIONS)
     return weights
 
 
 @batch_kernel()
-def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _weigh(
+    ints_ptr,
+    floats_ptr,
+    weights_ptr,
+    GEOMETRY: tl.constexpr,
+    FILTERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Compute the weights of a tile of rows, or of a block of columns. Grid: (the largest result's tiles of rows, then
     its blocks of columns; jobs)."""
     ints_ptr += tl.program_id(1) * JOB
     floats_ptr += tl.program_id(1) * FLOATS
     if GEOMETRY == BLUR:
         _weigh_part(ints_ptr, floats_ptr, weights_ptr, GAUSSIAN, ROWS, COLUMNS)
-    elif tl.load(ints_ptr + FILTER) == BILINEAR:
+    elif FILTERS == BILINEAR_BIT or (FILTERS != BICUBIC_BIT and tl.load(ints_ptr + FILTER) == BILINEAR):
         _weigh_part(ints_ptr, floats_ptr, weights_ptr, BILINEAR, ROWS, COLUMNS)
     else:
         _weigh_part(ints_ptr, floats_ptr, weights_ptr, BICUBIC, ROWS, COLUMNS)

@@ -3,10 +3,11 @@ starts. Compiling a kernel takes seconds, during which the GPU would otherwise w
 middle of an epoch.
 
 Triton compiles a variant of a kernel for each set of constants and pointer types, and for numbers that are 1 or
-divisible by 16. The choice of variants does not depend on random parameters or on the images' sizes, only on the
-chain, the batch's dtype and memory format, and the number of channels. The possible geometries of passes are found by
-following all possible states of an image's pass through the outlines, as `gpuload.transforms.program.fusing.passes`
-does for records. This module runs in the main process.
+divisible by 16. Which variants can occur depends on the chain, the batch's dtype and memory format, and the number of
+channels. The possible geometries of passes are found by following all possible states of an image's pass through the
+outlines, as `gpuload.transforms.program.fusing.passes` does for records: whatever is drawn, no other variant is
+launched, and nearly every variant is launched for some draw and some size of the images. This module runs in the main
+process.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -28,8 +30,8 @@ from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
-from gpuload.transforms.program.fusing.plan import Tile
-from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Turn, Warp
+from gpuload.transforms.program.fusing.plan import Features, Tile
+from gpuload.transforms.program.ops import Box, Call, Erase, Flip, Mix, Ops, Outline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
 
@@ -45,9 +47,31 @@ U8, I32, I64, F32, F64 = torch.uint8, torch.int32, torch.int64, torch.float32, t
 NUMBER: Final = 23  # an arbitrary number that is neither 1 nor divisible by 16
 QUIET_S: Final = 1.0  # show progress only if compiling takes longer
 
-# The state of an image's pass: the kind of its geometry, and whether it has only selected pixels so far.
-Pass = tuple[int, bool]
-START: Final[Pass] = (R.COPY, True)
+# The effect of a record, or of one of its operations, on an image's pass: a kind of geometry, if it reads the image in
+# this way; "select" (pixels, which only changes what the pass reads or writes), "change" (single pixels), "count"
+# (levels), or "call" (the user's code, which ends the program); None means no effect. Of a round, an image gets one
+# effect.
+Effect = int | str | None
+Round = frozenset[Effect]
+SELECTS: Final[Round] = Round(["select"])
+MAX_REPEATS: Final = 3  # more of the same round reach no other state: two effects, and a change between them
+
+
+class Pass(NamedTuple):
+    """The state of an image's last pass.
+
+    Attributes:
+        kind: the kind of its geometry.
+        is_open: whether it has only selected pixels so far; if so, `kind` is COPY.
+        is_whole: whether it is also certain that it reads the entire image, so that levels can be counted.
+    """
+
+    kind: int = R.COPY
+    is_open: bool = False
+    is_whole: bool = False
+
+
+START: Final = Pass(is_open=True, is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -84,7 +108,8 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultF
     """
     (channels, out_channels), dtype = result_format.channels, result_format.dtype
     last_kinds, earlier_kinds, has_counts = _possible_geometries(steps)
-    operates, column_stride = has_operations(steps), 0 if has_transposes(steps) else result_format.column_stride
+    features = Features.of_outlines(outline for outlines in steps for outline in outlines)
+    column_stride = 0 if features.transposes else result_format.column_stride
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     variants: set[Variant] = set()
     passes = [
@@ -95,28 +120,18 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultF
     passes += [(kind, U8, channels, channels, False, False) for kind in earlier_kinds]
     for kind, out_dtype, pass_channels, stride, is_finished, erases in passes:
         constants = {"CHANNELS": channels, "OUT_CHANNELS": pass_channels, "OUT_COLUMN": stride, "GEOMETRY": kind}
-        constants |= {"OPERATES": operates, "FINISHED": is_finished, "ERASES": erases}
-        constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
+        constants |= {"FILTERS": features.filters_of(kind), "OPERATIONS": features.operations, "FINISHED": is_finished}
+        constants |= {"ERASES": erases, "ROWS": tile.rows, "COLUMNS": tile.columns}
         variants.add(
             _make_variant("one_pass", (*pointers, out_dtype), **constants, **compiler_options(kind, tile.warps))
         )
     for kind in (last_kinds | earlier_kinds) & {R.RESIZE, R.BLUR}:
-        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS}
+        constants = {"GEOMETRY": kind, "FILTERS": features.filters_of(kind), "ROWS": tile.rows, "COLUMNS": COLUMNS}
         variants.add(_make_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
     if has_counts:
         variants.add(_make_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
         variants.add(_make_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
     return variants
-
-
-def has_operations(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Return whether records of a segment may contain operations on pixels."""
-    return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
-
-
-def has_transposes(steps: Iterable[Sequence[Outline]]) -> bool:
-    """Return whether records of a segment may swap rows and columns."""
-    return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
 def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFormat) -> set[Variant]:
@@ -144,7 +159,8 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFo
 def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     """Compile the variants that have not been compiled yet, in parallel threads, because compilers run outside Python.
     Errors are ignored: a kernel that failed to compile raises the error again when it is launched."""
-    unique = list(dict.fromkeys(variants))
+    # The slowest come first, so that no thread is left with one of them at the end.
+    unique = sorted(dict.fromkeys(variants), key=_is_quick)
     if INTERPRETED.value or not unique:
         return
     start, is_shown = time.monotonic(), False
@@ -170,50 +186,95 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
         print(f" ({time.monotonic() - start:.0f} s; they are cached on disk)", file=sys.stderr, flush=True)
 
 
+def _is_quick(variant: Variant) -> bool:
+    """Return whether a variant takes much less time to compile than a pass that resamples."""
+    return variant.kernel != "one_pass" or dict(variant.options)["GEOMETRY"] == R.COPY
+
+
 def _make_variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
     return Variant(name, args, tuple(options.items()))
 
 
 def _possible_geometries(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], bool]:
-    """Return the kinds of geometry that an image's last pass can have, the kinds that earlier passes can have, and
-    whether levels may be counted."""
-    states: set[Pass] = {START}
-    earlier_kinds, has_counts = set[int](), False
+    """Return the kinds of geometry that the last pass of a program can have, the kinds that earlier passes can have,
+    and whether levels may be counted.
+
+    Each step is one transform. The rounds of a transform that contains others are taken in any order.
+    """
+    states, min_hw = {START}, (1, 1)
+    last_kinds, earlier_kinds, has_counts = set[int](), set[int](), False
     for outlines in steps:
-        while True:  # a transform can have any of its effects, in any order, until no new state appears
-            previous_count = len(states) + len(earlier_kinds)
-            for outline in outlines:
-                for kind, begins_pass in _possible_effects(outline):
-                    has_counts |= kind is None
-                    for state in list(states):
-                        if kind is None or (begins_pass and not state[1]):
-                            earlier_kinds.add(state[0])
-                        states.add((R.COPY if kind is None else kind if begins_pass else state[0], False))
-            if len(states) + len(earlier_kinds) == previous_count:
-                break
-    return {kind for kind, _ in states}, earlier_kinds, has_counts
+        is_certain = len(outlines) == 1 and not outlines[0].is_optional
+        rounds = Counter(
+            effects for outline in outlines for effects in _rounds(outline, min_hw if is_certain else (1, 1))
+        )
+        # A call for some images of a batch ends the program of all images, wherever these are on their paths.
+        splits = not is_certain and any("call" in effects for effects in rounds)
+        counts = tuple(min(count, MAX_REPEATS) for count in rounds.values())
+        todo = [(state, counts) for state in states]
+        seen = set(todo)
+        while todo:
+            state, counts = todo.pop()
+            choices: list[tuple[tuple[int, ...], Effect]] = [(counts, "call")] if splits else []
+            for index, effects in enumerate(rounds):
+                if counts[index]:
+                    remaining = (*counts[:index], counts[index] - 1, *counts[index + 1 :])
+                    choices += [(remaining, effect) for effect in effects]
+            for remaining, effect in choices:
+                if effect == "call":
+                    last_kinds.add(state.kind)
+                elif (effect == "count" and not state.is_whole) or (isinstance(effect, int) and not state.is_open):
+                    earlier_kinds.add(state.kind)
+                has_counts |= effect == "count"
+                entry = _follow(state, effect), remaining
+                if entry not in seen:
+                    seen.add(entry)
+                    todo.append(entry)
+        states = {state for state, remaining in seen if not any(remaining)}
+        if any(outline.kind in (Box, Turn, Warp, Call) for outline in outlines):
+            min_hw = outlines[0].min_hw if is_certain else (1, 1)
+    return last_kinds | {state.kind for state in states}, earlier_kinds, has_counts
 
 
-def _possible_effects(outline: Outline) -> list[tuple[int | None, bool]]:
-    """Return the possible effects of an outline's records on a pass: (kind, True) begins a pass with this kind of
-    geometry, unless the current pass has only selected pixels and can adopt this geometry; (any kind, False) changes
-    pixels within the current pass; (None, True) begins a pass for which levels are counted."""
-    if outline.kind is Box:
-        is_resize = outline.padding_mode is None and set(outline.filters) != {"nearest"}
-        effects = [(R.RESIZE, True)] if is_resize else []
-        return [*effects, (R.COPY, True)]
-    if outline.kind is Warp:
-        return [(R.WARP, True), (R.COPY, True)]
-    if outline.kind is Erase:
-        return [(R.COPY, False)]
-    if outline.kind is not Ops:
-        return []
-    kinds: list[tuple[int | None, bool]] = [(R.COPY, False)]
-    for name in outline.operations:
-        if name in STATISTICS:
-            kinds.append((None, True))
-        elif name == "warp":
-            kinds += [(R.WARP, True), (R.COPY, True)]
-        elif name in ("blur", "sharpness"):
-            kinds.append((R.BLUR if name == "blur" else R.SHARPNESS, True))
-    return kinds
+def _follow(state: Pass, effect: Effect) -> Pass:
+    """Return the state of an image's last pass after an effect."""
+    if isinstance(effect, int):
+        return Pass(effect)
+    if effect is None or (effect == "select" and not state.is_open):
+        return state
+    return Pass(state.kind) if effect == "change" else Pass(is_open=effect != "count")
+
+
+def _rounds(outline: Outline, min_hw: tuple[int, int]) -> Iterator[Round]:
+    """Yield the rounds of effects that the records of an outline have on an image of at least this size."""
+    no_effect = Round([None] if outline.is_optional else [])
+    if outline.kind is Ops:
+        rounds = [_operation_effects(name, outline.filters) for name in outline.operations]
+        if outline.depth is not None:
+            rounds = [Round().union(*rounds)] * outline.depth
+        yield from (effects | no_effect for effects in rounds)
+    elif outline.kind is Box and outline.padding_mode is not None:
+        needed_hw = outline.min_input_hw
+        stays_inside = needed_hw is not None and needed_hw[0] <= min_hw[0] and needed_hw[1] <= min_hw[1]
+        yield no_effect | (SELECTS if stays_inside else SELECTS | {R.COPY})
+    elif outline.kind is Box:  # a box that already has the right size is not resampled
+        kinds = {R.COPY if name == "nearest" else R.RESIZE for name in outline.filters}
+        yield no_effect | SELECTS | kinds
+    elif outline.kind is Warp:
+        yield no_effect | SELECTS | _operation_effects("warp", outline.filters)
+    elif outline.kind in (Flip, Turn):
+        yield no_effect | SELECTS
+    elif outline.kind is Erase:
+        yield Round([None, "change"])
+    elif outline.kind is Call:
+        yield no_effect | {"call"}
+
+
+def _operation_effects(name: str, filters: Sequence[str]) -> Round:
+    """Return the possible effects of an operation. A warp of nearest pixels that only scales and shifts is a copy."""
+    if name == "warp":
+        return Round([R.WARP, R.COPY] if "nearest" in filters else [R.WARP])
+    if name in STATISTICS:
+        return Round(["count"])
+    kinds: dict[str, Effect] = {"blur": R.BLUR, "sharpness": R.SHARPNESS, "identity": None}
+    return Round([kinds.get(name, "change")])

@@ -517,8 +517,13 @@ class Outline:
         kind: the class of the records.
         name: the name of the transform.
         operations: the sorted names of all operations that `Ops` or a `Mixture` can contain.
+        depth: the number of operations for an image, in any order and with repetitions; None means each one once.
+        is_optional: whether an image may lack a record, or any of its operations.
         filters: the names of all filters that a `Box` or warps can use.
         padding_mode: the padding mode of a `Box`.
+        min_hw: a size that no result of a `Box` is smaller than.
+        min_input_hw: the size from which on a `Box` with a padding mode stays inside the image; None means that it can
+            extend beyond an image of any size.
         written: the `kind` of an `Erase`.
         numbers: the `Numbers` record itself.
     """
@@ -526,7 +531,11 @@ class Outline:
     kind: type[Record]
     name: str
     operations: tuple[str, ...] = ()
+    depth: int | None = None
+    is_optional: bool = False
     filters: tuple[str, ...] = ()
     padding_mode: str | None = None
+    min_hw: tuple[int, int] = (1, 1)
+    min_input_hw: tuple[int, int] | None = None
     written: str = "const"
     numbers: Numbers | None = None

@@ -25,3 +25,13 @@ def test_it_runs(tmp_path, capsys, monkeypatch):
     assert all(cell["shared_mb"] > 0 for [cell] in found.values())  # batches that wait to be taken
     assert found["folder gpuload 1"][0]["back_ms"] > 0
     assert "batch, s" in capsys.readouterr().out
+
+
+def test_kernels_of_a_recipe_are_compiled_and_counted(tmp_path, monkeypatch):
+    lacking.require("triton")
+    monkeypatch.setattr(startup, "recipes", lambda size: {"CIFAR": []})
+    path = tmp_path / "startup.json"
+    assert startup.main(["--only", "kernels", "--rounds", "1", "--json", str(path)]) == 0
+    [[figures]] = json.loads(path.read_text()).values()
+    assert figures["kernels"] == 1  # one pass, which copies pixels
+    assert figures["cpu_s"] > 0

@@ -25,6 +25,7 @@ from gpuload.stage.backend import ResultFormat
 from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics, variants
 from gpuload.transforms.program.fusing import jobs
 from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.ops import OPS
 
 TILE = Tile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
@@ -78,29 +79,33 @@ for images in ("*fp32", "*fp16", "*u8"):
     compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
 compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
-for kind in (jobs.RESIZE, jobs.BLUR):
-    compiled(separable._weigh, GEOMETRY=kind, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+ALL_FILTERS, BILINEAR = 1 << jobs.NEAREST | 1 << jobs.BILINEAR | 1 << jobs.BICUBIC, 1 << jobs.BILINEAR
+for kind, filters in ((jobs.RESIZE, ALL_FILTERS), (jobs.BLUR, 0)):
+    compiled(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+ALL_OPERATIONS = (1 << len(OPS) + 1) - 1  # and the erasing of boxes
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
-plain = {**tile, "OPERATES": False, "ERASES": False}
+plain = {**tile, "FILTERS": BILINEAR, "OPERATIONS": 0, "ERASES": False}
 for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
     options = kernel.compiler_options(kind, warps=1)
-    compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind, OUT_COLUMN=3, FINISHED=False)
+    constants = {**plain, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
+    compiled(kernel.one_pass, "*u8", options, **constants)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
     compiled(
         kernel.one_pass,
         images,
         GEOMETRY=jobs.COPY,
+        FILTERS=0,
         CHANNELS=channels,
         OUT_CHANNELS=out_channels,
         ROWS=8,
         COLUMNS=32,
         OUT_COLUMN=1,
-        OPERATES=True,
+        OPERATIONS=ALL_OPERATIONS,
         FINISHED=True,
         ERASES=True,
     )
 # What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
-whole = {**tile, "OPERATES": True, "ERASES": True}
+whole = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
 for capability, kind, all_of, column in (
     (80, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 1),

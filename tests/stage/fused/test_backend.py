@@ -98,7 +98,7 @@ def test_where_a_kernel_does_not_compile(monkeypatch, forced):
     def broken(device):
         raise OSError("ptxas is gone")
 
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernels", broken)
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", broken)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
         backend, _ = chosen(forced)
     assert backend.name == "torch"
@@ -109,7 +109,7 @@ def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
     def full(device):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernels", full)
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", full)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
         chosen(forced)
 

@@ -47,6 +47,7 @@ def tiles(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GEOMETRY: tl.constexpr,
+    FILTERS: tl.constexpr,
     BY_ROWS: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -56,7 +57,7 @@ def tiles(
     xs = x + step_x * own
     if BY_ROWS:
         source_ptr += tl.load(ints_ptr + 1)
-        red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY)
+        red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY, FILTERS)
     else:
         red, green, blue = sample_pixels(
             source_ptr,
@@ -70,6 +71,7 @@ def tiles(
             xs,
             CHANNELS,
             GEOMETRY,
+            FILTERS,
         )
     there = (rows < height)[:, None] & (columns < width)[None, :]
     places = result_ptr + rows[:, None] * width + columns[None, :]
@@ -135,9 +137,11 @@ def run(
         others[place] = number
     size, programs = place_tables(numbers[None], kind, tile[0])
     record, floats_record = torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(others).to(DEVICE)
-    weights = record
+    weights, filters = record, 0
+    if kind in (R.RESIZE, R.WARP):
+        filters = 1 << (R.NEAREST if numbers[R.FILTER] == R.FIXED_POINT else min(int(numbers[R.FILTER]), R.BICUBIC))
     if size:
-        weights = make_weight_tables(record, floats_record, 1, size, programs, kind, tile[0])
+        weights = make_weight_tables(record, floats_record, 1, size, programs, kind, filters, tile[0])
     result = torch.full((channels, rows, columns), np.nan, device=DEVICE)
     tiles[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
         torch.from_numpy(memory).to(DEVICE),
@@ -153,6 +157,7 @@ def run(
         ROWS=tile[0],
         COLUMNS=tile[1],
         GEOMETRY=R.COPY if kind == R.TABLE else kind,
+        FILTERS=filters,
         BY_ROWS=by_rows,
         enable_fp_fusion=False,
     )

@@ -32,9 +32,9 @@ def made(jobs: list[dict[int, int]], sigmas: list[tuple[float, float]] | None = 
     if sigmas:
         floats[:, [R.SIGMA_Y, R.SIGMA_X]] = sigmas
     size, programs = place_tables(ints, kind, ROWS)
-    numbers = make_weight_tables(
-        torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE), len(jobs), size, programs, kind, ROWS
-    )
+    filters = 0 if kind == R.BLUR else 1 << R.BILINEAR | 1 << R.BICUBIC
+    records_on_device = torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE)
+    numbers = make_weight_tables(*records_on_device, len(jobs), size, programs, kind, filters, ROWS)
     numbers = numbers.cpu().numpy()
     assert len(numbers) == size > 0
     return [(columns_of(numbers, own), rows_of(numbers, own)) for own in ints]

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lacking
+import numpy as np
 import pytest
 import torch
 from bits.cases import CASES
@@ -19,6 +20,7 @@ from bits.samples import Samples
 from matrix import matrix
 
 import gpuload as gl
+from benchmarks.startup import recipes
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.fused import erasing, mixing, runner, separable, statistics, variants
@@ -128,6 +130,14 @@ CHAINS = {
         T.RandomEqualize(),
     ],
     "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
+    "a crop of more than there is": [T.Resize(12), T.CenterCrop(16)],
+    "a crop after a turn": [T.Resize((20, 10)), T.RandomTranspose(0.5), T.CenterCrop((20, 10))],
+    "colours first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
+    "a call for some": [
+        T.RandomResizedCrop(16),
+        T.RandomOrder([T.RandomApply([T.Lambda(torch.neg, per="image")]), T.GaussianBlur(3), T.RandomEqualize()]),
+    ],
+    "a call for all": [T.Resize((16, 16)), T.Lambda(torch.neg), T.RandomAutocontrast(), T.GaussianBlur(3)],
 }
 ENDS = {
     "levels": [],
@@ -151,14 +161,22 @@ def test_no_batch_launches_another_kernel(launched, compiled, make_images, make_
     assert launched - compiled == set()
 
 
-def test_little_else_is_compiled(compiled):
-    jitter = [T.RandomResizedCrop(9), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
-    compile_stage(T.Chain([*jitter, NORMALIZE]), device="cpu", backend="fused").prepare()
-    assert sorted(one[0] for one in compiled) == ["_count", "_tabulate", "_weigh", *["one_pass"] * 4]
-    compiled.clear()
-    compile_stage(T.Chain([T.Resize(9), T.CenterCrop(8), NORMALIZE]), device="cpu", backend="fused").prepare()
-    # A crop may reach beyond the image, and then it is a pass of its own.
-    assert sorted(one[0] for one in compiled) == ["_weigh", *["one_pass"] * 4]
+SIZE = 8
+# The images of the recipes: some need no resize, some no crop, and some are smaller than the result.
+SIZES = [(SIZE, SIZE), (SIZE + 1, SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
+
+
+@pytest.mark.parametrize("name", recipes(SIZE))
+def test_exactly_the_compiled_variants_of_a_recipe_are_launched(launched, compiled, make_batch, name):
+    chain = T.Chain([*recipes(SIZE)[name], NORMALIZE])
+    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16")
+    stage.prepare()
+    images = [np.zeros((*size, 3), np.uint8) for size in SIZES] * 16
+    for batch in range(12):
+        stage(*make_batch(chain, images, first=batch * len(images)))
+    assert launched <= compiled
+    # Only a rotation by exactly 0° would be a copy.
+    assert len(compiled - launched) == (1 if name == "warps" else 0)
 
 
 def test_it_is_compiled_before_the_first_batch(compiled):

@@ -52,7 +52,7 @@ POINTWISE: Final = (
 STATISTICS: Final = ("contrast", "equalize", "autocontrast")
 # The code of an additional operation that is not in `OPS` and overwrites a box. Its values: top, left, height and width
 # in the coordinates of the geometry's result, then the pixel value of each channel.
-ERASE_BOX: Final = 64
+ERASE_BOX: Final = len(OPS)
 
 KERNELS: Final = {code("blur"): R.BLUR, code("sharpness"): R.SHARPNESS}
 FAR: Final = 5  # a pixel more than this many sigmas from a blur's centre weighs less than a millionth of the centre

@@ -6,7 +6,7 @@ worker. Nothing is stored between batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -15,11 +15,11 @@ import numpy as np
 
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import jobs as R
-from gpuload.transforms.program.fusing.passes import Passes
-from gpuload.transforms.program.ops import Erase, Ops, Turn
-from gpuload.transforms.program.windows import transpose_boxes
+from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE, Passes
+from gpuload.transforms.program.ops import Box, Erase, Ops, Outline, Record, Turn, Warp, code
+from gpuload.transforms.program.windows import FILTERS, transpose_boxes
 
-__all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erase_records", "portions"]
+__all__ = ["Features", "Fusing", "Launch", "Plan", "Tile", "leading_erase_records", "portions"]
 
 SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's second axis
 # The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
@@ -30,6 +30,9 @@ ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counte
 KERNELS: Final = np.arange(KINDS)  # maps each geometry kind to the kind whose kernel handles it
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # the supported numbers of channels
+WARP_BIT: Final = 1 << code("warp")
+POINTWISE_MASK: Final = sum(1 << code(name) for name in POINTWISE if name != "identity")
+RESIZE_FILTERS: Final = 1 << R.BILINEAR | 1 << R.BICUBIC  # other supported filters select pixels, as a copy does
 
 
 class Tile(NamedTuple):
@@ -43,6 +46,61 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
+
+
+class Features(NamedTuple):
+    """The features that kernels are compiled for: those that a batch needs, or all batches of a chain.
+
+    A kernel for more features is slower and takes longer to compile, and a kernel for fewer gives wrong results.
+
+    Attributes:
+        operations: a mask of the operations on single pixels; an operation's code is the index of its bit.
+        transposes: whether rows of a result can be written as columns.
+        resize_filters, warp_filters: masks of the filters of resampled boxes and of warps; filter n has bit 2**n.
+    """
+
+    operations: int = 0
+    transposes: bool = False
+    resize_filters: int = 0
+    warp_filters: int = 0
+
+    @classmethod
+    def of_outlines(cls, outlines: Iterable[Outline]) -> Features:
+        """Return all features that records with these outlines can need."""
+        return cls._combine(
+            (outline.kind, _mask(map(code, outline.operations)), _filter_mask(map(FILTERS.index, outline.filters)))
+            for outline in outlines
+        )
+
+    @classmethod
+    def of_program(cls, program: Program) -> Features:
+        """Return the features that a program needs."""
+        return cls._combine((type(record), *_used_by(record)) for record in program.records)
+
+    @classmethod
+    def _combine(cls, parts: Iterable[tuple[type[Record], int, int]]) -> Features:
+        """Combine the features of parts of a program: a kind of record, and masks of its operations and filters."""
+        operations, transposes, resize_filters, warp_filters = cls()
+        for kind, used_operations, filters in parts:
+            if kind is Box:
+                resize_filters |= filters & RESIZE_FILTERS
+            elif kind is Warp or used_operations & WARP_BIT:
+                warp_filters |= filters
+            operations |= 1 << ERASE_BOX if kind is Erase else used_operations & POINTWISE_MASK
+            transposes |= kind is Turn
+        return cls(operations, transposes, resize_filters, warp_filters)
+
+    def __or__(self, other: Features) -> Features:
+        return Features(
+            self.operations | other.operations,
+            self.transposes or other.transposes,
+            self.resize_filters | other.resize_filters,
+            self.warp_filters | other.warp_filters,
+        )
+
+    def filters_of(self, geometry: int) -> int:
+        """Return the mask of the filters that jobs of this kind of geometry can have; 0 if the kind has no filter."""
+        return {R.RESIZE: self.resize_filters, R.WARP: self.warp_filters}.get(geometry, 0)
 
 
 class Launch(NamedTuple):
@@ -87,18 +145,16 @@ class Plan(NamedTuple):
     Attributes:
         launches: the launches, in order.
         channels, out_channels: the number of channels between passes, and of results.
-        operates: whether any pass applies operations.
+        features: the features that the passes need.
         erases: whether boxes are erased after the conversion to the final type.
-        transposes: whether rows of a result can be written as columns.
         scratch_bytes: the sizes of the two scratch buffers between passes.
     """
 
     launches: tuple[Launch, ...]
     channels: int
     out_channels: int
-    operates: bool
+    features: Features
     erases: bool
-    transposes: bool
     scratch_bytes: tuple[int, int]
 
     @classmethod
@@ -138,9 +194,7 @@ class Plan(NamedTuple):
         boxes = _place_boxes(passes, on_finished, channels[-1])
         launches, jobs, statistics = _build_launches(passes, codes, values, tile)
         groups = *jobs, [codes], [values], passes.tables, [boxes], *statistics
-        operates = any(isinstance(record, Ops | Erase) for record in program.records)
-        transposes = any(isinstance(record, Turn) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(on_finished), transposes, scratch)
+        plan = cls(launches, max(channels), channels[-1], Features.of_program(program), bool(on_finished), scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, groups, strict=True) if any(map(len, arrays))}
 
 
@@ -179,6 +233,29 @@ class Fusing:
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         starts = np.arange(count) * (channels * height * width)
         return Plan.build(images, pixel_program, pixel_program.windows_tlhw, starts, steps, erasing, self.tile)
+
+
+def _mask(numbers: Iterable[int]) -> int:
+    """Return the integer whose bits with these indices are set."""
+    return sum(1 << number for number in set(numbers))
+
+
+def _filter_mask(codes: Iterable[int]) -> int:
+    """Return the mask of filters. Warps apply the filters after bicubic as bicubic, like the reference."""
+    return _mask(min(number, R.BICUBIC) for number in codes)
+
+
+def _used_by(record: Record) -> tuple[int, int]:
+    """Return masks of the operations and of the filters of a record."""
+    operations = 0
+    if isinstance(record, Ops):  # shifted, because `NOTHING` is negative
+        operations = int(np.bitwise_or.reduce(1 << (record.codes + 1), axis=None)) >> 1
+    elif not isinstance(record, Warp) and (not isinstance(record, Box) or record.padding_mode is not None):
+        return 0, 0
+    filters: np.ndarray | str = record.filters
+    if isinstance(filters, str):
+        return operations, _filter_mask([FILTERS.index(filters)])
+    return operations, int(np.bitwise_or.reduce(1 << np.minimum(filters, R.BICUBIC), axis=None))
 
 
 def channels_of(images: np.ndarray, program: Program) -> list[int]:
