@@ -19,7 +19,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage.fused import separable
 from gpuload.stage.fused.launching import BatchKernel
-from gpuload.transforms.program.fusing.jobs import FLOATS, JOB, RESIZE
+from gpuload.transforms.program.fusing.jobs import BILINEAR, FLOATS, JOB, RESIZE
 
 pytestmark = [
     pytest.mark.cuda,
@@ -129,7 +129,9 @@ def test_a_kernel_is_looked_up_by_triton_once_for_each_variant(monkeypatch):
     def weigh(floats: torch.Tensor, rows: int, jobs: int) -> int:
         weights = torch.empty(jobs, dtype=torch.int32, device="cuda:1")
         before = len(looked_up)
-        kernel[4, jobs](ints, floats, weights, GEOMETRY=RESIZE, ROWS=rows, COLUMNS=32, **separable.OPTIONS)
+        kernel[4, jobs](
+            ints, floats, weights, GEOMETRY=RESIZE, FILTERS=1 << BILINEAR, ROWS=rows, COLUMNS=32, **separable.OPTIONS
+        )
         return len(looked_up) - before
 
     runtime().watch_launches(lambda name, grid, arguments: names.append(f"{name} {grid}"))
