@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import math
+import multiprocessing
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,9 @@ from PIL import Image
 
 from benchmarks import loading, photos
 from benchmarks.loading import judge, median_of, parse, ratio
+from benchmarks.peers import decoder_alone
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
+from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm_page_cache
 
 
@@ -167,3 +172,36 @@ def test_regions_lie_in_the_image() -> None:
         top, left, bottom, right = draw_region(rng, 40, 300)
         assert 0 <= top < bottom <= 40
         assert 0 <= left < right <= 300
+
+
+@pytest.mark.processes
+def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process waits in its first file until the other has decoded all the rest."""
+    root = copy_photos(jpeg_folder, tmp_path, 48)
+    numbers, others_done = (
+        multiprocessing.get_context("fork").Value("q", 0),
+        multiprocessing.get_context("fork").Event(),
+    )
+
+    def make_decoder() -> Callable[..., None]:
+        with numbers.get_lock():
+            is_first = numbers.value == 0
+            numbers.value += 1
+        calls = itertools.count()
+
+        def decode(content: bytes, region: object) -> None:
+            call = next(calls)  # the first one is a trial, before the epoch
+            if is_first and call == 1:
+                assert others_done.wait(60)
+            elif not is_first and call == 48 - decoder_alone.FILES_AT_ONCE:
+                others_done.set()
+
+        return decode
+
+    monkeypatch.setattr(decoder_alone, "bare_decoder", make_decoder)
+    monkeypatch.setattr(decoder_alone, "own_decoder", make_decoder)
+    result = decoder_alone.decoder_alone(Recipe(root=str(root), workers=2, epochs=2))
+    assert sorted(result["files_by_process"]) == [8, 40]
+    assert len(result["images_per_s"]) == 1
