@@ -134,7 +134,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--only takes any of {', '.join(ROWS)}, comma-separated; got {name!r}")
     options.device = "cuda"
     if options.simulate:
-        options.device, options.batch_size, options.files = "cpu", 4, 12
+        options.device, options.batch_size, options.files = "cpu", 2, 8
     check_minimums(parser, options, batch_size=2, files=options.batch_size)
     return options
 

@@ -55,7 +55,9 @@ FEEDS: Final = {
     "packed_cuttable": Feed("gpuload, packed, cuttable", "gpuload", "fused", files="packed_cuttable"),
     "packed": Feed("gpuload, packed", "gpuload", "fused", files="packed"),
     "light_workers": Feed("gpuload, light photographs", "gpuload", "fused", files="light", feeds=False),
-    "light_device": Feed("the same, decoded on the GPU", "gpuload", "fused/device", files="light", feeds=False),
+    "light_device": Feed(
+        "gpuload, light photographs, decoded on the GPU", "gpuload", "fused/device", files="light", feeds=False
+    ),
     "fused_64": Feed("gpuload, batches of 64", "gpuload", "fused", batch_size=SMALL_BATCH),
     "packed_cuttable_64": Feed(
         "gpuload, packed, cuttable, batches of 64",

@@ -35,7 +35,8 @@ def report(results: Results) -> str:
     sizes = "; ".join(f"{FILES[kind]}: {mean_kb:.0f} KB" for kind, mean_kb in photos["mean_kb"].items())
     lines = [
         f"{machine['device']}; {machine['cpu']}, {machine['cpus']} CPUs",
-        f"{photos['source']}: {photos['files']:,} files in the page cache; {sizes}",
+        f"{photos['source']}: {photos['files']:,} files in the page cache",
+        sizes,
         f"crop to {recipe['size']}, flip, ColorJitter, normalise; batch {recipe['batch_size']} unless the row says "
         f"otherwise, {recipe['dtype']}{', channels last' if recipe['channels_last'] else ''}",
         ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
