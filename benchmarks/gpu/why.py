@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.autograd.profiler import profile
 
 import gpuload as gl
 from benchmarks.peers.gpuload import discard_batches, recipe_loader
@@ -280,16 +281,18 @@ class Explained:
         """Trace batches with torch's profiler, write the trace for Chrome, and return the functions that took most of
         the main thread's time, ms per batch."""
         next(self.batches)
-        with torch.profiler.profile() as profile:
+        device = self.loader.stats().device.partition(":")[0]
+        # `torch.profiler.profile` is the same and imports torch's compiler, which takes seconds.
+        with profile(use_kineto=True, use_device=None if device == "cpu" else device) as recorded:
             for _ in range(batches):
                 next(self.batches)
             _synchronize()
         path.parent.mkdir(parents=True, exist_ok=True)
-        profile.export_chrome_trace(str(path))
+        recorded.export_chrome_trace(str(path))
         with open(path, "rb") as source, gzip.open(f"{path}.gz", "wb", 6) as target:
             shutil.copyfileobj(source, target)
         path.unlink()
-        averages = sorted(profile.key_averages(), key=lambda item: -item.self_cpu_time_total)[:TABLE_ROWS]
+        averages = sorted(recorded.key_averages(), key=lambda item: -item.self_cpu_time_total)[:TABLE_ROWS]
         functions = [
             {
                 "name": item.key,

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import lacking
 import pytest
 import torch
 
@@ -334,27 +335,24 @@ def lacking_rows() -> set[str]:
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_why_explains_each_window_of_a_session(tmp_path, forking):
-    names = ["packed_cuttable_256_default", "plain_64_2"]
-    status, printed = run_script("why", tmp_path, PYTHON=str(forking), ROWS=",".join(names))
+    if "triton" in missing_packages():
+        lacking.skip("triton")
+    name = "packed_cuttable_64_2"
+    status, printed = run_script("why", tmp_path, PYTHON=str(forking), ROWS=name)
     assert status == 0, printed
-    found = json.loads((tmp_path / "found" / "gpu-why.json").read_text())["rows"]
-    assert list(found) == names or lacking_rows() & set(names)
-    for name in found.keys() - lacking_rows():
-        row, session = found[name], SESSIONS[name]
-        assert row["first_batch_s"] > 0
-        assert [window["way"] for window in row["windows"]] == list(why.WAYS)
-        for window in (row["first_epoch"], *row["windows"]):
-            assert window["images"] > 0
-            assert 0 < window["workers_busy"] <= 1
-            assert 0 <= window["workers_idle"] <= 1.01
-            assert window["workers_busy"] + window["workers_idle"] > 0.5  # all of the workers' time, but for reading
-            assert ("next_p95_ms" in window) == (window.get("way") != "workers")
-            assert session.prefetch in (None, window["look_ahead"])
-        assert row["first_epoch"]["worker_per_image"]["minor_faults"] > 0
-        assert row["first_epoch"]["planned_by_workers"] > 0
-        assert (tmp_path / "found" / "traces" / row["trace"]["file"]).stat().st_size > 0
-        assert row["trace"]["functions"]
-        assert session.label in printed
+    [row] = json.loads((tmp_path / "found" / "gpu-why.json").read_text())["rows"].values()
+    assert row["first_batch_s"] > 0
+    assert [window["way"] for window in row["windows"]] == list(why.WAYS)
+    for window in (row["first_epoch"], *row["windows"]):
+        assert window["images"] > 0
+        assert 0.5 < window["workers_busy"] + window["workers_idle"] < 1.05  # the rest is reading the counters
+        assert ("next_p95_ms" in window) == (window.get("way") != "workers")
+        assert window["look_ahead"] == 2
+    assert row["first_epoch"]["worker_per_image"]["minor_faults"] > 0
+    assert 0 < row["first_epoch"]["planned_by_workers"] <= row["first_epoch"]["batches"] + 2
+    assert (tmp_path / "found" / "traces" / row["trace"]["file"]).stat().st_size > 0
+    assert "gpuload::stage" in {function["name"] for function in row["trace"]["functions"]}
+    assert SESSIONS[name].label in printed
 
 
 @pytest.mark.slow
