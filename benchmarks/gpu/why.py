@@ -283,7 +283,8 @@ class Explained:
         next(self.batches)
         device = self.loader.stats().device.partition(":")[0]
         # `torch.profiler.profile` is the same and imports torch's compiler, which takes seconds.
-        with profile(use_kineto=True, use_device=None if device == "cpu" else device) as recorded:
+        recorded = profile(use_kineto=True, use_device=None if device == "cpu" else device)
+        with recorded:
             for _ in range(batches):
                 next(self.batches)
             _synchronize()

@@ -142,6 +142,7 @@ def measure(name: str, recipe: Recipe) -> dict[str, Any]:
         **rates,
         "images_per_epoch": count,
         "looks": looks,
+        "stats": peer.stats(),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, **peer.versions},
         **memory,
