@@ -7,27 +7,32 @@ The loader reads small JPEGs and does everything that it does on CUDA, except fo
 launched, no pixel is copied, and large buffers are reused, as by torch's allocator on a device. Before each batch the
 main thread sleeps until the workers are idle, as during a training step; in the "starved" runs it waits in `next()`
 while chunks arrive one by one. Figures are processor time of the main thread: the mean over an epoch's batches (one
-`next()` can do work that an earlier one postponed), and the median or the minimum over epochs. The total is measured
-without the clocks that split it into parts. benchmarks/README.md ("Host time of a batch") has results and explains the
-parts.
+`next()` can do work that an earlier one postponed), and the median or the minimum over epochs. More epochs run under a
+profiler, which splits the time among gpuload's packages; libraries count for the package that calls them.
+benchmarks/README.md ("Host time of a batch") has results.
 
 With ``--without-plans`` workers plan no batches, for comparison. ``--device cuda`` is for the fake CUDA runtime
 (`tests/fakecuda`; run `make test-cuda-fake` first, and use the Python of `.venv-cuda-fake`): the CUDA builds of torch
 and Triton issue copies, events and launches as on a GPU, and the runtime counts these calls but executes nothing.
+
+The benchmark checks that it measures what it says: that batches are launched ahead of the loop, as on a device, and
+that workers plan them, or none with ``--without-plans``. If not, it raises RuntimeError.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import cProfile
 import importlib
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -52,14 +57,11 @@ from benchmarks.running import (
     write_results,
 )
 from gpuload import transforms as T
-from gpuload.batches import assemble
-from gpuload.cli.processes import cpu_seconds
 from gpuload.loader import session
-from gpuload.stage import Stage, segments
-from gpuload.stage.fused import runner, separable
+from gpuload.loader.stats import Stats
+from gpuload.stage import Stage
 from gpuload.stage.transfer import CpuTransfer, round_up_bytes
-from gpuload.workers import feed, planned
-from gpuload.workers.protocol import peek_request
+from gpuload.workers.feed import LAUNCHED_AHEAD
 
 _CROP_AND_FLIP = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
@@ -70,43 +72,20 @@ RECIPES: Final[dict[str, tuple[Any, ...]]] = {
 GOALS_MS: Final = {"classic + ColorJitter": 1.5, "RandAugment": 3.0}  # for 256 images, with the workers ahead
 BATCH: Final = 256
 FILL_BATCHES: Final = 6  # batches of an epoch before the pipeline is full
-DRAIN_BATCHES: Final = 3 + feed.LAUNCHED_AHEAD  # batches already launched or planned once all work is handed out
-PAIR: Final = feed.LAUNCHED_AHEAD  # batches that one `next()` launches; the `next()` after it launches none
+DRAIN_BATCHES: Final = 3 + LAUNCHED_AHEAD  # batches already launched or planned once all work is handed out
+PAIR: Final = LAUNCHED_AHEAD  # batches that one `next()` launches; the `next()` after it launches none
 MIN_BATCHES: Final = FILL_BATCHES + DRAIN_BATCHES + PAIR  # batches in the shortest epoch that has a pair to measure
-SMALL_BYTES: Final = 1 << 20  # labels are smaller; larger tensors are already on the device
+IDLE_S: Final = 0.004  # workers that are idle for so long have no chunk left to do
+LIMIT_S: Final = 60
 MAPPED_BYTES: Final = 1 << 17  # from this size on, the CPU's allocator maps fresh memory for each allocation
-# The timed functions: owner, attribute, and the part that each belongs to. Nested calls count for the inner part.
-PARTS: Final = (
-    (feed.Feed, "take", "feed"),
-    (feed.Feed, "take_if_ready", "feed"),
-    (feed.Feed, "pump", "feed"),
-    (feed, "read_content", "descriptions"),
-    (planned, "read_content", "descriptions"),
-    (assemble, "columns_of", "columns"),
-    (T.Chain, "draw", "draws"),
-    (segments.SegmentRunner, "__call__", "jobs"),
-    (runner.FusedRunner, "launch", "launches"),
-    (assemble, "outline_of", "collation"),
-    (assemble, "collate", "collation"),
-)
+PACKAGES: Final = ("loader", "batches", "stage", "workers", "ring", "transforms")  # other packages are in "other"
 OTHER: Final = "other"
-NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
 
 
-class _FakeKernel:
-    """A stand-in for a kernel: launching it does nothing."""
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *arguments, **options: None
-
-
-class _FakeTransfer(CpuTransfer):
+class _HostTransfer(CpuTransfer):
     """A transfer that issues batches as on a device, and copies nothing."""
 
-    asynchronous = True
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if tensor.nbytes < SMALL_BYTES else tensor
+    is_asynchronous = True
 
 
 class _CachedMemory:
@@ -130,166 +109,185 @@ class _CachedMemory:
         return memory[: size[0]] if flat else memory.detach()
 
 
-@contextmanager
-def _skip_device_work() -> Iterator[None]:
-    """Replace all functions that work on the device, within a context, by functions that do nothing."""
-    with ExitStack() as stack:
-        for owner, name, value in (
-            (session, "make_transfer", lambda ring, device: _FakeTransfer(ring)),
-            (torch, "empty", _CachedMemory()),
-            (runner, "one_pass", _FakeKernel()),
-            (separable, "_weigh", _FakeKernel()),
-            (runner, "make_level_tables", lambda _p, _a, factors, _m, _c: torch.empty(len(factors), 3, 256)),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        yield
+@contextlib.contextmanager
+def _skip_device_work() -> Iterator[Callable[[], Counter[str]]]:
+    """Skip all work of the device within a context. Yield a function that returns the launches so far."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    counts: Counter[str] = Counter()
+
+    def launch(*arguments: Any, **options: Any) -> None:
+        counts["launches"] += 1
+
+    with (
+        mock.patch.object(session, "make_transfer", lambda ring, device: _HostTransfer(ring)),
+        mock.patch.object(torch, "empty", _CachedMemory()),
+        mock.patch.object(InterpretedFunction, "run", launch),
+    ):
+        yield counts.copy
 
 
-class _Clocks:
-    """Clocks that split the processor time of a thread among parts; a part's time excludes the parts nested in it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._open_parts: list[str] = [OTHER]
-        self._credited_at = time.thread_time()
-
-    def credit(self) -> None:
-        """Credit the time since the last call to the part that is running."""
-        now = time.thread_time()
-        self.seconds[self._open_parts[-1]] += now - self._credited_at
-        self._credited_at = now
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds of each part since the last call."""
-        self.credit()
-        seconds, self.seconds = self.seconds, defaultdict(float)
-        return seconds
-
-    def wrap(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """Return a function that calls `function` and credits its time to `part`."""
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            self.credit()
-            self._open_parts.append(part)
-            try:
-                return function(*arguments, **options)
-            finally:
-                self.credit()
-                self._open_parts.pop()
-
-        return timed
-
-
-def _prepare_fake_cuda() -> None:
-    """Make Triton compile kernels only to its first stage and launch them on the fake runtime."""
+@contextlib.contextmanager
+def _use_fake_cuda() -> Iterator[Callable[[], Counter[str]]]:
+    """Have Triton compile kernels only to its first stage. Yield a function that returns the copies, events and
+    launches that the fake runtime has counted so far."""
     if "FAKECUDA" not in os.environ:
         raise SystemExit("--device cuda needs the fake CUDA runtime: see the docstring of benchmarks/host.py")
     sys.path.insert(0, str(REPOSITORY / "tests"))
     kernels: Any = importlib.import_module("fakecuda.kernels")
-    kernels.compile_without_ptxas()
-
-
-def _count_calls() -> dict[str, int]:
-    """Return how many copies, events and launches the fake runtime has counted since the last call."""
     runtime: Any = importlib.import_module("fakecuda.runtime").runtime()
-    counts = runtime.counts()
-    runtime.forget_counts()
+    kernels.compile_without_ptxas()
     kinds = {"copies": "copy ", "events": "cudaEventRecord", "launches": "kernel of "}
-    return {kind: sum(counts[name] for name in counts if name.startswith(prefix)) for kind, prefix in kinds.items()}
+
+    def count() -> Counter[str]:
+        counts = runtime.counts().items()
+        return Counter({kind: sum(n for name, n in counts if name.startswith(kinds[kind])) for kind in kinds})
+
+    yield count
+
+
+@dataclass(slots=True)
+class _Run:
+    """The measured epochs: for each, the mean seconds of a `next()`; and for each measured `next()`, how many kernels
+    it launched. `stats` covers all batches of these epochs."""
+
+    seconds: list[float] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def planned_share(self) -> float:
+        """The share of batches that workers planned."""
+        return self.stats.part("plan", "workers").count / self.stats.batches
+
+    @property
+    def ahead_share(self) -> float:
+        """The share of `next()` calls that launched nothing, since the call before had launched their batch."""
+        return self.launches.count(0) / len(self.launches)
 
 
 def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a recipe: ms per batch with the workers ahead, and its parts; ms per batch when starved; and the workers'
-    CPU µs per image."""
-    on_cuda, calls = options.device == "cuda", {}
-    with ExitStack() as setup:
-        if on_cuda:
-            _prepare_fake_cuda()
-        else:
-            setup.enter_context(_skip_device_work())
+    CPU µs per image.
+
+    Raises:
+        RuntimeError: batches were not launched or planned as the options say.
+    """
+    with contextlib.ExitStack() as setup:
+        count_calls = setup.enter_context(_use_fake_cuda() if options.device == "cuda" else _skip_device_work())
         if options.without_plans:
-            setup.enter_context(mock.patch.object(Stage, "fusing", return_value=None))
-        loader = gl.Loader(
-            gl.ImageFolder(root),
-            batch_size=BATCH,
-            shuffle=True,
-            drop_last=True,
-            transforms=list(transforms),
-            num_workers=options.workers,
-            device=options.device,
-            backend="fused",
-            dtype="float16",
-            memory_format="channels_last",
+            setup.enter_context(mock.patch.object(Stage, "batch_planner", return_value=None))
+        loader = setup.enter_context(
+            gl.Loader(
+                gl.ImageFolder(root),
+                batch_size=BATCH,
+                shuffle=True,
+                drop_last=True,
+                transforms=list(transforms),
+                num_workers=options.workers,
+                device=options.device,
+                backend="fused",
+                dtype="float16",
+                memory_format="channels_last",
+            )
         )
-        with loader:
-            _batch_times(loader, 4, ahead=True)  # starts the workers and imports everything
-            active_session: Any = loader._session
-            if not on_cuda:
-                active_session.stage.cpu_threads = active_session.stage._pool = None  # as on a device
-            cpu_s_before = sum(map(cpu_seconds, active_session.engine.pids))
-            if on_cuda:
-                _count_calls()
-            ahead = _batch_times(loader, options.batches, ahead=True)
-            images = len(ahead) * len(loader) * BATCH
-            if on_cuda:
-                calls = {kind: count * BATCH / images for kind, count in _count_calls().items()}
-            cpu_us = 1e6 * (sum(map(cpu_seconds, active_session.engine.pids)) - cpu_s_before) / images
-            starved = _batch_times(loader, options.batches, ahead=False)
-            clocks = _Clocks()
-            with ExitStack() as stack:
-                for owner, name, part in PARTS:
-                    stack.enter_context(mock.patch.object(owner, name, clocks.wrap(getattr(owner, name), part)))
-                parts = _batch_times(loader, options.batches, ahead=True, clocks=clocks)
+        _run(loader, PAIR, count_calls, ahead=True)  # starts the workers and imports everything
+        ahead = _run(loader, options.batches, count_calls, ahead=True)
+        starved = _run(loader, options.batches, count_calls, ahead=False)
+        profile = cProfile.Profile(time.thread_time)
+        _run(loader, options.batches, count_calls, ahead=True, profile=profile)
+    _check_path(ahead, without_plans=options.without_plans)
+    batches, host_ms, shares = ahead.stats.batches, 1000 * statistics.median(ahead.seconds), _package_shares(profile)
     return {
-        "host_ms": 1000 * statistics.median(seconds[OTHER] for seconds in ahead),
-        "least_ms": 1000 * min(seconds[OTHER] for seconds in ahead),
-        "starved_ms": 1000 * statistics.median(seconds[OTHER] for seconds in starved),
-        "parts_ms": {name: 1000 * statistics.median(seconds[name] for seconds in parts) for name in NAMES},
-        "worker_us_per_image": cpu_us,
-        "calls": calls,
+        "host_ms": host_ms,
+        "least_ms": 1000 * min(ahead.seconds),
+        "starved_ms": 1000 * statistics.median(starved.seconds),
+        "parts_ms": {package: host_ms * shares[package] for package in (*PACKAGES, OTHER)},
+        "worker_us_per_image": 1e6 * ahead.stats.workers_cpu_s / ahead.stats.images,
+        "calls": {kind: count / batches for kind, count in ahead.calls.items()},
+        "planned_by_workers": {"ahead": ahead.planned_share, "starved": starved.planned_share},
+        "launched_ahead": ahead.ahead_share,
     }
 
 
-def _batch_times(
-    loader: gl.Loader, count: int, *, ahead: bool, clocks: _Clocks | None = None
-) -> list[dict[str, float]]:
-    """Return the main thread's mean seconds in a `next()` by part, for each epoch, until `count` batches are measured.
-    The first `FILL_BATCHES` of an epoch, during which the pipeline fills, and the last, prepared in advance, are
-    skipped.
-    """
-    clocks, means, measured = clocks or _Clocks(), [], 0
+def _check_path(ahead: _Run, *, without_plans: bool) -> None:
+    """Raise RuntimeError unless batches were launched ahead of the loop, and planned by workers or not, as asked."""
+    if ahead.ahead_share < 1 / 3:
+        raise RuntimeError(
+            f"this is not a device's path: of {len(ahead.launches)} calls of next(), "
+            f"{ahead.launches.count(0)} found their batch launched; every other call should"
+        )
+    if without_plans != (ahead.planned_share == 0) or (not without_plans and ahead.planned_share < 0.5):
+        asked = "none" if without_plans else "most"
+        raise RuntimeError(f"workers planned {ahead.planned_share:.0%} of the batches, and should plan {asked}")
+
+
+def _package_shares(profile: cProfile.Profile) -> dict[str, float]:
+    """Return the share of the profiled time in each package, and in functions that no package called."""
+    profile.create_stats()
+    functions: dict[Any, Any] = vars(profile)["stats"]
+    seconds: Counter[str] = Counter()
+    for (file, *_), (_, _, own_s, _, callers) in functions.items():
+        if (package := _package_of(file)) is not None:
+            seconds[package] += own_s
+        else:
+            for (caller_file, *_), (_, _, share_s, _) in callers.items():
+                seconds[_package_of(caller_file) or OTHER] += share_s
+    total_s = seconds.total()
+    return {package: seconds[package] / total_s for package in (*PACKAGES, OTHER)}
+
+
+def _package_of(file: str) -> str | None:
+    """Return the package of gpuload that a file belongs to, or None."""
+    _, is_own, path = file.rpartition(f"{Path(gl.__file__).parent}/")
+    package = path.split("/")[0]
+    return (package if package in PACKAGES else OTHER) if is_own else None
+
+
+def _run(
+    loader: gl.Loader,
+    count: int,
+    count_calls: Callable[[], Counter[str]],
+    *,
+    ahead: bool,
+    profile: cProfile.Profile | None = None,
+) -> _Run:
+    """Run epochs until the CPU time of `count` calls of `next()` is measured. The first `FILL_BATCHES` of an epoch,
+    during which the pipeline fills, and the last, prepared in advance, are not measured."""
+    run, before = _Run(), loader.stats()
     stop = FILL_BATCHES + (len(loader) - DRAIN_BATCHES - FILL_BATCHES) // PAIR * PAIR
-    while measured < count:
-        batches, timings = iter(loader), []
+    calls_before = count_calls()
+    while len(run.launches) < count:
+        batches, seconds = iter(loader), []
         for step in range(len(loader)):
-            if ahead:
-                _wait_for_workers(loader._session)
-            clocks.take()
-            value = next(batches)
-            seconds = clocks.take()
-            if FILL_BATCHES <= step < stop:
-                timings.append(seconds)
+            if ahead and step:  # no worker has anything to do before the first `next()`
+                _wait_for_workers(loader)
+            is_measured = FILL_BATCHES <= step < stop
+            launched, started = count_calls()["launches"], time.thread_time()
+            with profile if profile is not None and is_measured else contextlib.nullcontext():
+                value = next(batches)
+            elapsed = time.thread_time() - started
+            if is_measured:
+                seconds.append(elapsed)
+                run.launches.append(count_calls()["launches"] - launched)
             del value
         next(batches, None)
-        measured += len(timings)
-        parts = {*NAMES, *timings[0]}
-        means.append({part: sum(timing.get(part, 0.0) for timing in timings) / len(timings) for part in parts})
-    return means
+        run.seconds.append(statistics.mean(seconds))
+    run.calls, run.stats = count_calls() - calls_before, loader.stats(since=before)
+    return run
 
 
-def _wait_for_workers(active: Any) -> None:
-    """Sleep until no worker has a chunk left to do."""
-    while (active.feed._in_flight or active.feed.plans.in_flight) and not (
-        peek_request(active.engine._queues[0].read_end, active.engine._memory) is None
-        and all(_is_idle(active.engine, worker) for worker in active.engine._team)
-    ):
-        time.sleep(0.002)
-    time.sleep(0.002)
-
-
-def _is_idle(engine: Any, worker: int) -> bool:
-    status = engine._board.read(worker)
-    return (engine._team[worker].ready and status.chunk not in engine._in_flight) or status.chunk < 0
+def _wait_for_workers(loader: gl.Loader) -> None:
+    """Sleep until no worker has a chunk left to do. Raise RuntimeError if that takes a minute."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        before = loader.stats()
+        time.sleep(IDLE_S)
+        stats = loader.stats(since=before)
+        if stats.part("idle").seconds > 0.9 * stats.seconds * stats.num_workers:
+            return
+    raise RuntimeError(f"the workers were not idle within {LIMIT_S} s: {stats.advice}")
 
 
 def report(results: dict[str, dict[str, Any]]) -> str:
@@ -297,9 +295,13 @@ def report(results: dict[str, dict[str, Any]]) -> str:
     rows = []
     for name, result in results.items():
         figures = [result["host_ms"], result["least_ms"], result["starved_ms"], *result["parts_ms"].values()]
-        rows.append([name, *(f"{figure:.2f}" for figure in figures), f"{result['worker_us_per_image']:.0f}"])
-    headings = ["recipe", "ms", "least", "starved", *NAMES, "workers, µs per image"]
-    return format_table(headings, rows, f"host ms per batch of {BATCH} (main thread's processor time)")
+        planned = f"{result['planned_by_workers']['ahead']:.0%}"
+        calls = [f"{result['calls'].get(kind, 0):.1f}" for kind in ("copies", "events", "launches")]
+        workers_us = f"{result['worker_us_per_image']:.0f}"
+        rows.append([name, *(f"{figure:.2f}" for figure in figures), planned, *calls, workers_us])
+    headings = ["recipe", "ms", "least", "starved", *PACKAGES, OTHER, "planned by workers", "copies", "events"]
+    title = f"host ms per batch of {BATCH} (main thread's processor time), and calls of the device per batch"
+    return format_table([*headings, "launches", "workers, µs per image"], rows, title)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -324,10 +326,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.only is None or options.only in name:
                 results[name] = measure(transforms, root, options)
     print(f"{describe_machine()}; {versions()}\n\n{report(results)}\n")
-    for name, result in results.items():
-        if result["calls"]:
-            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in result["calls"].items())
-            print(f"{name}: {calls} per batch")
     verdicts = []
     for name in results.keys() & GOALS_MS.keys():
         host_ms = results[name]["host_ms"]

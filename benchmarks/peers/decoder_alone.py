@@ -1,8 +1,9 @@
 """The region decoder alone: as many processes as other peers have workers, each decoding crops with bare nvImageCodec.
 
 This is an upper bound for the rate of workers. The crops are drawn beforehand, the decoded pixels stay in the decoder's
-own buffer, which is reused, and nothing is sent anywhere. Each file is read first, as workers must. Without
-nvImageCodec, the processes use the decoder that workers fall back to.
+own buffer, which is reused, and nothing is sent anywhere. Each file is read first, as workers must. The processes take
+the next few files whenever they are done, as workers do. Without nvImageCodec, the processes use the decoder that
+workers fall back to.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import multiprocessing
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.peers.protocol import Recipe, rates_of
+from benchmarks.running import take_turns
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode
 from gpuload.decode.decoder import Decoder
 
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
+FILES_AT_ONCE = 8  # 10 to 20 ms of work
 Region = tuple[int, int, int, int]  # top, left, bottom, right
 
 
@@ -39,19 +43,27 @@ def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
     return 0, 0, height, width
 
 
-def decode_share(paths: list[str], share: int, connection: Connection) -> None:
-    """Run in a child process: decode all files on each message that is true, and answer with their number."""
-    decoder, rng = Decoder(Decode()), np.random.default_rng(share)
-    headers = [decoder.header(Encoded(Path(path).read_bytes())) for path in paths]
-    regions = [draw_region(rng, header.height, header.width) for header in headers]
+class Work(NamedTuple):
+    """The files to decode, with a region of each, and the number of files that processes have taken so far."""
+
+    paths: list[str]
+    regions: list[Region]
+    taken: Synchronized[int]
+
+
+def decode_files(work: Work, connection: Connection) -> None:
+    """Run in a child process: decode files on each message that is true until all are taken, and answer with their
+    number."""
     decode = bare_decoder() if used_decoder() == "nvImageCodec" else own_decoder()
-    decode(Path(paths[0]).read_bytes(), regions[0])
+    decode(Path(work.paths[0]).read_bytes(), work.regions[0])
     connection.send(0)
     while connection.recv():
-        for path, region in zip(paths, regions, strict=True):
-            with open(path, "rb", buffering=0) as file:
-                decode(file.readall(), region)
-        connection.send(len(paths))
+        count = 0
+        for index in take_turns(len(work.paths), work.taken, FILES_AT_ONCE):
+            with open(work.paths[index], "rb", buffering=0) as file:
+                decode(file.readall(), work.regions[index])
+            count += 1
+        connection.send(count)
 
 
 def used_decoder() -> str:
@@ -112,25 +124,31 @@ def versions() -> dict[str, str]:
 
 
 def decoder_alone(recipe: Recipe) -> dict[str, Any]:
-    """Measure as many processes as the recipe has workers; each has its share of the files, in random order."""
-    paths = [str(path) for path in sorted(Path(recipe.root).rglob("*.jpg"))]
-    np.random.default_rng(0).shuffle(paths)
+    """Measure as many processes as the recipe has workers; together they decode all files in random order."""
+    paths, rng = [str(path) for path in sorted(Path(recipe.root).rglob("*.jpg"))], np.random.default_rng(0)
+    rng.shuffle(paths)
+    decoder = Decoder(Decode())
+    headers = [decoder.header(Encoded(Path(path).read_bytes())) for path in paths]
+    regions = [draw_region(rng, header.height, header.width) for header in headers]
     context, connections = multiprocessing.get_context("fork"), []
-    for share in range(recipe.workers):
+    work = Work(paths, regions, context.Value("q", 0))
+    for _ in range(recipe.workers):
         ours, theirs = context.Pipe()
-        arguments = (paths[share :: recipe.workers], share, theirs)
-        context.Process(target=decode_share, args=arguments, daemon=True).start()
+        context.Process(target=decode_files, args=(work, theirs), daemon=True).start()
         theirs.close()  # so that the death of a process ends this one with EOFError
         connections.append(ours)
+    counts: list[int] = []  # of each process in the last epoch
 
     def epoch() -> int:
+        work.taken.value = 0
         for connection in connections:
             connection.send(True)
-        return sum(connection.recv() for connection in connections)
+        counts[:] = [connection.recv() for connection in connections]
+        return sum(counts)
 
     for connection in connections:
         connection.recv()  # blocks until the process is ready
     result = rates_of(epoch, recipe.epochs - 1)
     for connection in connections:
         connection.send(False)
-    return {**result, "decoder": used_decoder(), "versions": versions()}
+    return {**result, "files_by_process": counts, "decoder": used_decoder(), "versions": versions()}

@@ -1,4 +1,4 @@
-"""The benchmark of the main thread's time runs, and divides all of it."""
+"""The benchmark of the main thread's time takes a device's path, and says who plans its batches."""
 
 from __future__ import annotations
 
@@ -12,34 +12,46 @@ lacking.require("triton")
 torchvision()
 
 from benchmarks import host  # noqa: E402
+from gpuload.loader.stats import Part, Stats  # noqa: E402
+
+# The kernels of a batch: the weights of the resize, and the fused pass; with jitter also the mean levels for the
+# contrast, and a pass behind them.
+LAUNCHES = {"classic": 2, "classic + ColorJitter": 5}
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.interpreter
-def test_it_runs(tmp_path, capsys):
+@pytest.mark.parametrize("without_plans", [False, True])
+def test_batches_are_launched_ahead_and_planned_as_asked(tmp_path, monkeypatch, without_plans):
+    monkeypatch.setattr(host, "BATCH", 16)
     path = tmp_path / "host.json"
-    assert host.main(["--batches", "1", "--files", str(host.MIN_BATCHES * host.BATCH), "--json", str(path)]) in (0, 1)
-    found = json.loads(path.read_text())["results"]
-    assert list(found) == list(host.RECIPES)
-    assert "host ms per batch" in capsys.readouterr().out
-    for result in found.values():
-        assert result["host_ms"] > 0
-        # Workers draw, and what they tell may have been read in the `next()` before the one that is measured.
-        usual = set(host.NAMES) - {"draws", "descriptions"}
-        assert [part for part in usual if result["parts_ms"][part] <= 0] == []
+    arguments = ["--batches", "1", "--files", str(host.MIN_BATCHES * 16), "--only", "classic", "--json", str(path)]
+    assert host.main([*arguments, *["--without-plans"] * without_plans]) in (0, 1)
+    results = json.loads(path.read_text())["results"]
+    assert results.keys() == LAUNCHES.keys()
+    for name, result in results.items():
+        assert result["calls"] == {"launches": LAUNCHES[name]}
+        assert result["launched_ahead"] >= 1 / 3
+        planned = result["planned_by_workers"]["ahead"]
+        assert planned == 0 if without_plans else planned > 0.5
+        assert sum(result["parts_ms"].values()) == pytest.approx(result["host_ms"])
+        assert result["parts_ms"]["workers"] > 0
         assert result["worker_us_per_image"] > 0
 
 
-def test_what_is_timed_within_counts_once():
-    clocks = host._Clocks()
+def run_with(launches: list[int], planned: int) -> host._Run:
+    stats = Stats(batches=10, parts=(Part("plan", "workers", 1.0, planned),))
+    return host._Run(launches=launches, stats=stats)
 
-    def burn() -> None:
-        sum(range(200_000))
 
-    inner = clocks.wrap(burn, "draws")
-    outer = clocks.wrap(lambda: (inner(), burn()), "jobs")
-    clocks.take()
-    outer()
-    seconds = clocks.take()
-    assert 0.2 < seconds["draws"] / seconds["jobs"] < 5
-    assert seconds[host.OTHER] < seconds["draws"]
+@pytest.mark.parametrize(
+    ("launches", "planned", "without_plans", "message"),
+    [
+        ([2, 2, 2, 2], 9, False, "of 4 calls of next\\(\\), 0 found their batch launched"),
+        ([0, 4, 0, 4], 4, False, "workers planned 40% of the batches, and should plan most"),
+        ([0, 4, 0, 4], 1, True, "workers planned 10% of the batches, and should plan none"),
+    ],
+)
+def test_another_path_than_the_one_named_is_an_error(launches, planned, without_plans, message):
+    with pytest.raises(RuntimeError, match=message):
+        host._check_path(run_with(launches, planned), without_plans=without_plans)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import doctest
+import itertools
+import json
 import math
+import multiprocessing
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
@@ -15,7 +20,9 @@ from PIL import Image
 
 from benchmarks import loading, photos
 from benchmarks.loading import judge, median_of, parse, ratio
+from benchmarks.peers import decoder_alone
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
+from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm_page_cache
 
 
@@ -167,3 +174,58 @@ def test_regions_lie_in_the_image() -> None:
         top, left, bottom, right = draw_region(rng, 40, 300)
         assert 0 <= top < bottom <= 40
         assert 0 <= left < right <= 300
+
+
+@pytest.mark.processes
+def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process waits in its first file until the other has decoded all the rest."""
+    root = copy_photos(jpeg_folder, tmp_path, 48)
+    numbers, others_done = (
+        multiprocessing.get_context("fork").Value("q", 0),
+        multiprocessing.get_context("fork").Event(),
+    )
+
+    def make_decoder() -> Callable[..., None]:
+        with numbers.get_lock():
+            is_first = numbers.value == 0
+            numbers.value += 1
+        calls = itertools.count()
+
+        def decode(content: bytes, region: object) -> None:
+            call = next(calls)  # the first one is a trial, before the epoch
+            if is_first and call == 1:
+                assert others_done.wait(60)
+            elif not is_first and call == 48 - decoder_alone.FILES_AT_ONCE:
+                others_done.set()
+
+        return decode
+
+    monkeypatch.setattr(decoder_alone, "bare_decoder", make_decoder)
+    monkeypatch.setattr(decoder_alone, "own_decoder", make_decoder)
+    result = decoder_alone.decoder_alone(Recipe(root=str(root), workers=2, epochs=2))
+    assert sorted(result["files_by_process"]) == [8, 40]
+    assert len(result["images_per_s"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_torchvision")
+def test_every_peer_loads_all_images_in_processes_of_its_own(jpeg_folder: Path, tmp_path: Path) -> None:
+    lacking.require("torchvision", "simplejpeg")
+    path = tmp_path / "loading.json"
+    peers = ("gpuload", "gpuload_cuttable", "torch_simplejpeg", "workers_only", "decoder_alone")
+    arguments = ["--photos", jpeg_folder, "--cache", tmp_path, "--files", 24, "--batch-size", 8, "--workers", 1]
+    options = ["--rounds", 1, "--epochs", 2, "--only", ",".join(peers), "--cuttable", "--json", path]
+    assert loading.main([*map(str, (*arguments, *options))]) == 0
+    results = {name: rounds[0] for name, rounds in json.loads(path.read_text())["results"].items()}
+    assert results.keys() == {*peers}
+    assert all(len(result["images_per_s"]) == 1 and result["images_per_s"][0] > 0 for result in results.values())
+    loaders = {name: result for name, result in results.items() if name not in loading.WORKERS}
+    assert all(result["images_per_epoch"] == 24 for result in loaders.values())
+    assert all(result["processes"] >= 2 for result in loaders.values())  # the loader's and a worker's
+    assert results["decoder_alone"]["files_by_process"] == [24]
+    if used_decoder() == "nvImageCodec":
+        assert "cut" in results["gpuload_cuttable"]["stats"].split("decoders", 1)[1].split("\n")[0]
+        assert "cut" not in results["gpuload"]["stats"].split("decoders", 1)[1].split("\n")[0]
