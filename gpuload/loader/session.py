@@ -262,12 +262,12 @@ class Session:
                 if cached_samples is None
                 else make_cached_transfer(cached_samples, self.ring)
             )
+            resources.callback(self.transfer.close)  # after the decoder, which reads the slots
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
                 decoders = decoders_for_threads(choice.decoder, device, options.cpu_threads)
                 self.decoder = ImageDecoder(decoders, workers.decode, device, self.transfer)
                 resources.callback(self.decoder.close)
-            resources.callback(self.transfer.close)
             self.stage.prepare()
             self.assembly = Assembly(options.batches, self.stage, self.transfer, job.fusing)
             undo.pop_all()

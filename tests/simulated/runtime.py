@@ -21,8 +21,6 @@ from simulated.machine import HostWait, Machine, Stream
 from simulated.memory import DeviceMemory, HostMemory
 from simulated.tensors import DeviceTensor, Operations
 
-from gpuload.stage.decode.threads import DecodingThreads
-
 __all__ = ["SimulatedCuda", "simulated"]
 
 NO_LIMIT = 1 << 30
@@ -162,13 +160,6 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, nbytes, flags: host.lock(address, nbytes), cudaHostUnregister=host.unlock
     )
-    work = DecodingThreads._work
-
-    def work_on_device(self: DecodingThreads, decoder: Any) -> None:
-        with cuda.operations:
-            work(self, decoder)
-
-    patch.setattr(DecodingThreads, "_work", work_on_device)
     patch.setattr(torch, "Stream", GpuloadsStream)
     patch.setattr(torch.cuda, "Event", CudaEvent)
     patch.setattr(torch.cuda, "Stream", cuda_stream)
