@@ -133,6 +133,7 @@ class Machine:
 
     Attributes:
         waits: of the host, in order.
+        lock: held while streams and memory change, since several threads issue work.
         error: what an operation raised while it ran; the host hears of it at its next wait, as with CUDA.
     """
 
@@ -140,7 +141,7 @@ class Machine:
         self._goes_ahead = POLICIES[policy]
         self._random = random.Random(seed) if policy == "random" else None
         self._current = threading.local()
-        self._lock = threading.RLock()  # a test may look on while another thread iterates
+        self.lock = threading.RLock()
         self.defaults = [Stream(self, number) for number in range(devices)]
         self.streams = list(self.defaults)
         self.waits: list[HostWait] = []
@@ -196,7 +197,7 @@ class Machine:
 
     def issue(self, stream: Stream, operation: Callable[[], object]) -> None:
         """Queue an operation, and let streams go ahead."""
-        with self._lock:
+        with self.lock:
             stream.queue.append(operation)
             self.advance()
 
@@ -211,14 +212,14 @@ class Machine:
             pass
 
     def record(self, stream: Stream, *, is_blocking: bool = False) -> Event:
-        with self._lock:
+        with self.lock:
             event = Event(self, stream, is_blocking=is_blocking)
             self.advance()
         return event
 
     def stream_waits(self, stream: Stream, event: Event) -> None:
         assert isinstance(event, Event), "a generic stream cannot wait for an event of torch.cuda"
-        with self._lock:
+        with self.lock:
             stream.queue.append(event)
             self.advance()
 
@@ -230,7 +231,7 @@ class Machine:
 
     def reach(self, event: Event) -> None:
         """Run what an event needs."""
-        with self._lock:
+        with self.lock:
             needed = [event]
             while needed:
                 latest = needed[-1]

@@ -72,6 +72,10 @@ class DeviceMemory:
         self.reserved_bytes = self.used_bytes = 0
 
     def allocate(self, nbytes: int, stream: Stream) -> Held:
+        with self._machine.lock:
+            return self._allocate(nbytes, stream)
+
+    def _allocate(self, nbytes: int, stream: Stream) -> Held:
         self._come_free()
         nbytes = -(-max(nbytes, 1) // ROUND) * ROUND
         free = self._free.setdefault(stream, [])
@@ -86,6 +90,10 @@ class DeviceMemory:
         return Held(block, self._release)
 
     def _release(self, block: Block) -> None:
+        with self._machine.lock:
+            self._give_up(block)
+
+    def _give_up(self, block: Block) -> None:
         self.used_bytes -= block.raw.nbytes
         if block.users:
             events = [Event(self._machine, user) for user in block.users]
@@ -140,7 +148,7 @@ class HostMemory:
 
     def is_locked(self, address: int, nbytes: int) -> bool:
         """Whether the device can copy from these bytes by itself."""
-        own = ((start, made.nbytes) for start, made in self._own.items())
+        own = [(start, made.nbytes) for start, made in list(self._own.items())]  # other threads add to it
         return any(start <= address and address + nbytes <= start + n for start, n in (*self.locked.items(), *own))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ class SimulatedCuda:
         machine: streams and time.
         memory: of the devices.
         host: page-locked memory.
-        operations: torch's; a mode, entered in each thread that iterates.
+        operations: torch's; a mode, entered in each thread.
     """
 
     def __init__(self, policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> None:
@@ -89,8 +90,8 @@ class SimulatedCuda:
 
 @contextlib.contextmanager
 def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[Any]:
-    """A simulated device within this: in this thread, and in others that enter its `operations`. Where Python was
-    started with the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real build of torch.
+    """A simulated device within this: in this thread, and in those that begin within it. Where Python was started with
+    the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real build of torch.
 
     Args:
         policy: of `simulated.machine.POLICIES`.
@@ -107,6 +108,13 @@ def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         _replace_runtime(patch, cuda)
         _queue_launches(patch, cuda)
+        run_now = threading.Thread.run
+
+        def run(thread: threading.Thread) -> None:
+            with cuda.operations:
+                run_now(thread)
+
+        patch.setattr(threading.Thread, "run", run)
         with cuda.operations:
             yield cuda
 

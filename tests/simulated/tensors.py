@@ -125,18 +125,23 @@ class Operations(TorchDispatchMode):
         self.machine = machine
         self.memory = memory
         self.host = host
+        self._entered = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import its compiler, for seconds
 
     def __enter__(self) -> Operations:
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) makes its copy where this sees it
+        with self.machine.lock:
+            self._entered += 1
+            torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) makes its copy where this sees it
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        torch._C._set_only_lift_cpu_tensors(False)
+        with self.machine.lock:
+            self._entered -= 1
+            torch._C._set_only_lift_cpu_tensors(self._entered > 0)  # the flag is of the process, not of the thread
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, kwargs or {})

@@ -196,7 +196,6 @@ def iterated_by_a_thread(device: str, cuda: SimulatedCuda | None = None) -> list
         def fetch() -> None:
             with contextlib.ExitStack() as stack:
                 if cuda is not None:
-                    stack.enter_context(cuda.operations)
                     stack.enter_context(cuda.on(cuda.stream()))
                 Shared.amount = torch.full((1,), 7.0, device=device)
                 read.extend(images.clone() for images, _ in iterator)

@@ -425,11 +425,6 @@ def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: Simulate
 
 
 @mutant(decodes)
-def decoded_images_are_read_before_they_are_complete(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "wait_for", lambda self, event: None)
-
-
-@mutant(decodes)
 def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: SimulatedCuda) -> None:
     def freed(self: DecodedMemory, limit_bytes: int) -> int:
         while self._copies and self._call_bytes + sum(nbytes for _, nbytes, _ in self._copies) > limit_bytes:

@@ -214,7 +214,7 @@ def test_next_in_another_thread(policy):
         stream, found = cuda.stream(), []
 
         def fetch() -> None:
-            with cuda.operations, cuda.on(stream):
+            with cuda.on(stream):
                 found.append(take(loader, cuda, stream))
 
         thread = threading.Thread(target=fetch)
