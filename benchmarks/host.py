@@ -128,7 +128,7 @@ def _skip_device_work() -> Iterator[Callable[[], Counter[str]]]:
 
 
 @contextlib.contextmanager
-def _use_fake_cuda() -> Iterator[Callable[[], Counter[str]]]:
+def use_fake_cuda() -> Iterator[Callable[[], Counter[str]]]:
     """Have Triton compile kernels only to its first stage. Yield a function that returns the copies, events and
     launches that the fake runtime has counted so far."""
     if "FAKECUDA" not in os.environ:
@@ -175,7 +175,7 @@ def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) 
         RuntimeError: batches were not launched or planned as the options say.
     """
     with contextlib.ExitStack() as setup:
-        count_calls = setup.enter_context(_use_fake_cuda() if options.device == "cuda" else _skip_device_work())
+        count_calls = setup.enter_context(use_fake_cuda() if options.device == "cuda" else _skip_device_work())
         if options.without_plans:
             setup.enter_context(mock.patch.object(Stage, "batch_planner", return_value=None))
         loader = setup.enter_context(

@@ -16,6 +16,7 @@ launches, and nothing is executed. Every cell is measured after a complete epoch
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 import warnings
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 
 import gpuload as gl
-from benchmarks.host import _prepare_fake_cuda as prepare_fake_cuda
+from benchmarks.host import use_fake_cuda
 from benchmarks.machine import versions
 from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.running import (
@@ -172,17 +173,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. Return the exit status: 1 if the goal is missed in a cell to which it applies."""
     options = parse(arguments)
-    if set(options.backends) != {"cpu"}:
-        prepare_fake_cuda()
     warnings.filterwarnings("ignore", r"num_workers=\d+, but this process may use only", RuntimeWarning)
     torch.set_num_threads(1)
     cells: list[Cell] = []
-    for backend in options.backends:
-        for workers in options.workers:
-            for batch_size in options.batch_sizes:
-                for cell in measure(backend, workers, batch_size, options):
-                    cells.append(cell)
-                    print("  ".join(cell.format()), flush=True)
+    with contextlib.nullcontext() if set(options.backends) == {"cpu"} else use_fake_cuda():
+        for backend in options.backends:
+            for workers in options.workers:
+                for batch_size in options.batch_sizes:
+                    for cell in measure(backend, workers, batch_size, options):
+                        cells.append(cell)
+                        print("  ".join(cell.format()), flush=True)
     print(f"\n{describe_machine()}; {versions()}\n\n{format_table(HEADINGS, map(Cell.format, cells))}\n")
     relevant = [cell for cell in cells if cell.counts]
     met = [cell for cell in relevant if cell.delivered >= GOAL]

@@ -486,7 +486,7 @@ class SleepingWorkers(Engine):
     def gather(self, timeout_s: float) -> list[Event]:
         if not self.ended and timeout_s:
             self.advance(self.running[0][0])
-        replies = [self.do(request) for request in self.ended]
+        replies: list[Event] = [self.do(request) for request in self.ended]
         self.ended.clear()
         return replies
 
