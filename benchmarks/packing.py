@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ import gpuload as gl
 from benchmarks import running
 from benchmarks.machine import versions
 from benchmarks.photos import copy_photos, find_photos, warm_page_cache
+from benchmarks.running import take_turns
 from benchmarks.sources.reading import drop
 
 SHORT_SIDE: Final = 256
@@ -78,10 +80,16 @@ def make_cuttable_copy(path: str) -> None:
     make_cuttable(read_file(path))
 
 
-def run_in_processes(work: Callable[[list[str], int], object], paths: list[str], count: int) -> None:
-    """Call `work` in `count` processes, each with its share of the paths and its index."""
+def run_in_processes(work: Callable[[Iterator[str], int], object], paths: list[str], count: int) -> None:
+    """Call `work` in `count` processes, each with an iterator over paths and its index. The processes take the paths in
+    turns."""
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=work, args=(paths[i::count], i)) for i in range(count)]
+    taken = fork.Value("q", 0)
+
+    def run(i: int) -> None:
+        work((paths[number] for number in take_turns(len(paths), taken, at_once=1)), i)
+
+    processes = [fork.Process(target=run, args=(i,)) for i in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -99,14 +107,14 @@ def write(target: str, pieces: Iterator[bytes]) -> None:
     os.close(descriptor)
 
 
-def read_ahead(paths: list[str]) -> Iterator[bytes]:
-    """Yield the contents of the files; the kernel reads the next `AHEAD` files in advance."""
+def read_ahead(paths: Iterator[str]) -> Iterator[bytes]:
+    """Yield the contents of the files; the kernel reads the next `READ_AHEAD_FILES` files in advance."""
     opened: deque[int] = deque()
-    for i in range(len(paths) + READ_AHEAD_FILES):
-        if i < len(paths):
-            opened.append(os.open(paths[i], os.O_RDONLY))
+    for path in itertools.chain(paths, itertools.repeat(None, READ_AHEAD_FILES)):
+        if path is not None:
+            opened.append(os.open(path, os.O_RDONLY))
             os.posix_fadvise(opened[-1], 0, 0, os.POSIX_FADV_WILLNEED)
-        if i >= READ_AHEAD_FILES:
+        if opened and (path is None or len(opened) > READ_AHEAD_FILES):
             descriptor = opened.popleft()
             yield os.read(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)

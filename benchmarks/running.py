@@ -14,7 +14,8 @@ import statistics
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -110,6 +111,21 @@ def run_rounds(
             results[-1][way] = result
             print(f"round {round_index + 1} of {rounds}: {describe(way, result)}", flush=True)
     return results
+
+
+def take_turns(count: int, taken: Synchronized[int], at_once: int) -> Iterator[int]:
+    """Yield the numbers below `count` that no other process gets: each process takes the next `at_once` numbers
+    whenever it is done with its last. With a fixed share each, all processes would wait for the slowest one.
+
+    `taken` counts the numbers that processes have taken, and is shared by them.
+    """
+    while True:
+        with taken.get_lock():
+            start = taken.value
+            taken.value = stop = min(start + at_once, count)
+        if start == stop:
+            return
+        yield from range(start, stop)
 
 
 def median(values: Sequence[float] | None) -> float | None:

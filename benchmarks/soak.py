@@ -71,6 +71,7 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self.restarts_s: list[float] = []
         self.kills = self.template_kills = 0
+        self.ran_to_end = False  # an error in this thread would otherwise only end the kills
         self._loader, self._every_s, self._random = loader, every_s, random.Random(seed)
         self._stopped = threading.Event()
 
@@ -96,6 +97,7 @@ class Killer(threading.Thread):
                 time.sleep(0.002)
 
     def stop(self) -> None:
+        self.ran_to_end = self.is_alive()
         self._stopped.set()
         self.join()
 
@@ -214,6 +216,7 @@ def report(figures: Figures, killer: Killer, options: argparse.Namespace, second
             figures.lost == figures.repeated == 0,
         ),
         Verdict(f"every damaged file decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
+        Verdict(f"workers killed to the end: {killer.kills} times", killer.ran_to_end and killer.kills > 0),
         Verdict(f"every slot of the ring usable at the end: {figures.slots_away} not", figures.slots_away == 0),
         Verdict(f"memory flat: {growth_mb:+.0f} MB from the second to the last quarter", growth_mb < FLAT_MB),
         Verdict(f"descriptors flat: {most} at most, {first_most} in the first quarter", most <= first_most),

@@ -2,8 +2,8 @@
 
 This is an upper bound for the rate of workers. The crops are drawn beforehand, the decoded pixels stay in the decoder's
 own buffer, which is reused, and nothing is sent anywhere. Each file is read first, as workers must. The processes take
-the next few files whenever they are done, as workers do: with a fixed share each, all would wait for the slowest.
-Without nvImageCodec, the processes use the decoder that workers fall back to.
+the next few files whenever they are done, as workers do. Without nvImageCodec, the processes use the decoder that
+workers fall back to.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.peers.protocol import Recipe, rates_of
+from benchmarks.running import take_turns
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode
 from gpuload.decode.decoder import Decoder
@@ -49,13 +50,6 @@ class Work(NamedTuple):
     regions: list[Region]
     taken: Synchronized[int]
 
-    def take(self) -> range:
-        """Take the next files. Return their indices, none at the end."""
-        with self.taken.get_lock():
-            start = self.taken.value
-            self.taken.value = stop = min(start + FILES_AT_ONCE, len(self.paths))
-        return range(start, stop)
-
 
 def decode_files(work: Work, connection: Connection) -> None:
     """Run in a child process: decode files on each message that is true until all are taken, and answer with their
@@ -65,11 +59,10 @@ def decode_files(work: Work, connection: Connection) -> None:
     connection.send(0)
     while connection.recv():
         count = 0
-        while indices := work.take():
-            for index in indices:
-                with open(work.paths[index], "rb", buffering=0) as file:
-                    decode(file.readall(), work.regions[index])
-            count += len(indices)
+        for index in take_turns(len(work.paths), work.taken, FILES_AT_ONCE):
+            with open(work.paths[index], "rb", buffering=0) as file:
+                decode(file.readall(), work.regions[index])
+            count += 1
         connection.send(count)
 
 

@@ -52,6 +52,7 @@ class Recipe:
         device, dtype, channels_last: the device and format of the final batches.
         cuttable: the folder of cuttable copies of the photographs; "" if there are none.
         variant: the peer's variant; for gpuload its backend.
+        prefetch: gpuload's `prefetch_factor`; None means that it is not given.
     """
 
     root: str
@@ -66,6 +67,7 @@ class Recipe:
     dtype: str = "float32"
     channels_last: bool = False
     variant: str = "auto"
+    prefetch: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -140,6 +142,7 @@ def measure(name: str, recipe: Recipe) -> dict[str, Any]:
         **rates,
         "images_per_epoch": count,
         "looks": looks,
+        "stats": peer.stats(),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, **peer.versions},
         **memory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import json
 import math
 import multiprocessing
 import sys
@@ -11,6 +12,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
@@ -205,3 +207,25 @@ def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
     result = decoder_alone.decoder_alone(Recipe(root=str(root), workers=2, epochs=2))
     assert sorted(result["files_by_process"]) == [8, 40]
     assert len(result["images_per_s"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_torchvision")
+def test_every_peer_loads_all_images_in_processes_of_its_own(tmp_path: Path) -> None:
+    lacking.require("torchvision", "simplejpeg")
+    path = tmp_path / "loading.json"
+    photographs = photos.make_synthetic_photos(tmp_path / "photographs", count=8)  # large enough to be cut
+    peers = ("gpuload_cuttable", "torch_simplejpeg", "workers_only", "decoder_alone")
+    arguments = ["--photos", photographs, "--cache", tmp_path, "--files", 24, "--batch-size", 8, "--workers", 1]
+    options = ["--rounds", 1, "--epochs", 2, "--only", ",".join(peers), "--cuttable", "--json", path]
+    assert loading.main([*map(str, (*arguments, *options))]) == 0
+    results = {name: rounds[0] for name, rounds in json.loads(path.read_text())["results"].items()}
+    assert results.keys() == {*peers}
+    assert all(len(result["images_per_s"]) == 1 and result["images_per_s"][0] > 0 for result in results.values())
+    loaders = {name: result for name, result in results.items() if name not in loading.WORKERS}
+    assert all(result["images_per_epoch"] == 24 for result in loaders.values())
+    assert all(result["processes"] >= 2 for result in loaders.values())  # the loader's and a worker's
+    assert results["decoder_alone"]["files_by_process"] == [24]
+    if used_decoder() == "nvImageCodec":
+        assert "cut" in results["gpuload_cuttable"]["stats"].split("decoders", 1)[1].split("\n")[0]

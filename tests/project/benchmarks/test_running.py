@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.running import format_markdown, format_table, run_rounds
+import multiprocessing
+
+from benchmarks.running import format_markdown, format_table, run_rounds, take_turns
 
 
 def test_long_headings_take_several_lines() -> None:
@@ -33,3 +35,10 @@ def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again(
     assert calls == ["a", "b", "c", "c", "a"]
     assert rounds == [{"a": {"way": "a"}, "c": {"way": "c"}}, {"c": {"way": "c"}, "a": {"way": "a"}}]
     assert failed == {"b": {"error": "broken"}}
+
+
+def test_what_one_process_has_taken_no_other_gets() -> None:
+    taken = multiprocessing.get_context("fork").Value("q", 0)
+    slow, fast = take_turns(7, taken, 2), take_turns(7, taken, 2)
+    assert [next(slow), next(fast), *fast, *slow] == [0, 2, 3, 4, 5, 6, 1]
+    assert list(take_turns(7, taken, 2)) == []
