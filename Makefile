@@ -11,7 +11,8 @@
 #   make lint      ruff and pyright
 #   make format    ruff fixes what it can, and formats
 #   make bench     gpuload compared with other loaders; ARGS="--photos DIR" passes arguments on
-#   make bench-gpu loaders end to end on a GPU; ARGS="--simulate" tries it on the CPU; benchmarks/gpu.sh does more
+#   make bench-gpu loaders end to end on a GPU; ARGS="why", "decoding" or "peers", with --simulate on the CPU; see also
+#                  benchmarks/gpu.sh
 #   make notebooks run the notebooks and write their outputs into them
 #   make docs      build the documentation site in build/docs; a warning is an error
 #   make rates     measure README.md's plot and table and docs/performance.md's tables again; ARGS="--photos DIR"; 15 minutes

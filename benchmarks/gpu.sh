@@ -1,27 +1,32 @@
 #!/usr/bin/env bash
-# All that waits for a GPU, in two calls of less than nine minutes each. Each leaves one archive of what it found, which is
-# written anew after each step, so that nothing is lost where a step fails or the time is up.
+# What waits for a GPU, in three commands of less than nine minutes each; the most important one comes first. Each leaves
+# one archive of what it found, which is written anew after each step, so that nothing is lost where a step fails or the
+# time is up.
 #
-#   benchmarks/gpu.sh tests [FOLDER] [--simulate]   the tests marked `cuda` and those of the fused kernels, and both under
-#                                                   sanitizers; FOLDER/gpu-tests.tar.gz
-#   benchmarks/gpu.sh bench [FOLDER] [--simulate]   loaders end to end, then augmenting, and a profile of the fused kernel;
-#                                                   FOLDER/gpu-bench.tar.gz
+#   benchmarks/gpu.sh why [FOLDER] [--simulate]       where the time of a session goes; FOLDER/gpu-why.tar.gz
+#   benchmarks/gpu.sh decoding [FOLDER] [--simulate]  decoding on the device, and feeding ResNets;
+#                                                     FOLDER/gpu-decoding.tar.gz
+#   benchmarks/gpu.sh peers [FOLDER] [--simulate]     gpuload beside other loaders; then the tests marked `cuda` and
+#                                                     those of the fused kernels, and both under sanitizers;
+#                                                     FOLDER/gpu-peers.tar.gz
 #
 #   FOLDER       default: gpu-results
 #   --simulate   run it through on the CPU, with small sizes: tests marked `cuda` are collected and skipped, and figures
 #                mean nothing
 #   PYTHON       the interpreter; it needs torch, numpy, Pillow, cloudpickle and, for tests, pytest. What else is missing is
 #                left out, and the results say so. Default: .venv/bin/python where there is one, else python3.
-#   WHEELS       a folder of wheels to install first, for this call alone. Default: .whl, where it is there.
+#   WHEELS       a folder of wheels to install first, for this call alone. Default: .whl, where it is there. For wheels
+#                that are too large to bring at once, see benchmarks/gpu/pieces.py.
 #   PHOTOS       a folder of JPEGs. Default: scikit-image's photographs, varied, or made up.
-#   TESTS        files of tests, in the place of all that have tests marked `cuda`.
-#   BUDGET_S     all of it ends within these seconds. Default: 480.
+#   ROWS         comma-separated: only these rows of the loaders.
+#   TESTS        files of tests, in the place of all that have tests marked `cuda`; "none": no tests.
+#   BUDGET_S     all of it ends within these seconds. Default: 500.
 #
 # Exit status: 0 if all tests passed and nothing failed that should have run.
 set -uo pipefail
-usage="benchmarks/gpu.sh tests|bench [FOLDER] [--simulate]"
+usage="benchmarks/gpu.sh why|decoding|peers [FOLDER] [--simulate]"
 part=${1:-} folder=gpu-results simulate=
-[[ $part == tests || $part == bench ]] || { echo "usage: $usage" >&2; exit 2; }
+[[ $part == why || $part == decoding || $part == peers ]] || { echo "usage: $usage" >&2; exit 2; }
 for argument in "${@:2}"; do
     case $argument in
         --simulate) simulate=1 ;;
@@ -41,7 +46,7 @@ for name in PHOTOS WHEELS TESTS PYTHON; do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
-work=$(mktemp -d) budget=${BUDGET_S:-480} status=0
+work=$(mktemp -d) budget=${BUDGET_S:-500} status=0
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 photos=(${PHOTOS:+--photos "$PHOTOS"})
 
@@ -97,21 +102,32 @@ if compgen -G "${WHEELS:-.whl}/*.whl" > /dev/null; then
     else
         note "wheels: cannot be installed: $(grep . "$work/wheels.txt" | tail -1)"
         status=1
-        [[ $part == tests ]] || exit 1 # other decoders would be measured in their place
+        exit 1 # other decoders would be measured in their place
     fi
 fi
 needed=(torch numpy PIL cloudpickle)
-[[ $part == bench ]] || needed+=(pytest)
 has "${needed[@]}" || { note "needed, and not all there for $python: ${needed[*]}"; exit 1; }
 timeout 20 nvidia-smi > "$work/nvidia-smi.txt" 2>&1 || note "nvidia-smi: $(tail -1 "$work/nvidia-smi.txt")"
 step machine 60 "$python" -m benchmarks.machine
 cat "$work/machine.txt"
+
+# loaders SECONDS: run the command's rows, whose figures are in gpu-COMMAND.json.
+loaders() {
+    local limit=$1 left=$((budget - SECONDS)) options=("${photos[@]}")
+    [[ -z $simulate ]] && ((limit < left)) || limit=$left
+    [[ ! $simulate ]] || options=(--simulate)
+    step loaders "$limit" "$python" -m benchmarks.gpu "$part" "${options[@]}" ${ROWS:+--only "$ROWS"} \
+        --budget-s $((limit - 10)) --json "$work/gpu-$part.json"
+    cat "$work/loaders.txt" 2> /dev/null
+}
 
 tests() {
     # Of the options in pyproject.toml only what every pytest knows. A warning of a newer library is shown and no error;
     # gpuload's own are RuntimeWarnings.
     local pytest=("$python" -m pytest -q -c pyproject.toml -o addopts=--import-mode=importlib -p no:cacheprovider -rfEs
         -W default -W error::RuntimeWarning -W "ignore:nvImageCodec is installed:RuntimeWarning")
+    [[ ${TESTS:-} != none ]] || return
+    has pytest || { note "tests: left out: pytest is not installed"; status=1; return; }
     local cores
     cores=$(nproc)
     has xdist && pytest+=(-n $((cores < 8 ? cores : 8)) --dist worksteal)
@@ -132,9 +148,9 @@ tests() {
     # Kernels are compiled by one process, and found in Triton's cache by the others.
     local alone=("${pytest[@]}")
     has xdist && alone+=(-n 0)
-    [[ ${TESTS:-} ]] || step kernels 120 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
+    [[ ${TESTS:-} ]] || step kernels 60 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
         tests/cuda/test_kernels.py
-    step tests 200 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
+    step tests 150 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
         --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
     tail -n 40 "$work/tests.txt"
 
@@ -142,7 +158,7 @@ tests() {
     # Without that, each allocation is one of the driver's, whose bounds memcheck knows.
     local cases=Random,Color,Gaussian,Normalize,Resize,Crop,Pad,Gray,Auto,Trivial,classic,evaluation,timm,SimCLR
     local fused=("$python" -m benchmarks.augmentation --device cuda --backends fused --peers none --only "$cases"
-        --rounds 1 --batch-size 8 --budget-s 40 "${photos[@]}")
+        --rounds 1 --batch-size 8 --budget-s 30 "${photos[@]}")
     [[ $simulate || ${PHOTOS:-} ]] || ! command -v compute-sanitizer > /dev/null \
         || step photographs 30 "$python" -c \
             "from benchmarks.augmentation.photographs import default_folder; print(default_folder())"
@@ -156,7 +172,7 @@ print(sum(bool(row['readings']) for row in rows), 'of', len(rows), 'ran')"
         elif ! command -v compute-sanitizer > /dev/null; then
             note "$tool: left out: compute-sanitizer is not installed"
         else
-            step "$tool" 85 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+            step "$tool" 60 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
                 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 86 "${fused[@]}" \
                 --json "$work/$tool.json"
             tail -n 5 "$work/$tool.txt"
@@ -172,31 +188,13 @@ print(sum(bool(row['readings']) for row in rows), 'of', len(rows), 'ran')"
     tail -n 15 "$work/tests-cuda-sanitizer.txt" 2> /dev/null
 }
 
-bench() {
-    local device=cuda
-    if [[ $simulate ]]; then
-        step gpu 440 "$python" -m benchmarks.gpu --simulate --budget-s 430 --json "$work/gpu.json"
-        device=cpu photos+=(--quick --backends torch --peers none)
-    else
-        step gpu 350 "$python" -m benchmarks.gpu --budget-s 340 "${photos[@]}" --json "$work/gpu.json"
-        # The clocks are left as they are: they belong to the machine.
-        local sections=(SpeedOfLight ComputeWorkloadAnalysis MemoryWorkloadAnalysis WarpStateStats LaunchStats Occupancy)
-        if command -v ncu > /dev/null; then
-            step ncu 60 ncu --clock-control none "${sections[@]/#/--section=}" --kernel-name regex:one_pass --launch-skip 6 --launch-count 4 \
-                "$python" -m benchmarks.augmentation.kernel "${photos[@]}" --launches 8
-        else
-            note "ncu: left out: it is not installed"
-        fi
-    fi
-    local left=$((budget - SECONDS))
-    step augmentation "$left" "$python" -m benchmarks.augmentation --device "$device" "${photos[@]}" \
-        --budget-s $((left - 15)) --json "$work/augmentation-$device.json"
-    [[ $simulate ]] || cat "$work/augmentation.txt" 2> /dev/null
-    cat "$work/gpu.txt"
-}
-
 { # read as a whole, should this file change meanwhile
-    "$part"
+    if [[ $part == peers ]]; then
+        loaders 220
+        tests
+    else
+        loaders "$budget"
+    fi
     echo
     cat "$work/steps.txt"
     echo "all of it is in $out/gpu-$part.tar.gz, after $SECONDS s"

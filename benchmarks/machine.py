@@ -26,10 +26,18 @@ PACKAGES = (
     "Pillow",
     "turboloader",
 )
-NVIDIA = ("nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
+NVIDIA = (
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
+    "nvidia-nvimgcodec-cu12",
+    "nvidia-nvimgcodec-cu13",
+    "cvcuda-cu12",
+    "cvcuda-cu13",
+)
 DECODERS = ("simplejpeg", "nvidia.nvimgcodec", "nvidia.dali")
 # The tests and measurements that are skipped where a package is absent.
 SKIPPED_WITHOUT = {
+    "cvcuda": "CV-CUDA's row",
     "hypothesis": "property-based tests",
     "kornia": "the kornia backend, Kornia's own rows, tests of both, parity tests",
     "nvidia.dali": "the dali backend, DALI's own rows, tests of both",

@@ -1,30 +1,24 @@
 """The fused kernels alone: the device's work for a batch, without draws and without preparation on the host.
 
-    python -m benchmarks.augmentation.kernel --launches 8      launches only the kernels, for a profiler
-
 The parameters of a few batches, used in turn, are prepared before the clock starts; all batches share one output
 tensor. The kernels are launched as a stage launches them, and replayed as a CUDA graph, which excludes the host.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.augmentation.cases import Case, headline
+from benchmarks.augmentation.cases import Case
 from benchmarks.augmentation.contenders import NO_KERNELS, Contender, Contenders, Ours
-from benchmarks.augmentation.photographs import Photographs, default_folder
+from benchmarks.augmentation.photographs import Photographs
 from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Erase
 
 BATCHES = 4  # batches with prepared parameters
-BATCH = 256
 
 
 def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
@@ -78,25 +72,3 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
         return batch
 
     return launch
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Launch the kernels of each headline case `--launches` times."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.augmentation.kernel")
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--launches", type=int, default=8, help="launches per case (default 8)")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("torch finds no CUDA device")
-    photographs = Photographs(options.photos or default_folder(), BATCH, torch.device("cuda"))
-    for case in headline():
-        launch = launcher(case, photographs)
-        for turn in range(options.launches):
-            launch(turn)
-        torch.cuda.synchronize()
-        print(f"{case.name}: {options.launches} batches of {BATCH}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,15 @@
-"""Loaders end to end on a GPU: gpuload on each backend and its peers, alone and feeding ResNets, and the upper bounds.
+"""Loaders end to end on a GPU, in three commands; the most important one comes first.
 
-    make bench-gpu ARGS="--photos DIR --json FILE"     or   python -m benchmarks.gpu --photos DIR --json FILE
-    python -m benchmarks.gpu --simulate                runs every row on the CPU with small sizes; figures mean nothing
+    python -m benchmarks.gpu why       where the time of a session goes: workers, main process, device
+    python -m benchmarks.gpu decoding  decoding on the device, in workers and in both, and feeding ResNets
+    python -m benchmarks.gpu peers     gpuload beside DALI, timm, Kornia, CV-CUDA and torchvision
 
-The recipe is RandomResizedCrop(224), flip, ColorJitter(0.4, 0.4, 0.4), Normalize; batches of 256, float16, channels
-last. Each row runs in its own process with a time limit, so that a failing row does not affect the others. The results
-are written after each row. This process does not load CUDA.
+    make bench-gpu ARGS="why --photos DIR --json FILE"    the same in the project's environment
+    python -m benchmarks.gpu why --simulate               runs every row on the CPU, small; figures mean nothing
+
+The recipe is RandomResizedCrop(224), flip, ColorJitter(0.4, 0.4, 0.4), Normalize; float16, channels last. Each row runs
+in its own process with a time limit, so that a failing row does not affect the others. The results are written after
+each row. This process does not load CUDA.
 """
 
 from __future__ import annotations
@@ -21,22 +25,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, PARTS, Pace
+from benchmarks.gpu.plan import BATCH, COMMANDS, FEEDS, FILES, ROWS, SESSIONS, SIMULATED_PACE, Files, Pace
 from benchmarks.gpu.tables import Results, device_share, judge, report
 from benchmarks.machine import cpu_model, missing_packages, versions
 from benchmarks.peers.protocol import Recipe
-from benchmarks.photos import copy_photos, find_photos, light_copy, make_synthetic_photos, warm_page_cache
+from benchmarks.photos import (
+    copy_photos,
+    find_photos,
+    light_copy,
+    make_synthetic_photos,
+    packed_copy,
+    warm_page_cache,
+)
 from benchmarks.running import REPOSITORY, check_minimums, make_parser, write_json
 
-ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
-OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
-ORDER = (*CEILINGS, "stage", *OURS, *PEERS, *PARTS, "timm", *FEEDS)
 ROW_LIMIT_S = 75.0
 LEAST_S = 8.0  # with less time left, a row could not even warm up
 JITTER = 0.4
@@ -52,15 +60,21 @@ RUNNING: set[int] = set()  # the process groups of rows
 
 @dataclass(frozen=True)
 class Work:
-    """The settings of all rows. `light` is the folder of light photographs; `share` is the share of images that the GPU
-    decodes where both CPU and GPU decode."""
+    """The settings of all rows.
+
+    Attributes:
+        roots: the folder of each kind of files; missing_files: why there is none.
+        traces: the folder for the traces of sessions.
+        share: the share of images that the GPU decodes where both CPU and GPU decode.
+    """
 
     recipe: Recipe
     pace: Pace
-    photos: Path
     cpus: int
+    traces: Path
     environment: dict[str, str] = field(default_factory=dict)
-    light: str = ""
+    roots: dict[Files, str] = field(default_factory=dict)
+    missing_files: dict[Files, str] = field(default_factory=dict)
     share: float = 0.5
 
     def command(self, name: str) -> list[str]:
@@ -80,18 +94,26 @@ class Work:
         if name == "resident":
             small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if pace.small else []
             return _module("resident", "--device", recipe.device, "--json", *small)
-        if name in ("device", "device_decoder", "stage"):
-            return _module("gpu.rows", name, recipe.to_json(), pace.to_json(), *[str(self.photos)] * (name == "stage"))
-        peer = "gpuload"
-        if name in LIGHT:
-            recipe, pace = replace(recipe, root=self.light, variant=LIGHT[name]), replace(pace, alone=True)
-        else:
-            feed = FEEDS[name]
-            # gpuload leaves one CPU to the training process; its peers get all CPUs, since they may not need to.
-            workers = recipe.workers if feed.is_gpuload else self.cpus
-            variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
-            peer, recipe = feed.peer, replace(recipe, workers=workers, variant=variant)
-        return _module("gpu.rows", "feeding", recipe.to_json(), pace.to_json(), peer)
+        if name in ("device", "device_decoder"):
+            return _module("gpu.rows", name, recipe.to_json(), pace.to_json())
+        if name in SESSIONS:
+            session = SESSIONS[name]
+            recipe = self._reading(session.files, session.batch_size, variant="fused", prefetch=session.prefetch)
+            trace = str(self.traces / f"{name}.json")
+            return _module("gpu.rows", "session", recipe.to_json(), pace.to_json(), trace)
+        feed = FEEDS[name]
+        # gpuload leaves one CPU to the training process; its peers get all CPUs, since they may not need to.
+        workers = recipe.workers if feed.is_gpuload else self.cpus
+        variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
+        recipe = self._reading(feed.files, feed.batch_size, variant=variant, workers=workers)
+        return _module("gpu.rows", "feeding", recipe.to_json(), pace.to_json(), feed.peer, str(int(feed.feeds)))
+
+    def _reading(self, files: Files, batch_size: int, **changes: Any) -> Recipe:
+        """Return the recipe with other files and batches. A simulation's batches are smaller in proportion, and without
+        jitter for the fused kernels, which take 0.1 s an image for it in Triton's interpreter."""
+        size = max(2, self.recipe.batch_size * batch_size // BATCH)
+        recipe = replace(self.recipe, root=self.roots[files], batch_size=size, **changes)
+        return replace(recipe, jitter=0.0) if self.pace.small and recipe.variant.startswith("fused") else recipe
 
 
 def _module(name: str, *arguments: str) -> list[str]:
@@ -100,18 +122,19 @@ def _module(name: str, *arguments: str) -> list[str]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the options; `rows` lists the names of the rows to measure, in order."""
-    parser = make_parser("gpu", __doc__, "photos", "cache", "json", files=25_600, batch_size=256)
-    parser.add_argument("--budget-s", type=float, default=330, help="limit of the entire run, in seconds (default 330)")
-    parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
+    parser = make_parser("gpu", __doc__, "photos", "cache", "json", files=25_600, batch_size=BATCH)
+    parser.add_argument("command", choices=COMMANDS, help="which rows to measure")
+    parser.add_argument("--budget-s", type=float, default=440, help="limit of the entire run, in seconds (default 440)")
+    parser.add_argument("--only", help=f"instead, comma-separated, any of {', '.join(ROWS)}")
     parser.add_argument("--simulate", action="store_true", help="run every row on the CPU, with small sizes")
     options = parser.parse_args(arguments)
-    options.rows = list(dict.fromkeys(ORDER)) if options.only is None else options.only.split(",")
+    options.rows = list(COMMANDS[options.command]) if options.only is None else options.only.split(",")
     for name in options.rows:
         if name not in ROWS:
             parser.error(f"--only takes any of {', '.join(ROWS)}, comma-separated; got {name!r}")
     options.device = "cuda"
     if options.simulate:
-        options.device, options.batch_size, options.files = "cpu", 2, 12
+        options.device, options.batch_size, options.files = "cpu", 2, 8
     check_minimums(parser, options, batch_size=2, files=options.batch_size)
     return options
 
@@ -126,20 +149,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = copy_photos(photos, cache, options.files)
         files, mean_kb = warm_page_cache(root)
         results: dict[str, Any] = {
+            "command": options.command,
             "simulated": options.simulate,
             "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "device": _device(options.device)},
             "versions": versions(),
             "absent": missing_packages(),
-            "photos": {"source": described, "files": files, "mean_kb": mean_kb},
+            "photos": {"source": described, "files": files, "mean_kb": {"plain": mean_kb}},
             "rows": {},
         }
-        work = _work(options, root, photos)
-        if LIGHT.keys() & set(options.rows):
-            light = light_copy(root)
-            work = replace(work, light=str(light))
-            results["photos"]["light_kb"] = warm_page_cache(light)[1]
-        results_lock = threading.Lock()
+        work = _work(options, root, Path(folder) / "traces" if options.json is None else options.json.parent / "traces")
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
+        _write(results, options.json)
+        for kind in _other_files(options.rows):
+            try:
+                work.roots[kind], results["photos"]["mean_kb"][kind] = COPIES[kind](root)
+            except Exception as error:  # only the rows that read these files fail
+                work.missing_files[kind] = f"no files ({FILES[kind]}): {type(error).__name__}: {error}"
+        results_lock = threading.Lock()
 
         def run(name: str) -> None:
             row = _row(name, replace(work, share=device_share(results)), options, deadline)
@@ -161,6 +187,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row.get("failed") for row in results["rows"].values()) else 0
 
 
+def _light(root: Path) -> tuple[str, float]:
+    light = light_copy(root)
+    return str(light), warm_page_cache(light)[1]
+
+
+def _packed(root: Path, *, cuttable: bool) -> tuple[str, float]:
+    folder, mean_kb = packed_copy(root, cuttable=cuttable)
+    return str(folder), mean_kb
+
+
+# Functions that copy the photographs, and return the folder and the mean size in KB.
+COPIES: dict[Files, Callable[[Path], tuple[str, float]]] = {
+    "light": _light,
+    "packed": lambda root: _packed(root, cuttable=False),
+    "packed_cuttable": lambda root: _packed(root, cuttable=True),
+}
+
+
+def _other_files(rows: Sequence[str]) -> list[Files]:
+    """Return the kinds of files that rows read, except the plain ones."""
+    read = set(map(_files_of, rows))
+    return [kind for kind in FILES if kind in read and kind != "plain"]
+
+
+def _files_of(name: str) -> Files:
+    """Return the kind of files that a row reads."""
+    return FEEDS[name].files if name in FEEDS else SESSIONS[name].files if name in SESSIONS else "plain"
+
+
 def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
     """Return the folder of photographs and a description. A simulation gets tiny images: for a batch of full-size
     photographs, Triton's interpreter takes a minute."""
@@ -171,7 +226,7 @@ def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
     return find_photos(cache, options.photos)
 
 
-def _work(options: argparse.Namespace, root: Path, photos: Path) -> Work:
+def _work(options: argparse.Namespace, root: Path, traces: Path) -> Work:
     cpus = len(os.sched_getaffinity(0))
     recipe = Recipe(
         root=str(root),
@@ -183,18 +238,21 @@ def _work(options: argparse.Namespace, root: Path, photos: Path) -> Work:
         dtype="float16",
         channels_last=True,
     )
+    roots: dict[Files, str] = {"plain": str(root)}
     if not options.simulate:
-        return Work(recipe, Pace(), photos, cpus)
+        return Work(recipe, Pace(), cpus, traces, roots=roots)
     recipe = replace(recipe, size=16, workers=1, samples=4 * options.batch_size, epochs=2)
     # Triton's kernels run in its interpreter, even if there is a GPU.
     environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return Work(recipe, Pace(warm_s=0, round_s=0, rounds=1, steps=2, small=True), photos, 1, environment)
+    return Work(recipe, SIMULATED_PACE, 1, traces, environment, roots)
 
 
 def _row(name: str, work: Work, options: argparse.Namespace, deadline: float) -> dict[str, Any]:
     """Run a row. Returns its results, with the reason if it is `missing`, and the error if it `failed` or timed out."""
     if options.simulate and name in FEEDS and FEEDS[name].needs_gpu:
         return {"missing": "needs a GPU"}
+    if (failure := work.missing_files.get(_files_of(name))) is not None:
+        return {"failed": failure}
     left_s = deadline - time.monotonic()
     if left_s < LEAST_S or ENDING.is_set():
         return {"missing": "the time was up"}

@@ -180,8 +180,8 @@ def _round(
     return figures
 
 
-def feeding(recipe: Recipe, pace: Pace, name: str) -> None:
-    """Measure a loader alone, then feeding each network."""
+def feeding(recipe: Recipe, pace: Pace, name: str, feeds: str) -> None:
+    """Measure a loader alone, then feeding each network, unless `feeds` is "0"."""
     warnings.simplefilter("ignore", FutureWarning)  # peers warn about their own deprecations
     warnings.simplefilter("ignore", DeprecationWarning)
     if (recipe.variant.split("/")[0], recipe.device) == ("fused", "cpu"):
@@ -200,7 +200,7 @@ def feeding(recipe: Recipe, pace: Pace, name: str) -> None:
     ahead = 0 if pace.small else 2 * recipe.workers + 2
     burst_pace = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
     tell({"alone": measured(batches, None, runtime, burst_pace), "stats": peer.stats(), **runtime.memory()})
-    for network in () if pace.alone else NETWORKS:
+    for network in NETWORKS if int(feeds) else ():
         step = training_step(network, runtime.device, small=pace.small, channels_last=recipe.channels_last)
         tell({network: measured(batches, step, runtime, burst_pace, ahead), **runtime.memory()})
 
@@ -252,27 +252,13 @@ def device_decoder(recipe: Recipe, pace: Pace) -> None:
     tell({"images_per_s": rates[1:], "decoder": ", ".join(decoder.names), "note": decoder.note})
 
 
-def stage(recipe: Recipe, pace: Pace, photos: str) -> None:
-    """Measure the stage alone, from levels on the device to a batch, by the headline case of the augmentation benchmark
-    in this layout. Prints the images per second of each measured way, and the rate at which a plain copy would move as
-    many bytes."""
-    from benchmarks.augmentation.__main__ import measure_device, parse
+def session(recipe: Recipe, pace: Pace, trace: str) -> None:
+    """Explain where the time of a session goes."""
+    from benchmarks.gpu.why import explain
 
-    setup = ["--device", recipe.device, "--photos", photos, "--batch-size", str(recipe.batch_size)]
-    chosen = ["--only", "channels_last", "--backends", "torch,fused", "--peers", "none", "--rounds", str(pace.rounds)]
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        result = measure_device(recipe.device, parse([*setup, *chosen]), {})
-    (case,) = result.cases
-    rates = {
-        name: [1000 * result.batch / reading.ms for reading in row.readings]
-        for name, row in case.rows.items()
-        if row.readings
-    }
-    missing = {name: row.missing for name, row in case.rows.items() if row.missing}
-    tell({"rates": rates, "copy": 1000 * result.batch / case.roofline_ms, "ways_missing": missing})
-    if failed := [f"{name}: {row.failed}" for name, row in case.rows.items() if row.failed]:
-        raise RuntimeError("; ".join(failed))
+    if recipe.device == "cpu":
+        speed_up_interpreter()
+    explain(recipe, pace, Path(trace), tell, Runtime(recipe.device).device)
 
 
 def tell(phase: dict[str, Any]) -> None:
@@ -281,5 +267,5 @@ def tell(phase: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _, name, recipe, pace, *more = sys.argv
-    row: Callable[..., None] = {row.__name__: row for row in (feeding, device, device_decoder, stage)}[name]
+    row: Callable[..., None] = {row.__name__: row for row in (feeding, session, device, device_decoder)}[name]
     row(Recipe(**json.loads(recipe)), Pace(**json.loads(pace)), *more)

@@ -5,6 +5,7 @@ This module does not import torch, since gpuload's workers, which import `Arrays
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,13 @@ def peer_of(loader: gl.Loader, *, levels: bool = True, falls_back: tuple[str, ..
     return Peer(lambda: loader, {"gpuload": gl.__version__}, levels, falls_back, lambda: str(loader.stats()))
 
 
-def gpuload(recipe: Recipe) -> Peer:
+def open_photos(root: str) -> Any:
+    """Open a folder of photographs in class folders, or of packed shards."""
+    is_packed = next(Path(root).glob("*.tar"), None) is not None
+    return gl.TarShards(f"{root}/*.tar", fields=("jpg", "cls")) if is_packed else gl.ImageFolder(root)
+
+
+def recipe_loader(recipe: Recipe) -> gl.Loader:
     """Build the loader of the recipe on its device. `variant` is ``BACKEND[/WHERE[/SHARE]]``: the backend, where images
     are decoded if not only by workers, and the device's share if both decode.
 
@@ -80,18 +87,25 @@ def gpuload(recipe: Recipe) -> Peer:
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = make_loader(
         recipe,
-        gl.ImageFolder(recipe.root),
+        open_photos(recipe.root),
         transforms=[T.RandomResizedCrop(recipe.size), T.RandomHorizontalFlip(), *jitter, T.Normalize(MEAN, STD)],
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
         backend=backend,
         decode=gl.Decode(where=where, device_share=share),
+        prefetch_factor=recipe.prefetch,
     )
     plan = loader.plan()
     if backend not in ("auto", plan.backend):
         raise RuntimeError(f"the backend {plan.backend!r} would run instead of {backend!r}: {plan.note}")
     if plan.decoder is not None and plan.decoder.startswith("workers"):
         raise RuntimeError(f"the device does not decode: {plan.decoder}")
+    return loader
+
+
+def gpuload(recipe: Recipe) -> Peer:
+    loader = recipe_loader(recipe)
+    plan = loader.plan()
     fallbacks = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
     return peer_of(loader, levels=False, falls_back=tuple(fallbacks))
 
@@ -142,28 +156,29 @@ def array_file(recipe: Recipe) -> Peer:
     return peer_of(make_loader(recipe, dataset, sampler=Rounds(count, recipe.samples)))
 
 
-def workers_only(recipe: Recipe) -> dict[str, Any]:
-    """Measure the workers with a consumer that only takes and releases their slots: no stage, no tensors.
+def discard_batches(loader: gl.Loader, epoch: int) -> Iterator[int]:
+    """Take the batches of an epoch from the workers of a loader that has begun, discard them, and yield the number of
+    images in each: no stage, no tensors. This uses the Loader's private feed, which users should not do."""
+    session: Any = loader._session
+    session.feed.begin(schedule_of(loader._options.order, loader.num_workers).batches(Place(epoch, 0)))
+    while (batch := session.feed.take()) is not None:
+        yield len(batch.spec.positions)
+        session.feed.release(batch)
 
-    The difference to `decoder_alone` is reading headers, drawing crops, and moving pixels and messages. This uses the
-    Loader's private feed, which users should not do.
+
+def workers_only(recipe: Recipe) -> dict[str, Any]:
+    """Measure the workers with a consumer that only takes and releases their slots.
+
+    The difference to `decoder_alone` is reading headers, drawing crops, and moving pixels and messages.
     """
     transforms = [T.RandomResizedCrop(recipe.size)]
-    loader = make_loader(recipe, gl.ImageFolder(recipe.root), transforms=transforms, device="cpu")
-    iter(loader)
-    session: Any = loader._session
-    numbers = iter(range(recipe.epochs))
+    with make_loader(recipe, gl.ImageFolder(recipe.root), transforms=transforms, device="cpu") as loader:
+        iter(loader)
+        epochs = itertools.count()
 
-    def epoch() -> int:
-        count = 0
-        place = Place(next(numbers), 0)
-        session.feed.begin(schedule_of(loader._options.order, loader.num_workers).batches(place))
-        while (batch := session.feed.take()) is not None:
-            count += len(batch.spec.positions)
-            session.feed.release(batch)
-        return count
+        def epoch() -> int:
+            return sum(discard_batches(loader, next(epochs)))
 
-    epoch()
-    rates = rates_of(epoch, recipe.epochs - 1)
-    loader.close()
+        epoch()
+        rates = rates_of(epoch, recipe.epochs - 1)
     return {**rates, "versions": {"gpuload": gl.__version__}}

@@ -76,8 +76,9 @@ def torch_simplejpeg(recipe: Recipe) -> Peer:
 def torch_device(recipe: Recipe) -> Peer:
     """Build a loader whose workers decode, crop and flip; batches are converted to floats on the device.
 
-    `variant` is ``"torchvision"`` for v2 transforms, whose ColorJitter draws once per batch, or ``"kornia"`` for
-    `AugmentationSequential`, which draws for each image. Both run on the consumer's stream, as in training scripts.
+    `variant` is ``"torchvision"`` for v2 transforms, whose ColorJitter draws once per batch, ``"cvcuda"`` for the same
+    transforms run by CV-CUDA, or ``"kornia"`` for `AugmentationSequential`, which draws for each image. All run on the
+    consumer's stream, as in training scripts.
     """
     versions = {"pillow": PIL.__version__}
     if recipe.variant == "kornia":
@@ -92,6 +93,12 @@ def torch_device(recipe: Recipe) -> Peer:
         @torch.no_grad()
         def finish(images: torch.Tensor) -> torch.Tensor:
             return sequential(images.to(torch.float32).div_(255))  # pyright: ignore[reportReturnType]
+    elif recipe.variant == "cvcuda":
+        import cvcuda  # pyright: ignore[reportMissingImports]
+        import cvcuda.tv  # pyright: ignore[reportMissingImports]
+
+        finish = cvcuda.tv.Compose(floats_of(recipe, torch.float32))
+        versions["cvcuda"] = cvcuda.__version__
     else:
         finish = v2.Compose(floats_of(recipe, getattr(torch, recipe.dtype)))
     load = torchvision.datasets.folder.pil_loader

@@ -1,4 +1,4 @@
-"""The benchmark for a GPU goes through on the CPU: every row that can run there does, and none is lost with another."""
+"""The benchmarks for a GPU run through on the CPU: every row that can run there does, and none is lost with another."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import lacking
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.plan import FEEDS, LIGHT, NETWORKS, PARTS, Pace
+from benchmarks.gpu import pieces, why
+from benchmarks.gpu.plan import COMMANDS, FEEDS, NETWORKS, ROWS, SESSIONS, Pace
 from benchmarks.gpu.rows import endless, measured
 from benchmarks.gpu.tables import device_share, judge, report
 from benchmarks.machine import missing_packages
@@ -36,9 +38,9 @@ NEEDING = {
     "nvidia.dali": {"dali_cpu", "dali"},
     "kornia": {"kornia", "kornia_own"},
     "nvidia.nvimgcodec": {"device_decode", "both_decode", "device_decoder", "light_device"},
-    "triton": {"fused", "stage", "device_decode", "both_decode", *LIGHT},
+    "triton": {*SESSIONS, *(name for name, feed in FEEDS.items() if feed.variant.startswith("fused"))},
     "timm": {"timm"},
-    "torchvision": {*FEEDS, "device", "stage"},
+    "torchvision": {*FEEDS, "device"},
 }
 
 
@@ -90,7 +92,7 @@ def results(**rows: Any) -> dict[str, Any]:
         "machine": {"cpu": "a CPU", "cpus": 16, "device": "a GPU"},
         "versions": {"torch": "2.11"},
         "absent": {},
-        "photos": {"source": "photos", "files": 100, "mean_kb": 90.0},
+        "photos": {"source": "photos", "files": 100, "mean_kb": {"plain": 90.0}},
         "recipe": {"size": 224, "batch_size": 256, "dtype": "float16", "channels_last": True},
         "rows": rows,
     }
@@ -101,11 +103,13 @@ def fed(rate: float, waiting: float = 0.0) -> dict[str, Any]:
     return {"alone": found} | {name: found | {"idle_ms": [0.01], "waiting": [waiting]} for name in NETWORKS}
 
 
-def rows(ours: float, waiting: float, kernels: float, arrays: float = 173_000, light: float = 30_000) -> dict[str, Any]:
+def rows(ours: float, waiting: float, packed: float, arrays: float = 173_000, light: float = 30_000) -> dict[str, Any]:
     return {
+        "device": fed(ours),
         "device_decoder": {"images_per_s": [1900, 2000, 2100]},
         "device_decode": fed(ours + 840),
         "both_decode": fed(ours + 1540),
+        "packed_cuttable": fed(packed),
         "light_workers": {"alone": {"images_per_s": [12_000]}},
         "light_device": {"alone": {"images_per_s": [light]}},
         "decoder": {"images_per_s": [900, 1000, 1100], "decoder": "nvImageCodec"},
@@ -114,52 +118,59 @@ def rows(ours: float, waiting: float, kernels: float, arrays: float = 173_000, l
         "dali_cpu": fed(100),
         "torch_pillow": fed(100),
         "torch_device": fed(215),
-        "stage": {"rates": {"gpuload fused, kernels alone": [kernels], "gpuload torch": [9e9]}, "copy": 1e7},
         "array_file": {"images_per_s": [arrays]},
         "resident": {"images_per_s": [5e5], "stage": [5e5], "share": 0.9 if ours > 860 else 0.89},
     }
 
 
 def test_aims():
-    assert [aim.met for aim in judge(results(**rows(870, 0.0099, 3.1e6)))] == [True] * 10
-    assert [aim.met for aim in judge(results(**rows(849, 0.01, 2.9e6, 172_999, 29_999)))] == [False] * 10
-    assert [aim.met for aim in judge(results())] == [None] * 10
-    assert [aim.met for aim in judge(results(**rows(870, 0, 3.1e6)) | {"simulated": True})] == [None] * 10
+    assert [aim.met for aim in judge(results(**rows(870, 0.0099, 13_000)))] == [True] * 10
+    assert [aim.met for aim in judge(results(**rows(849, 0.01, 12_999, 172_999, 29_999)))] == [False] * 10
+    assert [aim.met for aim in judge(results(**{name: {} for name in rows(0, 0, 0)}))] == [None] * 10
+    assert [aim.met for aim in judge(results(**rows(870, 0, 13_000)) | {"simulated": True})] == [None] * 10
+
+
+def test_an_aim_whose_rows_belong_to_another_command_is_not_listed():
+    figures = rows(870, 0, 13_000)
+    texts = [
+        aim.text for aim in judge(results(**{name: figures[name] for name in ("fused", "dali_mixed", "dali_cpu")}))
+    ]
+    assert texts == ["at least 2.00 times DALI's own pipeline, the faster one: 2.02"]
 
 
 def test_the_fastest_of_each_kind_of_peer_counts():
-    texts = [aim.text for aim in judge(results(**rows(860, 0, 3e6)))]
+    texts = [aim.text for aim in judge(results(**rows(860, 0, 13_000)))]
     assert texts[1].endswith(": 2.00")
     assert texts[2].endswith(": 4.00")
 
 
 def test_light_photographs_count_where_they_go_faster():
-    found = rows(870, 0, 3e6, light=11_000)
+    found = rows(870, 0, 13_000, light=11_000)
     found["light_workers"] = {"alone": {"images_per_s": [31_000]}}
     [aim] = [aim for aim in judge(results(**found)) if "light photographs" in aim.text]
     assert (aim.text[-8:], aim.met) == (": 31,000", True)
 
 
 def test_both_decoders_are_held_against_their_sum():
-    found = rows(870, 0, 3e6)
-    assert judge(results(**found))[-1].text.endswith("of the sum of both decoders alone, decoding with both: 80%")
-    assert judge(results(**found | {"decoder": {}}))[-1].met is None
+    found = rows(870, 0, 13_000)
+    assert judge(results(**found))[-2].text.endswith("of the sum of both decoders alone, decoding with both: 80%")
+    assert judge(results(**found | {"decoder": {}}))[-2].met is None
 
 
 def test_the_share_that_the_gpu_decodes_follows_from_both_rates():
-    assert device_share(results(**rows(870, 0, 3e6))) == 0.67
+    assert device_share(results(**rows(870, 0, 13_000))) == 0.67
     assert device_share(results()) == 0.5
     assert device_share(results(decoder={"images_per_s": [1]}, device_decoder={"images_per_s": [1e9]})) == 0.99
 
 
 def test_what_a_step_waits_for_within_itself_counts():
-    found = rows(870, 0.001, 3e6) | {"device": fed(900)}
-    text, met = judge(results(**found))[3]
+    found = rows(870, 0.001, 13_000) | {"device": fed(900)}
+    text, met = judge(results(**found))[-1]
     assert (text.endswith(": 3.33%"), met) == (True, False)
 
 
 def test_the_report_says_what_was_not_measured_and_what_failed():
-    found = rows(870, 0, 3e6) | {
+    found = rows(870, 0, 13_000) | {
         "timm": {"missing": "No module named 'timm'"},
         "torch": fed(500) | {"failed": "out of memory"},
         "kornia": fed(400) | {"falls_back": ["RandomResizedCrop"]},
@@ -180,9 +191,13 @@ def test_the_report_says_what_was_not_measured_and_what_failed():
 
 
 def test_options(capsys):
-    assert command.parse(["--only", "fused,decoder"]).rows == ["fused", "decoder"]
-    assert set(command.parse([]).rows) == set(command.ROWS)
-    for wrong, told in ((["--only", "ffcv"], "got 'ffcv'"), (["--files", "9"], "--files must be at least 256, got 9")):
+    assert command.parse(["why", "--only", "fused,decoder"]).rows == ["fused", "decoder"]
+    assert {name for part in COMMANDS for name in command.parse([part]).rows} == set(ROWS)
+    for wrong, told in (
+        (["peers", "--only", "ffcv"], "got 'ffcv'"),
+        (["why", "--files", "9"], "--files must be at least 256, got 9"),
+        ([], "command"),
+    ):
         with pytest.raises(SystemExit):
             command.parse(wrong)
         assert told in capsys.readouterr().err
@@ -224,7 +239,7 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
         lambda cache, photos: (command.make_synthetic_photos(cache / "p", count=2, height=24, width=32), "two"),
     )
     path = tmp_path / "gpu.json"
-    arguments = ["--only", ",".join(programs), "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
+    arguments = ["peers", "--only", ",".join(programs), "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
     assert command.main([*arguments, "--json", str(path)]) == 1
     found = json.loads(path.read_text())["rows"]
     assert found["decoder"]["images_per_s"] == [7]
@@ -250,7 +265,7 @@ def test_what_ends_it_leaves_a_report(tmp_path):
         "command.Work.command = lambda self, name: [sys.executable, '-c', row % command.os.getpid()]\n"
         "sys.exit(command.main(sys.argv[1:]))"
     )
-    arguments = ["--only", "fused,torch", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
+    arguments = ["peers", "--only", "fused,torch", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
     arguments += ["--photos", str(folder), "--json", str(path)]
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60
@@ -270,7 +285,7 @@ def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(command, "_device", lambda device: "none")
     path = tmp_path / "gpu.json"
-    arguments = ["--files", "2", "--batch-size", "2", "--cache", str(tmp_path), "--json", str(path)]
+    arguments = ["peers", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path), "--json", str(path)]
     assert command.main([*arguments, "--budget-s", "1"]) == 0
     assert {row["missing"] for row in json.loads(path.read_text())["rows"].values()} == {"the time was up"}
 
@@ -294,11 +309,14 @@ def run_script(part: str, folder: Path, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(900)
-def test_every_row_runs_through_on_the_cpu(tmp_path_factory, tmp_path):
-    """Each row's process is forked from one that has torch and torchvision, which is half of what they would take."""
+# Rows that run the same code as another row.
+LIKE_OTHERS = {"decoding": {"packed_cuttable", "packed_cuttable_64", "light_device"}, "peers": {"fused"}}
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose rows are forked from a process that has torch and torchvision, which is half of what they
+    would take."""
     python = tmp_path_factory.mktemp("bin") / "python"
     forked = f'{sys.executable} -P {REPOSITORY / "tests" / "warm.py"} -m "{IMPORTED}"'
     python.write_text(
@@ -308,35 +326,68 @@ exec {sys.executable} "$@"
 """
     )
     python.chmod(0o755)
-    status, printed = run_script("bench", tmp_path, PYTHON=str(python))
+    return python
+
+
+def lacking_rows() -> set[str]:
+    """The rows that lack a package here, or a GPU."""
+    needing_gpu = {name for name, feed in FEEDS.items() if feed.needs_gpu}
+    return needing_gpu.union(*(NEEDING.get(package, set()) for package in missing_packages()))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_why_explains_each_window_of_a_session(tmp_path, forking):
+    if "triton" in missing_packages():
+        lacking.skip("triton")
+    name = "packed_cuttable_64_2"
+    status, printed = run_script("why", tmp_path, PYTHON=str(forking), ROWS=name)
     assert status == 0, printed
-    found = json.loads((tmp_path / "found" / "gpu.json").read_text())
-    lacking = set().union(*(NEEDING.get(package, set()) for package in missing_packages()))
-    away = {name: row.get("missing") for name, row in found["rows"].items() if row.get("missing")}
-    assert away.keys() - lacking == {"dali_mixed"}, away
-    for name in command.ROWS.keys() - away.keys():
-        row = found["rows"][name]
-        phases = [row[phase] for phase in ("alone", *NETWORKS)] if name in FEEDS else [row]
-        if name in LIGHT:
-            phases = [row["alone"]]
+    [row] = json.loads((tmp_path / "found" / "gpu-why.json").read_text())["rows"].values()
+    assert row["first_batch_s"] > 0
+    assert [window["way"] for window in row["windows"]] == list(why.WAYS)
+    for window in (row["first_epoch"], *row["windows"]):
+        assert window["images"] > 0
+        assert 0.5 < window["workers_busy"] + window["workers_idle"] < 1.05  # the rest is reading the counters
+        assert ("next_p95_ms" in window) == (window.get("way") != "workers")
+        assert window["look_ahead"] == 2
+    assert row["first_epoch"]["worker_per_image"]["minor_faults"] > 0
+    assert 0 < row["first_epoch"]["planned_by_workers"] <= row["first_epoch"]["batches"] + 2
+    assert (tmp_path / "found" / "traces" / row["trace"]["file"]).stat().st_size > 0
+    assert "gpuload::stage" in {function["name"] for function in row["trace"]["functions"]}
+    assert SESSIONS[name].label in printed
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", ["decoding", "peers"])
+def test_every_row_of_a_loader_runs_through_on_the_cpu(tmp_path, forking, part):
+    names = [name for name in COMMANDS[part] if name not in LIKE_OTHERS[part]]
+    status, printed = run_script(part, tmp_path, PYTHON=str(forking), ROWS=",".join(names), TESTS="none")
+    assert status == 0, printed
+    found = json.loads((tmp_path / "found" / f"gpu-{part}.json").read_text())["rows"]
+    assert found.keys() == {*names}
+    assert {name for name, row in found.items() if row.get("missing")} == lacking_rows() & found.keys()
+    for name in found.keys() - lacking_rows():
+        row = found[name]
+        phases = [row]
         if name == "device":
             assert min(row["copy_gb_s"], row["upload_gb_s"]) > 0
             phases = [row[network] for network in NETWORKS]
-        if name == "stage":
-            assert row["copy"] > 0
-            phases = [{"images_per_s": rates} for rates in row["rates"].values()]
-        assert phases, name
+        elif name in FEEDS:
+            phases = [row["alone"], *(row[network] for network in NETWORKS if FEEDS[name].feeds)]
         assert all(min(phase["images_per_s"]) > 0 for phase in phases), (name, row)
         assert all(0 <= share <= 1 for phase in phases for share in phase.get("waiting", []))
-    assert PARTS["workers"] in printed
-    assert json.loads((tmp_path / "found" / "augmentation-cpu.json").read_text())["devices"]["cpu"]["cases"]
+        assert ROWS[name] in printed
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_tests_for_a_gpu_are_collected(tmp_path):
-    status, printed = run_script("tests", tmp_path)
+    status, printed = run_script("peers", tmp_path, ROWS="dali_mixed")
     assert status == 0, printed
     suite = ElementTree.parse(tmp_path / "found" / "tests.xml").getroot()[0]
     counts = {key: int(suite.attrib[key]) for key in ("tests", "skipped", "failures", "errors")}
@@ -350,11 +401,11 @@ def test_tests_for_a_gpu_are_collected(tmp_path):
     ("environment", "told"),
     [
         ({"PYTHON": "/bin/false"}, "needed, and not all there for /bin/false: torch"),
-        ({"BUDGET_S": "0"}, "tests: left out: the time was up"),
+        ({"BUDGET_S": "0"}, "loaders: left out: the time was up"),
     ],
 )
 def test_there_is_an_archive_whatever_happens(tmp_path, environment, told):
-    status, printed = run_script("tests", tmp_path, **environment)
+    status, printed = run_script("why", tmp_path, **environment)
     assert status == 1
     assert told in printed
     assert told in (tmp_path / "found" / "steps.txt").read_text()
@@ -373,14 +424,50 @@ def test_a_newer_librarys_warning_is_no_error(tmp_path, category, expected):
     path.write_text(program.format(category))
     folder = tmp_path / "found"
     folder.mkdir()
-    status, printed = run_script("tests", folder, TESTS=str(path))
+    status, printed = run_script("peers", folder, TESTS=str(path), ROWS="dali_mixed")
     assert status == expected, printed
     assert ("1 passed, " in printed and "old" in printed) == (expected == 0), printed
 
 
 @pytest.mark.processes
 def test_usage(tmp_path):
-    for wrong in ([], ["all"], ["tests", "--quick"]):
+    for wrong in ([], ["all"], ["why", "--quick"]):
         done = subprocess.run([str(SCRIPT), *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=30)
-        assert (done.returncode, "tests|bench [FOLDER] [--simulate]" in done.stderr) == (2, True)
+        assert (done.returncode, "why|decoding|peers [FOLDER] [--simulate]" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- a file in pieces -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "dali-1-py3.whl"
+    path.write_bytes(bytes(range(256)) * 10)
+    return path
+
+
+def test_pieces_that_come_one_by_one_are_put_together(tmp_path, wheel):
+    target = tmp_path / "target"
+    cut = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)
+    assert [path.stat().st_size for path in cut] == [1000, 1000, 560]
+    for order, (number, missing) in enumerate([(1, "1, 3"), (0, "3")]):
+        (folder := tmp_path / f"call{order}").mkdir()
+        cut[number].rename(folder / cut[number].name)
+        (folder / "other.whl").write_bytes(b"small")
+        assert pieces.join(folder, target) == [f"dali-1-py3.whl: pieces {missing} of 3 are still missing"]
+    assert pieces.join(tmp_path / "cut", target) == ["dali-1-py3.whl: put together from 3 pieces"]
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        wheel.name: wheel.read_bytes(),
+        "other.whl": b"small",
+    }
+
+
+def test_damaged_pieces_are_refused_and_removed(tmp_path, wheel):
+    damaged = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        ValueError, match=r"the pieces of dali-1-py3\.whl do not make the file that was cut; bring all 3"
+    ):
+        pieces.join(tmp_path / "cut", tmp_path / "target")
+    assert list((tmp_path / "target").iterdir()) == []
