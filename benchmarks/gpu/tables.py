@@ -210,7 +210,7 @@ def _alone(results: Results, names: Sequence[str]) -> str:
 
 def _feeding(results: Results, names: Sequence[str], network: str, label: str) -> str:
     resident = _row(results, "device").get(network, {})
-    rates = {f"{label}, one resident batch": resident}
+    rates = {f"{label}, one resident batch": resident} if resident else {}
     rates |= {FEEDS[name].label: _row(results, name).get(network, {}) for name in names if FEEDS[name].feeds}
     rows = [
         [

@@ -593,7 +593,8 @@ class Feed:
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        if not batch.open_part_count and not (self._is_awaited and batch is self._batches[0]):
+        # While the loop waits, it takes batches before their plans, which come after the chunks in the workers' queue.
+        if not batch.open_part_count and not self._is_awaited:
             self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.estimate(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
