@@ -134,6 +134,7 @@ class Feed:
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._is_awaited = False  # whether the caller waits for the batch that is due
+        self._has_waited = False  # whether the last `take` waits, or had to wait, and no batch has been ready since
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
@@ -193,12 +194,15 @@ class Feed:
         self._start_batches()
         if self.plans.in_flight or self._consumer.decodes_images:
             self.pump(0.0)
+        has_waited = False
         while True:
             if self._has_too_many_errors:
                 self._tally.check()
             if (batch := self._pop()) is not None or not self._batches:
+                self._has_waited = has_waited
                 return batch
             if not self._has_too_many_errors:
+                self._has_waited = has_waited = True
                 self.pump(1.0, is_awaited=True)
 
     def take_errors(self) -> list[ErrorRecord]:
@@ -216,7 +220,9 @@ class Feed:
     def take_if_ready(self) -> Batch | None:
         """Return the next batch if it is complete, including its plan if one was requested; else None."""
         self.pump(0.0)
-        return None if self._has_too_many_errors else self._pop(planned=True)
+        batch = None if self._has_too_many_errors else self._pop(planned=True)
+        self._has_waited &= batch is None
+        return batch
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
         """Return the first batch whose parts are all done and decoded, unless an earlier batch of the same
@@ -593,8 +599,8 @@ class Feed:
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        # While the loop waits, it takes batches before their plans, which come after the chunks in the workers' queue.
-        if not batch.open_part_count and not self._is_awaited:
+        # A loop that waits takes batches before their plans, which come after the chunks in the workers' queue.
+        if not batch.open_part_count and not self._has_waited:
             self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.estimate(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
