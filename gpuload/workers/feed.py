@@ -134,7 +134,7 @@ class Feed:
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._is_awaited = False  # whether the caller waits for the batch that is due
-        self._has_waited = False  # whether the last `take` waits, or had to wait
+        self._has_waited = False  # whether the caller waits for a batch, or had to wait for the batch taken last
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
@@ -221,7 +221,10 @@ class Feed:
     def take_if_ready(self) -> Batch | None:
         """Return the next batch if it is complete, including its plan if one was requested; else None."""
         self.pump(0.0)
-        return None if self._has_too_many_errors else self._pop(planned=True)
+        if self._has_too_many_errors or (batch := self._pop(planned=True)) is None:
+            return None
+        self._has_waited = False
+        return batch
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
         """Return the first batch whose parts are all done and decoded, unless an earlier batch of the same

@@ -155,6 +155,17 @@ def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed.release(batch)
 
 
+def test_plans_are_requested_again_once_the_loop_finds_a_batch_complete():
+    feed, _ = made(5 * SIZE)
+    feed.release(feed.take())  # the loop waited, so no plan is requested
+    pump(feed)
+    assert [batch.planned for batch in feed.batches] == [None] * 2
+    feed.release(feed.take_if_ready())
+    pump(feed)
+    assert [batch.planned is not None for batch in feed.batches] == [False, True, True]
+    feed.abandon()
+
+
 def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     feed, engine = made(2 * SIZE)
     engine.fate = "later"
