@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -134,7 +134,6 @@ class Feed:
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._is_awaited = False  # whether the caller waits for the batch that is due
-        self._has_waited = False  # whether the caller waits for a batch, or had to wait for the batch taken last
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
@@ -195,15 +194,12 @@ class Feed:
         # Without reading the replies first, a batch that is complete would look as if it had to be awaited.
         if self.plans.in_flight or self._consumer.plans_batches or self._consumer.decodes_images:
             self.pump(0.0)
-        has_waited = False
         while True:
             if self._has_too_many_errors:
                 self._tally.check()
             if (batch := self._pop()) is not None or not self._batches:
-                self._has_waited = has_waited
                 return batch
             if not self._has_too_many_errors:
-                self._has_waited = has_waited = True
                 self.pump(1.0, is_awaited=True)
 
     def take_errors(self) -> list[ErrorRecord]:
@@ -221,10 +217,7 @@ class Feed:
     def take_if_ready(self) -> Batch | None:
         """Return the next batch if it is complete, including its plan if one was requested; else None."""
         self.pump(0.0)
-        if self._has_too_many_errors or (batch := self._pop(planned=True)) is None:
-            return None
-        self._has_waited = False
-        return batch
+        return None if self._has_too_many_errors else self._pop(planned=True)
 
     def _next_complete(self, *, planned: bool = False) -> Batch | None:
         """Return the first batch whose parts are all done and decoded, unless an earlier batch of the same
@@ -601,9 +594,16 @@ class Feed:
                 return
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
-        # A loop that waits takes batches before their plans, which come after the chunks in the workers' queue.
-        if not batch.open_part_count and not self._has_waited:
+        if not batch.open_part_count and self._can_be_planned_in_time(batch):
             self.plans.submit(batch, next(self._chunk_numbers), self._slot_size.estimate(self.chunk_size))
+
+    def _can_be_planned_in_time(self, batch: Batch) -> bool:
+        """Whether workers can plan a complete batch before it is taken. The plan comes after all chunks in the workers'
+        queue, so at least as many complete batches have to be taken before this one as there are open batches."""
+        earlier = islice(self._batches, self._batches.index(batch))
+        complete_count = sum(not other.open_part_count for other in earlier)
+        open_count = sum(other.open_part_count > 0 for other in self._batches)
+        return not self._is_awaited and complete_count >= open_count
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Request substitutes for the failed samples, as an additional chunk of the batch."""

@@ -99,11 +99,16 @@ def busy(feed: Feed) -> int:
     return len(feed.ring._busy)
 
 
-def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make():
-    feed, _ = made()
-    for step in range(3):
-        while (batch := feed.take_if_ready()) is None:
-            pass
+def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_their_draws_make():
+    feed, _ = made(6 * SIZE)
+    for step in range(6):
+        pump(feed)
+        batch = feed.take_if_ready()
+        assert batch is not None
+        if step == 0:  # the loop might have waited for it
+            assert batch.planned is None
+            feed.release(batch)
+            continue
         assert batch.planned is not None
         assert len(batch.copied_parts) == 3  # two chunks, and the plan
         table, positions = table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
@@ -126,9 +131,10 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
 
 
 def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
-    feed, _ = made()
-    while (batch := feed.take_if_ready()) is None:
-        pass
+    feed, _ = made(SIZE)
+    pump(feed)
+    batch = feed.take_if_ready()
+    assert batch is not None
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
@@ -155,14 +161,19 @@ def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed.release(batch)
 
 
-def test_plans_are_requested_again_once_the_loop_finds_a_batch_complete():
-    feed, _ = made(5 * SIZE)
-    feed.release(feed.take())  # the loop waited, so no plan is requested
-    pump(feed)
-    assert [batch.planned for batch in feed.batches] == [None] * 2
-    feed.release(feed.take_if_ready())
-    pump(feed)
-    assert [batch.planned is not None for batch in feed.batches] == [False, True, True]
+def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
+    feed, engine = made(12 * SIZE, ahead=6)
+    for _ in range(6):
+        batch = feed.take()  # the loop waits
+        assert batch is not None
+        assert batch.planned is None
+        feed.release(batch)
+    assert not any(request.plans for request in engine._waiting)
+    feed, engine = made(12 * SIZE, ahead=6)
+    feed._submit_chunks()
+    engine._waiting.rotate(-2)  # the first batch will be the last to be complete
+    pump(feed, 12)
+    assert [batch.planned is not None for batch in feed.batches][:6] == [False, False, False, False, True, True]
     feed.abandon()
 
 
@@ -170,18 +181,15 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     feed, engine = made(2 * SIZE)
     engine.fate = "later"
     pump(feed)
+    feed.release(feed.take_if_ready())
     assert feed.take_if_ready() is None  # it waits for its plan
-    assert feed._pending_count == 2  # two plans, which have slots
+    assert feed._pending_count == 1  # the plan, which has a slot
     batch = feed.take()
     assert batch is not None
     engine.fate = None
     pump(feed)
     assert (batch.planned, len(batch.copied_parts)) == (None, 2)
     feed.release(batch)
-    second = feed.take_if_ready()
-    assert second is not None
-    assert second.planned is not None
-    feed.release(second)
     assert (busy(feed), feed.is_idle()) == (0, True)
 
 
@@ -225,7 +233,7 @@ def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
 
 
 def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
-    feed, engine = made()
+    feed, engine = made(4 * SIZE)
     feed._slot_size.of = lambda rows: 1 << 16  # pyright: ignore[reportAttributeAccessIssue]
     asked: list[int] = []
     do = engine._runner.run
@@ -238,12 +246,13 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
 
     engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
     found = []
-    for _ in range(3):
-        while (batch := feed.take_if_ready()) is None:
-            pass
+    for _ in range(4):
+        pump(feed)
+        batch = feed.take_if_ready()
+        assert batch is not None
         found.append(batch.planned is not None)
         feed.release(batch)
-    assert found == [False, True, True]
+    assert found == [False, False, True, True]
     assert asked[1] >= feed.plans._need_bytes > 1024
     assert busy(feed) == 0
 
