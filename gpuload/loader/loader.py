@@ -90,8 +90,7 @@ class Loader:
             restart. `iter()` waits for it, and raises a `WorkerError` if it fails.
         generator: a `torch.Generator` whose initial seed becomes `seed`; nothing is drawn from it.
         multiprocessing_context: has no effect, since gpuload never forks this process; ``"fork"`` causes a warning.
-        persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
-            process made to the dataset. By default, workers stay alive between epochs.
+        persistent_workers: False ends the workers after each epoch. By default, workers stay alive between epochs.
         in_order: False yields each batch of an iterable dataset as soon as a worker has finished it, so that a slow
             worker does not delay the others; states stay exact. Batches of a map-style dataset are always yielded
             in order, without making workers wait.
@@ -311,7 +310,7 @@ class Loader:
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
-            session.changes.ignore_changes()  # workers call the dataset's set_epoch() themselves
+            session.changes.ignore()  # workers call the dataset's set_epoch() themselves
         self._cursor = self._cursor.set_epoch(epoch, is_running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -444,8 +443,10 @@ class Loader:
         if self._session is not None:
             self._session.check_process()
             if self._session.is_usable:
-                self._session.note_changes()
-            else:  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
+                self._session.update_workers(progress.start.epoch)
+            if (
+                not self._session.is_usable
+            ):  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
