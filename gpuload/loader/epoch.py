@@ -105,6 +105,12 @@ class Epoch(Iterator[Any]):
                 finally:
                     del batch  # otherwise this frame and the error would form a reference cycle
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a gpuload Loader can be neither copied nor pickled; copy the Loader, and resume with its "
+            "state_dict() and load_state_dict()"
+        )
+
     def __del__(self) -> None:
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
         if sys is None or sys.is_finalizing():

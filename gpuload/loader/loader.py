@@ -7,6 +7,7 @@ is garbage-collected or until the interpreter exits. An epoch's iterator holds n
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -241,6 +242,18 @@ class Loader:
         if name in OPTIONS and getattr(self, "_initialized", False):
             raise ValueError(f"{name} cannot be changed after the Loader has been created; create another Loader")
         super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which has no workers and has not begun an epoch."""
+        state = {name: value for name, value in vars(self).items() if name != "_cancel_finalizer"}
+        if self._cursor.last_progress is not None:
+            state["_cursor"] = Cursor()
+        return state | {
+            "_autotune": autotune_for(self._options),
+            "_final_span": None,
+            "_session": None,
+            "errors": ErrorLog(),
+        }
 
     __class_getitem__ = classmethod(GenericAlias)
 
@@ -513,8 +526,7 @@ class Loader:
         return table("gpuload.Loader", (), rows)
 
 
-# Arguments that are public attributes.
-OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
+OPTIONS = frozenset(inspect.signature(Loader).parameters)
 
 
 def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any:

@@ -86,7 +86,12 @@ class State:
         cannot read it."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
-        version = state.get("version")
+        if "version" not in state:
+            raise ValueError(
+                f"the state, with the keys {sorted(map(str, state))}, is no state of a gpuload Loader; pass a dict "
+                "from its state_dict()"
+            )
+        version = state["version"]
         if version != cls.VERSION:
             raise ValueError(
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
@@ -227,7 +232,7 @@ def _check_text(name: str, value: Any) -> str:
 
 
 def _check_count(name: str, value: Any, bits: int = 63) -> int:
-    """Check a non-negative integer; 63 bits is the range of `set_epoch` and of positions."""
+    """Check a non-negative integer; 63 bits is the range of `set_epoch`, 62 that of positions."""
     return _expect(type(value) is int and 0 <= value < 2**bits, name, f"an integer in 0 … 2**{bits} - 1", value)
 
 
@@ -243,7 +248,7 @@ def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
 
 READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "epoch": _check_count,
-    "position": _check_count,
+    "position": partial(_check_count, bits=62),
     "samples": _check_count,
     "seed": partial(_check_count, bits=64),
     "order": _check_text,
