@@ -28,6 +28,7 @@ import torch.utils._device  # otherwise torch imports it at the first `with torc
 from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
@@ -215,6 +216,7 @@ class Session:
             ahead=ahead,
             workers=start.workers,
             faults=workers.faults,
+            reads_together=uses_getitems(options.order.dataset) and not is_deterministic(options.order.dataset),
         )
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)

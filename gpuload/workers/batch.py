@@ -42,6 +42,7 @@ class Part:
     positions: np.ndarray
     indices: np.ndarray | list[object]
     need_bytes: int = 0
+    was_lost: bool = False  # whether a worker died while processing it, with other samples
     solo_deaths: int = 0
     solo_crashes: int = 0
     has_substitutes: bool = False  # whether its samples replace failed samples

@@ -109,6 +109,8 @@ class Feed:
         workers: the number of workers. If each batch is a single chunk, at least `workers` + 1 batches are in progress,
             so that each worker has a batch.
         faults: the options for samples that fail.
+        reads_together: whether the random numbers of a chunk's samples depend on the other samples, so that a chunk is
+            first repeated as a whole if its worker dies.
 
     Attributes:
         decoding_s: how long `take` has waited for a batch of which only images for the device were not decoded yet.
@@ -126,7 +128,9 @@ class Feed:
         workers: int = 1,
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
+        reads_together: bool = False,
     ) -> None:
+        self._reads_together = reads_together
         self.engine, self.ring, self._consumer = engine, ring, consumer or Consumer()
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self.ahead, self.min_ahead, self.workers = ahead, ahead if min_ahead is None else min_ahead, workers
@@ -542,9 +546,13 @@ class Feed:
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
         """Queue a chunk again after its worker died. The sample that the worker was processing becomes a separate
-        chunk. A sample that was already alone in its chunk fails once too many workers have died on it."""
+        chunk, unless the chunk has to be repeated as a whole. A sample that was already alone in its chunk fails once
+        too many workers have died on it."""
         sample_count = len(part.positions)
         if lost.row is None or lost.row >= sample_count:
+            self._requeue(part)
+        elif sample_count > 1 and self._reads_together and not part.was_lost:
+            part.was_lost = True
             self._requeue(part)
         elif sample_count > 1:
             ends = sorted({0, lost.row, lost.row + 1, sample_count})
