@@ -310,7 +310,8 @@ class Loader:
         in the workers) and of the sampler, if they have this method.
 
         A position in this epoch that `load_state_dict` has loaded is kept, so a training loop can call this before
-        each epoch, even before the first one after resuming.
+        each epoch, even before the first one after resuming. If the state was saved after this epoch's last batch, the
+        next `iter()` yields no batch, and the one after it begins the following epoch.
 
         Raises:
             ValueError: `epoch` is negative.
@@ -371,13 +372,16 @@ class Loader:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.is_outdated = keeps_state and place.iterable_progress is None
-        self._cursor = self._cursor.go_to(place, is_running=session is not None, is_loaded=True)
+        self._cursor = self._cursor.go_to(
+            place, is_running=session is not None, is_loaded=True, completed=loaded_state.completed
+        )
         log.report_loaded_state(loaded_state)
 
     def _make_state(self, place: Place) -> State:
         options = self._options
         return State(
             place=place,
+            completed=self._cursor.completed_epoch,
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),

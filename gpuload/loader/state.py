@@ -28,7 +28,7 @@ from gpuload.order.place import Place
 
 __all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL_KEYS: Final = frozenset({"sampler", "stream"})
+OPTIONAL_KEYS: Final = frozenset({"completed", "sampler", "stream"})
 # The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -46,6 +46,7 @@ class State:
         seed: the loader's seed, which determines the order and the random parameters.
         order: the kind of sample order.
         transforms: the chain's fingerprint.
+        completed: the epoch whose last batch was the last one before the state was saved, within the loop over it.
     """
 
     VERSION: ClassVar[int] = 1
@@ -55,6 +56,7 @@ class State:
     seed: int
     order: str
     transforms: str
+    completed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict for JSON, with a version; raise a TypeError if the state_dict() of a sampler or
@@ -75,6 +77,7 @@ class State:
             "seed": self.seed,
             "order": self.order,
             "transforms": self.transforms,
+            "completed": self.completed,
             "sampler": sampler,
             "stream": stream,
         }
@@ -253,6 +256,7 @@ READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "seed": partial(_check_count, bits=64),
     "order": _check_text,
     "transforms": _check_text,
+    "completed": _check_count,
     "sampler": _read_sampler,
     "stream": _read_stream,
 }
