@@ -73,9 +73,9 @@ ALLOWED = {
     ("workers/job.py", "_spans", "marshal.loads"): "where the parent put the parts of a job in that memfd",
     ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
     (
-        "workers/inherited.py",
+        "workers/dataset_changes.py",
         "apply_changes",
-        "pickle.loads",
+        "pickle.load",
     ): "simple values of the user's dataset, of the parent",
 }
 

@@ -23,6 +23,11 @@ __all__ = ["Dataset", "Joined", "Mapped", "View", "is_map_style"]
 class Dataset:
     """The base class of gpuload's map-style datasets."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("transform", "transforms"):
+            raise ValueError(f"{name} would have no effect on a gpuload dataset; pass transforms=[…] to the Loader")
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         raise NotImplementedError
 

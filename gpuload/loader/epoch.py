@@ -30,6 +30,7 @@ class Progress:
             batch follows.
         has_begun: whether a batch has been yielded.
         end_reason: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
+        is_completed: whether the epoch was completed before its state was saved, so that it yields no batch.
     """
 
     start: Place
@@ -37,6 +38,7 @@ class Progress:
     place: Place
     has_begun: bool = False
     end_reason: str | None = None
+    is_completed: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +62,8 @@ class Epoch(Iterator[Any]):
     ) -> None:
         self._loader, self._session = loader, session
         self._schedule, self._progress = schedule, progress
-        self._token = session.begin(schedule.batches(progress.start), epoch_sent)
+        batches = iter(()) if progress.is_completed else schedule.batches(progress.start)
+        self._token = session.begin(batches, epoch_sent)
 
     def __len__(self) -> int:
         """Return the number of remaining batches; raise a TypeError if the dataset or sampler has no length."""
@@ -105,6 +108,12 @@ class Epoch(Iterator[Any]):
                 finally:
                     del batch  # otherwise this frame and the error would form a reference cycle
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a gpuload Loader can be neither copied nor pickled; copy the Loader, and resume with its "
+            "state_dict() and load_state_dict()"
+        )
+
     def __del__(self) -> None:
         # At the interpreter's exit this module's globals may already be cleared, and the session ends itself.
         if sys is None or sys.is_finalizing():
@@ -122,6 +131,8 @@ class Cursor:
     Attributes:
         chosen_place: the place of the next epoch, if it was set after the last epoch began.
         is_loaded: whether `chosen_place` comes from a state.
+        completed: the epoch whose last batch was the last one before the loaded state was saved; None if there is none.
+        repeats_completed: whether `set_epoch` has named this epoch, so that the next `iter()` yields no batch.
         epoch: the number of the last epoch, or of the first epoch before it begins.
         last_progress: the progress of the last epoch; None before the first epoch.
         epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
@@ -129,6 +140,8 @@ class Cursor:
 
     chosen_place: Place | None = None
     is_loaded: bool = False
+    completed: int | None = None
+    repeats_completed: bool = False
     epoch: int = 0
     last_progress: Progress | None = None
     epoch_sent: int = -1
@@ -151,6 +164,8 @@ class Cursor:
     def set_epoch(self, epoch: int, *, is_running: bool) -> Cursor:
         """Return the cursor whose next epoch has this number; keep the place if it is already in that epoch. While a
         session is running, `epoch` remains the number of its last epoch."""
+        if self.is_loaded and epoch == self.completed:
+            return replace(self, repeats_completed=True, epoch_sent=epoch)
         is_same = epoch == self.next_place.epoch
         if is_same and self._replaces_last:  # the epoch has already begun: Lightning calls iter() first
             return replace(self, epoch_sent=epoch)
@@ -159,13 +174,22 @@ class Cursor:
         )
         return replace(cursor, epoch_sent=epoch)
 
-    def go_to(self, place: Place, *, is_running: bool, is_loaded: bool = False) -> Cursor:
+    def go_to(self, place: Place, *, is_running: bool, is_loaded: bool = False, completed: int | None = None) -> Cursor:
         """Return the cursor whose next epoch begins at this place."""
-        return replace(self, chosen_place=place, is_loaded=is_loaded, epoch=self.epoch if is_running else place.epoch)
+        return replace(
+            self,
+            chosen_place=place,
+            is_loaded=is_loaded,
+            completed=completed,
+            repeats_completed=False,
+            epoch=self.epoch if is_running else place.epoch,
+        )
 
     def start_progress(self, schedule: Schedule) -> Progress:
         """Return the initial progress of the next epoch."""
         start = self.next_place
+        if self.repeats_completed and self.completed is not None:
+            return Progress(Place(self.completed, 0), 0, start, is_completed=True)
         remaining_batches = schedule.steps(start)
         return Progress(
             start,
@@ -196,6 +220,17 @@ class Cursor:
         if self.last_progress is None or (self.chosen_place is not None and not self.last_progress.is_open):
             return self._add_saved_state(self.next_place)
         return self.last_progress.place
+
+    @property
+    def completed_epoch(self) -> int | None:
+        """The epoch whose last batch was yielded last, if its iterator has not ended yet; else None. In a state, this
+        is the only sign that a loop over this epoch has nothing left to do."""
+        if self.is_loaded:
+            return self.completed
+        progress = self.last_progress
+        if progress is None or self.chosen_place is not None or not progress.has_begun or progress.end_reason == "":
+            return None
+        return progress.start.epoch if progress.place.epoch > progress.start.epoch else None
 
     @property
     def is_untouched(self) -> bool:

@@ -7,6 +7,7 @@ is garbage-collected or until the interpreter exits. An epoch's iterator holds n
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -90,8 +91,7 @@ class Loader:
             restart. `iter()` waits for it, and raises a `WorkerError` if it fails.
         generator: a `torch.Generator` whose initial seed becomes `seed`; nothing is drawn from it.
         multiprocessing_context: has no effect, since gpuload never forks this process; ``"fork"`` causes a warning.
-        persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
-            process made to the dataset. By default, workers stay alive between epochs.
+        persistent_workers: False ends the workers after each epoch. By default, workers stay alive between epochs.
         in_order: False yields each batch of an iterable dataset as soon as a worker has finished it, so that a slow
             worker does not delay the others; states stay exact. Batches of a map-style dataset are always yielded
             in order, without making workers wait.
@@ -243,6 +243,18 @@ class Loader:
             raise ValueError(f"{name} cannot be changed after the Loader has been created; create another Loader")
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which has no workers and has not begun an epoch."""
+        state = {name: value for name, value in vars(self).items() if name != "_cancel_finalizer"}
+        if self._cursor.last_progress is not None:
+            state["_cursor"] = Cursor()
+        return state | {
+            "_autotune": autotune_for(self._options),
+            "_final_span": None,
+            "_session": None,
+            "errors": ErrorLog(),
+        }
+
     __class_getitem__ = classmethod(GenericAlias)
 
     def __len__(self) -> int:
@@ -298,7 +310,8 @@ class Loader:
         in the workers) and of the sampler, if they have this method.
 
         A position in this epoch that `load_state_dict` has loaded is kept, so a training loop can call this before
-        each epoch, even before the first one after resuming.
+        each epoch, even before the first one after resuming. If the state was saved after this epoch's last batch, the
+        next `iter()` yields no batch, and the one after it begins the following epoch.
 
         Raises:
             ValueError: `epoch` is negative.
@@ -311,7 +324,7 @@ class Loader:
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
-            session.changes.ignore_changes()  # workers call the dataset's set_epoch() themselves
+            session.changes.ignore()  # workers call the dataset's set_epoch() themselves
         self._cursor = self._cursor.set_epoch(epoch, is_running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -359,13 +372,16 @@ class Loader:
             # Workers have advanced their copies of the dataset; only new workers get it in its initial state.
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.is_outdated = keeps_state and place.iterable_progress is None
-        self._cursor = self._cursor.go_to(place, is_running=session is not None, is_loaded=True)
+        self._cursor = self._cursor.go_to(
+            place, is_running=session is not None, is_loaded=True, completed=loaded_state.completed
+        )
         log.report_loaded_state(loaded_state)
 
     def _make_state(self, place: Place) -> State:
         options = self._options
         return State(
             place=place,
+            completed=self._cursor.completed_epoch,
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
@@ -444,8 +460,10 @@ class Loader:
         if self._session is not None:
             self._session.check_process()
             if self._session.is_usable:
-                self._session.note_changes()
-            else:  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
+                self._session.update_workers(progress.start.epoch)
+            if (
+                not self._session.is_usable
+            ):  # the last epoch ended with a WorkerError or Ctrl-C, or the dataset must be sent again
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
@@ -512,8 +530,7 @@ class Loader:
         return table("gpuload.Loader", (), rows)
 
 
-# Arguments that are public attributes.
-OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
+OPTIONS = frozenset(inspect.signature(Loader).parameters)
 
 
 def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any:

@@ -28,6 +28,7 @@ import torch.utils._device  # otherwise torch imports it at the first `with torc
 from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
+from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
@@ -47,10 +48,11 @@ from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import WARNING_PREFIX
+from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_attribute
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
-from gpuload.workers.inherited import DatasetChanges, find_objects, module_values
+from gpuload.workers.inherited import module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
@@ -196,7 +198,8 @@ class Session:
         # Workers plan batches by the locations of the images in the ring, so every image must be there. An image that
         # the device refuses to decode would be missing.
         batch_planner = self.stage.batch_planner() if workers.processes and not choice.share else None
-        job = job_for(options, epoch, batch_planner, device_share=choice.share)
+        self._make_job = partial(job_for, options, batch_planner=batch_planner, device_share=choice.share)
+        job = self._make_job(epoch)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
@@ -213,6 +216,7 @@ class Session:
             ahead=ahead,
             workers=start.workers,
             faults=workers.faults,
+            reads_together=uses_getitems(options.order.dataset) and not is_deterministic(options.order.dataset),
         )
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
@@ -294,10 +298,10 @@ class Session:
             self.next_batch = None
             self.launched_batches.clear()
             self.meter.begin()
-            self.changes.ignore_changes()  # ignore changes that iter() itself made
+            self.changes.ignore(only_simple=True)  # ignore changes that iter() itself made
             self._awaits_first_launch = True
             self.transfer.follow_consumer()  # constants of the user's transforms may still be in flight
-            self.feed.begin(batches, epoch_sent, self.changes.packed)
+            self.feed.begin(batches, epoch_sent)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
@@ -307,8 +311,48 @@ class Session:
 
     def note_changes(self) -> None:
         """Record the user's changes to the dataset for the workers' next epoch."""
-        for text in self.changes.record_changes():
+        for text in self.changes.record():
             log.report_dataset_change(text)
+
+    def update_workers(self, epoch: int) -> None:
+        """Give the workers the user's changes to the dataset, before `epoch` begins. If workers of a cluster would need
+        the complete dataset, the session becomes outdated instead."""
+        self.note_changes()
+        changes = self.changes
+        if not changes.pending:
+            return
+        if not changes.changed_data:
+            self.engine.add_changes(changes.take())
+        elif self.options.workers.ray_workers is not None:
+            self.is_outdated = True
+        else:
+            self._exchange_workers(epoch, name_attribute(changes.changed_data[0]))
+
+    def _exchange_workers(self, epoch: int, name: str) -> None:
+        """Send the dataset again, to new workers, since the attribute `name` has changed."""
+        logger.info("%s has changed: the dataset is sent again, to new workers", name)
+        with self.lock, self.steps.begin(engine_is_broken=False):
+            try:
+                self.feed.exchange_workers(self._make_job(epoch))
+            except TypeError as error:
+                if "stale" not in self._warned:
+                    self._warned.add("stale")
+                    warnings.warn(
+                        f"{name} has changed, but the dataset cannot be sent to the workers again, which keep the "
+                        f"dataset that they have, without any later change: {error}. Call loader.close() once the "
+                        "dataset can be sent",
+                        RuntimeWarning,
+                        stacklevel=5,  # points at the loop that iterates
+                    )
+                return
+            for text in self.changes.note_resent():
+                warnings.warn(
+                    f"{text} has changed between epochs for the second time. Each time, the complete dataset is sent "
+                    "to new workers. Keep what changes in memory that workers share, such as a tensor after "
+                    "share_memory_(), or in a small attribute",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
 
     def advance(self, info: bool) -> bool:
         """Set `next_batch`; return False at the end of the epoch. The caller holds the lock."""

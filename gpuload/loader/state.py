@@ -28,7 +28,7 @@ from gpuload.order.place import Place
 
 __all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL_KEYS: Final = frozenset({"sampler", "stream"})
+OPTIONAL_KEYS: Final = frozenset({"completed", "sampler", "stream"})
 # The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -46,6 +46,7 @@ class State:
         seed: the loader's seed, which determines the order and the random parameters.
         order: the kind of sample order.
         transforms: the chain's fingerprint.
+        completed: the epoch whose last batch was the last one before the state was saved, within the loop over it.
     """
 
     VERSION: ClassVar[int] = 1
@@ -55,6 +56,7 @@ class State:
     seed: int
     order: str
     transforms: str
+    completed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict for JSON, with a version; raise a TypeError if the state_dict() of a sampler or
@@ -75,6 +77,7 @@ class State:
             "seed": self.seed,
             "order": self.order,
             "transforms": self.transforms,
+            "completed": self.completed,
             "sampler": sampler,
             "stream": stream,
         }
@@ -86,7 +89,12 @@ class State:
         cannot read it."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
-        version = state.get("version")
+        if "version" not in state:
+            raise ValueError(
+                f"the state, with the keys {sorted(map(str, state))}, is no state of a gpuload Loader; pass a dict "
+                "from its state_dict()"
+            )
+        version = state["version"]
         if version != cls.VERSION:
             raise ValueError(
                 f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
@@ -227,7 +235,7 @@ def _check_text(name: str, value: Any) -> str:
 
 
 def _check_count(name: str, value: Any, bits: int = 63) -> int:
-    """Check a non-negative integer; 63 bits is the range of `set_epoch` and of positions."""
+    """Check a non-negative integer; 63 bits is the range of `set_epoch`, 62 that of positions."""
     return _expect(type(value) is int and 0 <= value < 2**bits, name, f"an integer in 0 … 2**{bits} - 1", value)
 
 
@@ -243,11 +251,12 @@ def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
 
 READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "epoch": _check_count,
-    "position": _check_count,
+    "position": partial(_check_count, bits=62),
     "samples": _check_count,
     "seed": partial(_check_count, bits=64),
     "order": _check_text,
     "transforms": _check_text,
+    "completed": _check_count,
     "sampler": _read_sampler,
     "stream": _read_stream,
 }

@@ -18,7 +18,7 @@ from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
 from gpuload.order.mixture import Mixture
 from gpuload.order.permutation import cumulate
-from gpuload.order.ranks import check_rank
+from gpuload.order.ranks import check_rank, find_caller
 from gpuload.order.shares import Uneven
 
 __all__ = ["OrderOptions", "check_flag", "check_integer"]
@@ -40,6 +40,7 @@ class OrderOptions:
         batch_size: the `batch_size` argument; None with a batch_sampler.
         seed: the `seed` argument, or the initial seed of `generator`.
         issued_warnings: the subjects of warnings that were already issued; each is issued once per loader.
+        caller: the place in the user's program that created the loader.
         promised_lengths: the length of an iterable dataset at the last ``len(loader)`` call; empty before the first.
 
     Raises:
@@ -65,6 +66,7 @@ class OrderOptions:
     group_size: int = 1
     issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
+    caller: str = field(default_factory=find_caller, init=False, repr=False, compare=False)
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

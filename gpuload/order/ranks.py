@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["announce", "check_rank", "find_group", "find_rank"]
+__all__ = ["announce", "check_rank", "exchange", "find_caller", "find_group", "find_rank"]
+
+_calls: Counter[tuple[str, int]] = Counter()
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
@@ -51,6 +54,38 @@ def announce(content: str, rank: int) -> int:
         store = distributed_c10d._get_default_store()
         return int(store.compare_set(f"gpuload/{content}", "", str(rank)))
     return rank
+
+
+def exchange(name: str, content: str, rank: int, world_size: int) -> dict[int, str]:
+    """Write `content` under `name` to the store that all ranks of `torch.distributed` share. Return what other ranks
+    have written under this name so far, keyed by rank. This does not wait for other ranks."""
+    found: dict[int, str] = {}
+    if find_group() is None:
+        return found
+    from torch.distributed import distributed_c10d
+
+    with contextlib.suppress(Exception):  # as in `announce`
+        store = distributed_c10d._get_default_store()
+        keys = [f"gpuload/{name}/{number}" for number in range(world_size)]
+        store.set(keys[rank], content)
+        for other, key in enumerate(keys):
+            if other != rank and store.check([key]):
+                found[other] = store.get(key).decode()
+    return found
+
+
+def find_caller() -> str:
+    """Return a name for the place in the user's program that calls gpuload now, and for the number of this call: the
+    same on all ranks that run the same program."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
+        "gpuload",
+        "dataclasses",
+    ):
+        frame = frame.f_back
+    place = os.path.basename(frame.f_code.co_filename), frame.f_lineno
+    _calls[place] += 1
+    return f"{place[0]}:{place[1]}, call {_calls[place]}"
 
 
 def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.order.place import Place
 from gpuload.order.spec import BatchSpec
 from gpuload.rng import generators
-from gpuload.rng.streams import SAMPLER_POSITION
+from gpuload.rng.streams import SAMPLER_POSITIONS
 
 __all__ = ["SamplerSchedule"]
 
@@ -24,7 +24,9 @@ class SamplerSchedule:
     """A schedule of the batches of a user's sampler, which yields only this rank's samples.
 
     Sample k on this rank has the position k × ranks + rank. The numbers that the sampler draws from the global
-    generators depend only on (seed, epoch); the generators' states are restored between batches. A `batch_sampler`
+    generators depend only on (seed, epoch), since a sampler may select this rank's share of an order that all ranks
+    share; those of torch's own random samplers also depend on the rank. The generators' states are restored between
+    batches. A `batch_sampler`
     yields lists of keys; a `sampler` yields keys, which are grouped into batches according to `batch_size` and
     `drop_last`.
     """
@@ -60,7 +62,8 @@ class SamplerSchedule:
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
-        sampler_pass = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
+        position = SAMPLER_POSITIONS[self._rank if _draws_samples_of_rank(self._sampler) else 0]
+        sampler_pass = _SamplerPass(self._sampler, (self._seed, place.epoch, position), entry)
         size = None if self._yields_batches else self._batch_size
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.is_restored:
@@ -100,9 +103,9 @@ class _SamplerPass:
     its state at that point.
     """
 
-    def __init__(self, sampler: Any, seed: int, epoch: int, entry: dict[str, Any]) -> None:
+    def __init__(self, sampler: Any, seeds: tuple[int, int, int], entry: dict[str, Any]) -> None:
         self._sampler = sampler
-        self._seed_and_epoch = seed, epoch
+        self._seeds = seeds  # the seed, the epoch, and the position of this pass
         self._generator_states: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
@@ -127,7 +130,7 @@ class _SamplerPass:
         outer_states = generators.states()
         try:
             if self._generator_states is None:
-                generators.seed_generators(*self._seed_and_epoch, SAMPLER_POSITION)
+                generators.seed_generators(*self._seeds)
             else:
                 generators.restore_states(self._generator_states)
             yield
@@ -177,6 +180,16 @@ class _SamplerPass:
             return None
         generator_state = None if self._generator is None else _get_state(self._generator)
         return {"batches": 0, "own": state, "generator": generator_state, "over": True}
+
+
+def _draws_samples_of_rank(sampler: Any) -> bool:
+    """Whether a sampler draws any samples of the dataset from the global generators: whether it, or the sampler of a
+    `BatchSampler`, is one of torch's random samplers without a generator of its own."""
+    from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+    inner: Any = sampler.sampler if type(sampler) is BatchSampler else sampler
+    is_random = type(inner) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return is_random and inner.generator is None
 
 
 def _find_generator(sampler: Any) -> Any:

@@ -5,13 +5,14 @@ The rank is looked up for each epoch, since `torch.distributed` may be initializ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from gpuload.order.iterable import IterableSchedule, has_sharding_filter
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
-from gpuload.order.ranks import find_group, find_rank
+from gpuload.order.ranks import exchange, find_group, find_rank
 from gpuload.order.sampler import SamplerSchedule
 from gpuload.order.shares import Shares
 from gpuload.order.spec import BatchSpec
@@ -135,6 +136,9 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
             f"Pass rank={rank}, world_size={world_size} to the Loader if this is intended; pass rank=0, world_size=1 "
             "to get all samples in this process, for example for an evaluation on the first rank only"
         )
+    if order.is_planned and world_size > 1 and "other ranks" not in order.issued_warnings:
+        order.issued_warnings.add("other ranks")
+        yield from _compare_ranks(order, rank, world_size)
     readers = max(1, workers) * world_size
     if order.iterable and readers > 1 and "workers" not in order.issued_warnings and has_sharding_filter(order.dataset):
         order.issued_warnings.add("workers")
@@ -144,6 +148,36 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
             f"{readers} times. Use num_workers=1 on a single rank, or an IterableDataset that selects its share "
             "with gpuload.get_worker_info()"
         )
+
+
+def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[str]:
+    """Compare the options with those of the same call on ranks that have begun an epoch before. Yield a warning if the
+    datasets have different lengths.
+
+    Raises:
+        ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
+    """
+    own = {"seed": order.seed, "length": order.samples, "batches": steps_of(order)}
+    for other_rank, text in exchange(order.caller, json.dumps(own), rank, world_size).items():
+        other, at = json.loads(text), f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
+        if other["seed"] != own["seed"]:
+            raise ValueError(
+                f"the Loader has seed={other['seed']} {at.format(own['seed'])}: each rank would take its share of "
+                "another order, so samples would be missing or come twice. Pass the same seed on all ranks"
+            )
+        lengths = f"the dataset has {other['length']} samples {at.format(own['length'])}"
+        if other["batches"] != own["batches"]:
+            raise ValueError(
+                f"{lengths}, which gives {other['batches']} and {own['batches']} batches, so training would wait "
+                "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
+                "each rank has its own samples"
+            )
+        if other["length"] != own["length"]:
+            yield (
+                f"{lengths}: each rank takes its share of an order of another length, so samples are missing or come "
+                "twice. Pass the same dataset on all ranks"
+            )
+            return
 
 
 def steps_of(order: OrderOptions) -> int:

@@ -16,7 +16,7 @@ __all__ = [
     "MIXED_PERMUTATIONS",
     "MODULE",
     "ORDER",
-    "SAMPLER_POSITION",
+    "SAMPLER_POSITIONS",
     "SAMPLE_POSITIONS",
     "SAMPLE_RNG",
     "SHARDS",
@@ -48,4 +48,4 @@ ORDER: Final = 2**32 - 1  # the epoch's permutation, or its sampling with replac
 # Positions, in every lane.
 SAMPLE_POSITIONS: Final = range(2**62)  # an epoch's samples
 WORKER_INIT_POSITIONS: Final = range(2**62, 2**62 + 2**61)  # one for the `worker_init_fn` of each worker
-SAMPLER_POSITION: Final = 2**62 + 2**61  # for a user's sampler
+SAMPLER_POSITIONS: Final = range(2**62 + 2**61, 2**62 + 2**61 + 2**32)  # for a user's sampler, one per rank

@@ -42,6 +42,7 @@ class Part:
     positions: np.ndarray
     indices: np.ndarray | list[object]
     need_bytes: int = 0
+    was_lost: bool = False  # whether a worker died while processing it, with other samples
     solo_deaths: int = 0
     solo_crashes: int = 0
     has_substitutes: bool = False  # whether its samples replace failed samples
@@ -97,7 +98,7 @@ class Part:
         self.solo_crashes += not killed_externally
         return self.solo_crashes >= SOLO_CRASHES or self.solo_deaths >= SOLO_DEATHS
 
-    def make_request(self, chunk_number: int, slot: Slot, epoch_sent: int, changes: bytes = b"") -> Request:
+    def make_request(self, chunk_number: int, slot: Slot, epoch_sent: int, changes: int = 0) -> Request:
         """Return the request to send to a worker; the arguments are fields of `Request`."""
         spec, is_only_part = self.batch.spec, len(self.batch.parts) == 1
         chunk = chunk_number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices

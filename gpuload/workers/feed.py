@@ -36,6 +36,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.faults import Deaths, Faults, Tally
+from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch, Planner
 from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
@@ -108,6 +109,8 @@ class Feed:
         workers: the number of workers. If each batch is a single chunk, at least `workers` + 1 batches are in progress,
             so that each worker has a batch.
         faults: the options for samples that fail.
+        reads_together: whether the random numbers of a chunk's samples depend on the other samples, so that a chunk is
+            first repeated as a whole if its worker dies.
 
     Attributes:
         decoding_s: how long `take` has waited for a batch of which only images for the device were not decoded yet.
@@ -125,11 +128,13 @@ class Feed:
         workers: int = 1,
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
+        reads_together: bool = False,
     ) -> None:
+        self._reads_together = reads_together
         self.engine, self.ring, self._consumer = engine, ring, consumer or Consumer()
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self.ahead, self.min_ahead, self.workers = ahead, ahead if min_ahead is None else min_ahead, workers
-        self._epoch_sent, self._changes = -1, b""
+        self._epoch_sent = -1
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
@@ -148,16 +153,15 @@ class Feed:
         """The batches in progress, in order."""
         return tuple(self._batches)
 
-    def begin(self, specs: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
+    def begin(self, specs: Iterator[BatchSpec], epoch_sent: int = -1) -> None:
         """Start an epoch, and abandon the previous one.
 
         Args:
             specs: the specs of the epoch's batches.
             epoch_sent: the number that workers pass to the dataset's ``set_epoch()``; -1 means no call.
-            changes: the packed changes of the dataset (`gpuload.workers.inherited`), for workers to apply.
         """
         self.abandon()
-        self._epoch_sent, self._changes = epoch_sent, changes
+        self._epoch_sent = epoch_sent
         self._specs = specs
         self._tally = Tally(self.faults.max_error_rate)
         self.engine.deaths = Deaths(self.faults.max_restarts)
@@ -173,6 +177,16 @@ class Feed:
         self._batches.clear()
         self._in_flight = {key: (slot, None) for key, (slot, _) in self._in_flight.items()}
         self.engine.cancel_before(next(self._chunk_numbers))
+
+    def exchange_workers(self, job: Job) -> None:
+        """Abandon the current epoch, and continue with new workers that have a new job.
+
+        Raises:
+            TypeError: the job cannot be sent, and the workers stay.
+            WorkerError: a worker could not be started.
+        """
+        self.abandon()
+        self._events.extend(self.engine.exchange(job))
 
     def first_request(self) -> Request | None:
         """Return the first request of an epoch without submitting it; None if the epoch has no batch. Call this before
@@ -380,7 +394,8 @@ class Feed:
             if slot is None:
                 return
             part.spare_bytes = self._spare_bytes()
-            request = part.make_request(next(self._chunk_numbers), slot, self._epoch_sent, self._changes)
+            number, changes = next(self._chunk_numbers), self.engine.changes_bytes
+            request = part.make_request(number, slot, self._epoch_sent, changes)
             if not self.engine.submit(request):
                 return
             self._in_flight[request.chunk] = (slot, part)
@@ -524,9 +539,13 @@ class Feed:
 
     def _retry_lost(self, part: Part, lost: Lost) -> None:
         """Queue a chunk again after its worker died. The sample that the worker was processing becomes a separate
-        chunk. A sample that was already alone in its chunk fails once too many workers have died on it."""
+        chunk, unless the chunk has to be repeated as a whole. A sample that was already alone in its chunk fails once
+        too many workers have died on it."""
         sample_count = len(part.positions)
         if lost.row is None or lost.row >= sample_count:
+            self._requeue(part)
+        elif sample_count > 1 and self._reads_together and not part.was_lost:
+            part.was_lost = True
             self._requeue(part)
         elif sample_count > 1:
             ends = sorted({0, lost.row, lost.row + 1, sample_count})

@@ -1,4 +1,4 @@
-"""State that a forked worker would inherit but a fresh interpreter has to be sent, and later changes to the dataset.
+"""State that a forked worker would inherit but a fresh interpreter has to be sent.
 
 The main process collects the following when it pickles a job:
 
@@ -11,22 +11,16 @@ The main process collects the following when it pickles a job:
 - *Values in the user's modules* (`module_values`). A worker imports these modules again, so it does not see an
   assignment such as ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
-Workers outlive an epoch, so each `iter()` collects *changes to the dataset* (`DatasetChanges`), such as
-``loader.dataset.mosaic = False``. These are sent to the workers with each request, as a few bytes, and are applied
-before the epoch's first sample.
-
-Values in modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
-tuples, lists and dicts of these. The attributes of a dataset include those of its inner datasets and its transforms.
+Values in modules are considered only if they are *simple*: numbers, strings, and small tuples, lists and dicts of
+these.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib
 import os
-import pickle
 import reprlib
 import sys
 import sysconfig
@@ -40,13 +34,12 @@ from typing import Any, Final
 import numpy as np
 
 __all__ = [
-    "DatasetChanges",
     "LibrarySettings",
-    "apply_changes",
+    "are_same",
     "describe_differences",
-    "find_objects",
     "import_path",
     "is_simple",
+    "is_users_module",
     "module_values",
     "pickle_by_value",
 ]
@@ -55,12 +48,7 @@ PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; it is not sent
 MAX_FUNCTIONS: Final = 2_000  # the maximum number of functions that are searched for values in modules
 MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
 MAX_TEXT: Final = 1_000  # longer strings are not compared
-MAX_DEPTH: Final = 4  # the maximum length of a path; enough for Subset, dataset, Compose, transform
-MAX_OBJECTS: Final = 64  # only this many entries of a list of datasets or transforms are searched
-MAX_CHANGES_BYTES: Final = 32 << 10  # the limit for all changes, which are sent with each request
 Filter = tuple[str, str, tuple[str, str], str, int]  # arguments of `filterwarnings()`; a category is (module, name)
-# The path to an attribute: the attribute names and list indices that lead to its owner, then its name.
-Path = tuple[str | int, ...]
 _registry_lock = threading.RLock()
 
 
@@ -188,7 +176,7 @@ def pickle_by_value() -> Iterator[None]:
             module
             for name, module in list(sys.modules.items())
             if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and name not in registered
-            if _is_users_module(module) and not _is_importable(module, path)
+            if is_users_module(module) and not _is_importable(module, path)
         ]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
@@ -199,7 +187,7 @@ def pickle_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_users_module(module: Any) -> bool:
+def is_users_module(module: Any) -> bool:
     """Return whether a module belongs to the user, not to Python, an installed package or gpuload."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and _is_users_file(file)
@@ -222,7 +210,7 @@ def _is_importable(module: Any, path: tuple[str, ...]) -> bool:
     parent, _, _ = module.__name__.rpartition(".")
     if parent:
         if (package := sys.modules.get(parent)) is None or (
-            _is_users_module(package) and not _is_importable(package, path)
+            is_users_module(package) and not _is_importable(package, path)
         ):
             return False
         path = tuple(getattr(package, "__path__", ()))
@@ -287,7 +275,7 @@ class _Search:
             self._search_namespace(str(namespace.get("__name__")), namespace, names, set())
             for name in names - namespace.keys():  # possibly modules that the function itself imports
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
-                    if _is_users_module(sys.modules.get(module)):
+                    if is_users_module(sys.modules.get(module)):
                         self._search_namespace(module, vars(sys.modules[module]), names, set())
 
     def _add(self, obj: Any) -> None:
@@ -299,15 +287,15 @@ class _Search:
         searched.add(module)
         loaded_module = sys.modules.get(module)
         is_compared = (
-            module != "__main__" and _is_users_module(loaded_module) and _is_importable(loaded_module, self._path)
+            module != "__main__" and is_users_module(loaded_module) and _is_importable(loaded_module, self._path)
         )
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):
-                if _is_users_module(value) and value.__name__ not in searched:
+                if is_users_module(value) and value.__name__ not in searched:
                     self._search_namespace(value.__name__, vars(value), names, searched)
                 continue
-            if isinstance(value, types.FunctionType | type) and _is_users_module(sys.modules.get(value.__module__)):
+            if isinstance(value, types.FunctionType | type) and is_users_module(sys.modules.get(value.__module__)):
                 self._add(value)
             if not is_compared or name.startswith("__"):
                 continue
@@ -322,7 +310,7 @@ def _has_settings(value: Any) -> bool:
     """Return whether a value is a class of the user, an instance of such a class, or a namespace."""
     value_type = value if isinstance(value, type) else type(value)
     is_namespace = value_type.__name__ in ("Namespace", "SimpleNamespace")
-    return hasattr(value, "__dict__") and (is_namespace or _is_users_module(sys.modules.get(value_type.__module__)))
+    return hasattr(value, "__dict__") and (is_namespace or is_users_module(sys.modules.get(value_type.__module__)))
 
 
 def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
@@ -339,7 +327,7 @@ def _functions_of(obj: Any) -> Iterator[types.FunctionType]:
         return
     owner_type = obj if isinstance(obj, type) else type(obj)
     for base in owner_type.__mro__:
-        if base.__module__ == "__main__" or _is_users_module(sys.modules.get(base.__module__)):
+        if base.__module__ == "__main__" or is_users_module(sys.modules.get(base.__module__)):
             for member in vars(base).values():
                 for name in ("__func__", "fget", "func"):  # static and class methods, properties, cached properties
                     member = getattr(member, name, member)
@@ -374,104 +362,3 @@ def describe_differences(values: dict[str, dict[str, Any]]) -> list[str]:
             if is_simple(local) and not are_same(value, local):
                 descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
     return descriptions
-
-
-# -- changes to the dataset --------------------------------------------------------------------------------------------
-
-
-def find_objects(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the dataset, and the datasets and transforms in its attributes, each with its path."""
-    yield path, dataset
-    if len(path) >= MAX_DEPTH:
-        return
-    for name, value in list(getattr(dataset, "__dict__", {}).items()):
-        if "transform" not in name and "dataset" not in name:
-            continue
-        if type(value) in (list, tuple):
-            for index, entry in enumerate(value[:MAX_OBJECTS]):
-                if hasattr(entry, "__dict__"):
-                    yield from find_objects(entry, (*path, name, index))
-        elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
-            yield from find_objects(value, (*path, name))
-
-
-class DatasetChanges:
-    """The changes to a dataset since it was sent to the workers.
-
-    An attribute that changes during every epoch, such as a counter in a `collate_fn` of the dataset, is not a change by
-    the user, so it is ignored from the second epoch on.
-
-    Attributes:
-        packed: all changes, pickled; empty if there are none.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._changed_values: dict[Path, Any] = {}
-        self._last_values = self._current_values()
-        self._ended_epochs = 0
-        self._changing_paths: set[Path] = set()  # the attributes that changed during each of the epochs that have ended
-        self.packed = b""
-
-    def record_changes(self) -> list[str]:
-        """Record the changes since the last call of this method or `ignore_changes`; return a description of each.
-
-        Raises:
-            ValueError: the changes are too large to be sent.
-        """
-        new_values = self._find_changes()
-        self._last_values |= new_values
-        if self._ended_epochs > 1:
-            new_values = {path: value for path, value in new_values.items() if path not in self._changing_paths}
-        if new_values:
-            self._changed_values |= new_values
-            self.packed = pickle.dumps(self._changed_values, 5)
-            if len(self.packed) > MAX_CHANGES_BYTES:
-                raise ValueError(
-                    f"the attributes of the dataset that changed since its workers started take {len(self.packed):,} "
-                    f"bytes, but only {MAX_CHANGES_BYTES:,} can be sent to running workers; call loader.close(), so "
-                    "that the next iter() starts workers with the changed dataset"
-                )
-        return [f"dataset{_format_path(path)} = {value!r}" for path, value in new_values.items()]
-
-    def ignore_changes(self) -> None:
-        """Ignore the changes since the last `record_changes`. Call this after gpuload itself has caused changes."""
-        self._last_values |= self._find_changes()
-
-    def end_epoch(self) -> None:
-        """Record which attributes changed during the epoch that has just ended."""
-        changed_paths = self._find_changes().keys()
-        self._changing_paths = self._changing_paths & changed_paths if self._ended_epochs else set(changed_paths)
-        self._ended_epochs += 1
-
-    def _find_changes(self) -> dict[Path, Any]:
-        last_values = self._last_values
-        return {
-            path: value
-            for path, value in self._current_values().items()
-            if path not in last_values or not are_same(value, last_values[path])
-        }
-
-    def _current_values(self) -> dict[Path, Any]:
-        return {
-            (*path, name): copy.deepcopy(value)
-            for path, owner in find_objects(self._dataset)
-            for name, value in list(getattr(owner, "__dict__", {}).items())
-            if is_simple(value)
-        }
-
-
-def apply_changes(dataset: Any, packed: bytes, applied_values: dict[Path, Any]) -> None:
-    """Apply the packed changes that are not in `applied_values` yet, and add them there. Runs in a worker."""
-    for path, value in pickle.loads(packed).items():  # simple values, pickled by the main process
-        if path in applied_values and are_same(applied_values[path], value):
-            continue  # the dataset may have changed the attribute itself since then
-        applied_values[path] = value
-        owner = dataset
-        for step in path[:-1]:
-            owner = owner[step] if isinstance(step, int) else getattr(owner, step)
-        vars(owner)[path[-1]] = copy.deepcopy(value)
-
-
-def _format_path(path: Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)

@@ -6,7 +6,8 @@ Memory layout:
 - the header, marshalled: the settings that the bootstrap needs before it can import anything, and an (offset, size)
   pair for each part;
 - the parts, from the next page on: the pickle, then each out-of-band buffer, aligned to 64 bytes. The offsets of the
-  parts count from the start of this page.
+  parts count from the start of this page;
+- later changes to the dataset, one after another (`gpuload.workers.dataset_changes`).
 
 Buffers are mapped private and writable, so workers share each page until one of them writes to it, and torch does not
 warn about read-only arrays. `gpuload.workers.shipping` writes the pickle; this module has the functions that unpickling
@@ -38,7 +39,17 @@ if TYPE_CHECKING:  # not needed in a worker: few workers plan batches, and worke
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
-__all__ = ["Job", "SharedBytes", "make_tensor", "open_memmap", "pickle_size", "receive", "write_job"]
+__all__ = [
+    "Job",
+    "SharedBytes",
+    "append_changes",
+    "make_tensor",
+    "open_memmap",
+    "pickle_size",
+    "read_changes",
+    "receive",
+    "write_job",
+]
 
 _ALIGN = 64
 # Methods of list that `SharedBytes` overrides, or that work without loading the contents.
@@ -112,6 +123,21 @@ def _spans(fd: int) -> list[tuple[int, int]]:
     start = align(8 + header_bytes, mmap.PAGESIZE)
     _, spans = marshal.loads(os.pread(fd, header_bytes, 8))  # the parent wrote this
     return [(start + offset, nbytes) for offset, nbytes in spans]
+
+
+def _changes_start(fd: int) -> int:
+    offset, nbytes = _spans(fd)[-1]
+    return align(offset + nbytes, _ALIGN)
+
+
+def append_changes(fd: int, packed: bytes, start: int) -> None:
+    """Append packed changes to a job's memfd, after `start` bytes of earlier changes."""
+    _write(fd, packed, _changes_start(fd) + start)
+
+
+def read_changes(fd: int, start: int, end: int) -> bytes:
+    """Return the bytes from `start` to `end` of the packed changes in a job's memfd."""
+    return os.pread(fd, end - start, _changes_start(fd) + start)
 
 
 def pickle_size(job_fd: int) -> int:

@@ -32,7 +32,7 @@ from gpuload.ring.ring import Slot, WorkerRing
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
 from gpuload.workers.inherited import describe_differences
-from gpuload.workers.job import Job, receive
+from gpuload.workers.job import Job, read_changes, receive
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -86,7 +86,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
     `forked_job`."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
-    set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
+    set_up_child(lifeline_fd, stacks_fd, descriptors)
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
             channel.setblocking(True)  # in a forked worker, the user's default timeout applies to new sockets
@@ -101,8 +101,7 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
             replies.send(HELLO_FAILED + f"{' '.join(error_class_names(error))}\n{failure}:\n\n".encode() + text)
             return
-        if forked_job is None:
-            os.close(job_fd)
+        runner.source.read_changes = partial(read_changes, job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
         counters = runner.counters = board.counters.open_row(worker)
         ring = WorkerRing(ring_fd, settings["ring_bytes"])

@@ -56,6 +56,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from logging import getLogger
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ from gpuload.ring.ring import Ring, move_processes, reserve_standard_streams, ru
 from gpuload.workers.counters import field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path
-from gpuload.workers.job import Job
+from gpuload.workers.job import Job, append_changes
 from gpuload.workers.process import Process, Template, TemplateLost, WorkerProcess, check_platform
 from gpuload.workers.protocol import (
     HELLO,
@@ -191,7 +192,7 @@ class WorkerPool(RestartingEngine):
         self._timeout_s = timeout_s
         self._check_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._checked_at = time.monotonic()
-        settings = {
+        self._settings = {
             "path": import_path(),
             "argv": [str(word) for word in sys.argv],
             "workers": max_workers,
@@ -200,26 +201,20 @@ class WorkerPool(RestartingEngine):
             "ring_bytes": ring.ring_bytes,
         }
         with signals_enabled(), reserve_standard_streams():  # pickling may be slow; allow ctrl-C
-            self._job_fds = ship(job, settings)
-        if warning := copy_warning(self._job_fds[0], job, workers):
-            self.pending_warnings.append(warning)
+            self._job_fds = ship(job, self._settings)
         with contextlib.ExitStack() as undo, reserve_standard_streams():
-            for fd in self._job_fds:
-                undo.callback(os.close, fd)
+            undo.callback(self._close_job)
             self._board = Board(max_workers, first=first)
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
-            self._queues: list[Queue] = []  # worker w reads queue w % len(queues)
+            # Worker w reads queue w % len(queues).
+            self._queues = [Queue() for _ in range(workers if queue_per_worker else 1)]
             undo.callback(self._close_queues)
-            for _ in range(workers if queue_per_worker else 1):
-                self._queues.append(Queue())
             self._resources = undo.pop_all()
         _pools.add(self)
         try:
-            self._start_template()
-            for number in range(first, first + workers):
-                self._start(number)
+            self._start_team(job)
         except BaseException:
             self.close()
             raise
@@ -297,6 +292,31 @@ class WorkerPool(RestartingEngine):
         ):
             self._requests_to_resend.pop(0)
 
+    def add_changes(self, packed: bytes) -> None:
+        append_changes(self._job_fds[0], packed, self.changes_bytes)
+        self.changes_bytes += len(packed)
+
+    def exchange(self, job: Any) -> list[Event]:
+        with signals_enabled(), reserve_standard_streams():
+            job_fds = ship(job, self._settings)
+        with deferred_signals():  # no process may be left without an owner
+            team, events = [*self._team.values()], []
+            self._end_processes()  # before new ones unpickle, since both would need the memory
+            for worker in team:
+                self._board.counters.close_worker(worker.number, died=False)
+            self._close_job()
+            self._job_fds, self.changes_bytes = job_fds, 0
+            self._requests_to_resend.clear()
+            self._queues_to_audit.clear()
+            for _, suspects in self._written_off.values():
+                suspects.clear()
+            for chunk in list(self._in_flight):
+                events.append(self._declare_lost(Lost(chunk, None, "the dataset was sent again")))
+            with reserve_standard_streams():
+                self._queues = [Queue() for _ in self._queues]
+        self._start_team(job)
+        return events
+
     def cancel_before(self, chunk: int) -> None:
         self._board.cancel_before(chunk)
 
@@ -327,16 +347,27 @@ class WorkerPool(RestartingEngine):
             self.halt()
             self._closed = True
             _pools.discard(self)
+            stack.callback(self._end_processes)
+            self._in_flight.clear()
+
+    def _end_processes(self) -> None:
+        """End all workers and the template: close their queues and sockets, wait for them, and kill those that stay."""
+        deadline = time.monotonic() + CLOSE_GRACE_S
+        for process in self._processes:
+            self._unregister(process)
+        with contextlib.ExitStack() as stack:  # in the reverse order of the calls below
             stack.callback(self._team.clear)
-            stack.callback(self._processes_by_fd.clear)
-            deadline = time.monotonic() + CLOSE_GRACE_S
             if self._template is not None:
+                stack.callback(setattr, self, "_template", None)
                 stack.callback(self._template.end, deadline)
                 stack.callback(self._template.replies.close)
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
             stack.callback(self._close_queues)
-            self._in_flight.clear()
+
+    def _close_job(self) -> None:
+        for fd in self._job_fds:
+            os.close(fd)
 
     def _close_queues(self) -> None:
         """Close the queues, so that idle workers reach the end of their queue and exit."""
@@ -344,6 +375,15 @@ class WorkerPool(RestartingEngine):
             queue.close()
 
     # -- starting ---------------------------------------------------------------------------------------------------
+
+    def _start_team(self, job: Job | Parcel) -> None:
+        """Start the template and as many workers as are wanted, which get `job`."""
+        if warning := copy_warning(self._job_fds[0], job, self._target_size):
+            self._warn_once("copies", warning)
+        self._due_workers.clear()
+        self._start_template()
+        for number in self._worker_numbers[: self._target_size]:
+            self._start(number)
 
     def _start_template(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds

@@ -166,7 +166,8 @@ class Request:
     `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
     `is_complete_batch` means that the chunk is a complete batch. For an iterable dataset, `indices` are the sample
     numbers in the worker's pass, and `iterable` identifies the pass. `epoch_sent` is passed to the dataset's
-    ``set_epoch()``; -1 means no call. `changes` are packed changes to the dataset (`gpuload.workers.inherited`).
+    ``set_epoch()``; -1 means no call. `changes` is how many bytes of changes to the dataset the worker has to read
+    and apply, since the job was sent (`gpuload.workers.dataset_changes`).
     `plans` means that the request is for the plan of a batch instead of a chunk (`gpuload.workers.planned`).
     `spare_bytes` is the maximum size of the separate memory for a chunk that does not fit in its slot.
     """
@@ -181,7 +182,7 @@ class Request:
     iterable: IterableStart | None = None
     epoch_sent: int = -1
     plans: bool = False
-    changes: bytes = b""
+    changes: int = 0
     spare_bytes: int = 0
 
     def pack(self) -> bytes:
@@ -321,6 +322,7 @@ class Engine:
         failure: the error that stopped the engine; None if it can continue.
         waited_s: the total time that `gather` has waited for workers.
         deaths: the deaths of workers in this epoch; the feed sets a new object at the start of each epoch.
+        changes_bytes: the size of all changes to the dataset since the job was sent.
         started_at: when ``iter()`` was called, in monotonic seconds; the total time in `start` counts from here.
         start: the durations of the slowest process's start on this machine.
     """
@@ -331,6 +333,7 @@ class Engine:
         self._ring = ring
         self.failure: WorkerError | None = None
         self.waited_s = 0.0
+        self.changes_bytes = 0
         self.started_at = time.monotonic()
         self.start = Start()
         self._wanted_from = 0
@@ -353,6 +356,19 @@ class Engine:
         return submitted
 
     def _submit(self, request: Request) -> bool:
+        raise NotImplementedError
+
+    def add_changes(self, packed: bytes) -> None:
+        """Store changes to the dataset, which workers apply before the next chunk that is submitted."""
+        raise NotImplementedError
+
+    def exchange(self, job: Any) -> list[Event]:
+        """Replace all workers by new ones, which get a new job. Return the events of the chunks in progress, which are
+        lost, but not because of a death.
+
+        Raises:
+            TypeError: the job cannot be sent, and the workers stay.
+        """
         raise NotImplementedError
 
     def cancel_before(self, chunk: int) -> None:

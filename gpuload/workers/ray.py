@@ -212,6 +212,7 @@ class RayPool(RestartingEngine):
         # request.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
         self._died_at: dict[str, float] = {}  # the time of the last death that was counted, keyed by machine
+        self._changes = b""
         parcel = pack(job)
         self._ray = connect_ray(options.address, "workers=RayWorkers(…)")
         self._session = self._ray.get_runtime_context().get_job_id()
@@ -245,6 +246,12 @@ class RayPool(RestartingEngine):
         actors = [actor for actor in self._actors if actor.started]
         actor = min(actors, key=lambda actor: actor.chunks / actor.workers, default=None)
         return None if actor is None or actor.chunks >= CHUNKS_PER_WORKER * actor.workers else actor
+
+    def add_changes(self, packed: bytes) -> None:
+        self._changes += packed
+        self.changes_bytes = len(self._changes)
+        for actor in self._actors:
+            actor.handle.add_changes.remote(packed)  # Ray keeps the order of the calls to an actor
 
     def cancel_before(self, chunk: int) -> None:
         super().cancel_before(chunk)
@@ -302,7 +309,7 @@ class RayPool(RestartingEngine):
         }
         options = {"scheduling_strategy": "SPREAD", **self._options.actor_options}
         actor_class = self._ray.remote(Host).options(num_cpus=self._options.cpus_per_worker * workers, **options)
-        handle = actor_class.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
+        handle = actor_class.remote(self._parcel, workers, self._ring.ring_bytes, pool_options, self._changes)
         now = time.monotonic()
         actor = _Actor(handle, first, workers, now, now)
         if index is None:
@@ -503,9 +510,13 @@ def local_versions() -> dict[str, str]:
 
 
 class Host:
-    """The actor. It runs `workers` workers in a `WorkerPool` with `pool_options`, and a ring of `ring_bytes`."""
+    """The actor. It runs `workers` workers in a `WorkerPool` with `pool_options`, and a ring of `ring_bytes`. `changes`
+    are the changes to the dataset so far, packed."""
 
-    def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
+    def __init__(
+        self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any], changes: bytes
+    ) -> None:
+        self._changes = changes
         self._arguments = parcel, workers, ring_bytes, pool_options  # deleted by `_start`
         self._pool: WorkerPool | None = None
         # Requests that wait for a slot or for room in the queue, with the futures of their results.
@@ -534,6 +545,13 @@ class Host:
         self._waiting.append((Request.unpack(request), future))
         self._poll()
         return await future
+
+    async def add_changes(self, packed: bytes) -> None:
+        """Store changes to the dataset for the chunks that follow."""
+        if self._pool is None:
+            self._changes += packed
+        else:
+            self._pool.add_changes(packed)
 
     async def cancel_before(self, chunk: int) -> None:
         """Cancel chunks with a smaller number."""
@@ -565,6 +583,7 @@ class Host:
         try:
             self._ring = Ring(ring_bytes)
             self._pool = WorkerPool(parcel, workers, self._ring, **pool_options)
+            self._pool.add_changes(self._changes)
         except Exception as error:
             self._report.failure = str(error), error_class_names(error)
             return

@@ -35,7 +35,7 @@ from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, Seeding, seed_sample, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.counters import FLUSH_NS, Counters
-from gpuload.workers.inherited import apply_changes
+from gpuload.workers.dataset_changes import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
@@ -66,6 +66,7 @@ class Source:
     Attributes:
         seeding: seeds the global generators before each sample; None if the dataset draws nothing.
         counters: the counters to which the reading time is added.
+        read_changes: returns the bytes from a start to an end of the changes to the dataset.
         set_worker_info: called at the start of each epoch with the epoch's number and, for an iterable dataset, the
             position of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
@@ -87,9 +88,9 @@ class Source:
         self._keys_to_announce: list[Any] = []  # the keys of the next chunk that are not announced yet
         self._is_first_chunk = True  # whether no chunk has been opened yet; the first chunk is not announced beforehand
         self._epoch_sent = -1
-        self._changes = b""
-        self._applied_changes: dict[Any, Any] = {}
+        self._changes_applied = 0  # in bytes
         self._epoch = -1
+        self.read_changes: Callable[[int, int], bytes] = lambda start, end: b""
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, on_sample: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
@@ -99,9 +100,9 @@ class Source:
         The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
         `on_sample` is called for each sample that an iterable dataset yields up to that row.
         """
-        if request.changes != self._changes:
-            self._changes = request.changes
-            apply_changes(self._dataset, request.changes, self._applied_changes)
+        if request.changes > self._changes_applied:
+            apply_changes(self._dataset, self.read_changes(self._changes_applied, request.changes))
+            self._changes_applied = request.changes
         if request.epoch_sent not in (-1, self._epoch_sent):
             self._epoch_sent = request.epoch_sent
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):

@@ -61,7 +61,6 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
             with stopwatch.measure():
                 job: Job = receive(job_fd)
                 _finish_imports()
-            os.close(job_fd)
             reason = unfit_reason(descriptors)
         except BaseException as error:  # a separate interpreter will report the error again, with a traceback
             reason = f"the dataset cannot be unpickled in the template ({one_line(f'{type(error).__name__}: {error}')})"
@@ -103,7 +102,9 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                         os.close(pidfd)
                         os.close(pipe)
                     os.close(status_fd)
-                    _run_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, fds)
+                    _run_worker(
+                        control, (lifeline_fd, stacks_fd), settings, job, (job_fd, ring_fd, board_fd), message, fds
+                    )
                 pidfd = os.pidfd_open(pid)  # the PID is not reused before waitpid() is called
                 for descriptor in fds:
                     os.close(descriptor)
@@ -179,7 +180,7 @@ def _run_worker(
     template_fds: tuple[int, int],
     settings: dict[str, Any],
     job: Job,
-    shared_fds: tuple[int, int],
+    shared_fds: tuple[int, int, int],
     message: bytes,
     received_fds: list[int],
 ) -> None:
@@ -193,7 +194,7 @@ def _run_worker(
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
         _apply_changes(changes, changed_fds)
         _clear_exit_handlers()
-        run_worker(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
+        run_worker(number, settings, [reply_fd, lifeline_fd, stacks_fd, *shared_fds, queue_fd], job)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

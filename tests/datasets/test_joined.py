@@ -135,3 +135,12 @@ def test_a_function_that_fails_fails_for_its_sample_alone(array):
         next(batches)
         with pytest.raises(gl.SampleError, match="sample 11, at position 11 of the epoch, could not be loaded"):
             next(batches)
+
+
+@pytest.mark.parametrize("name", ["transform", "transforms"])
+def test_transforms_cannot_be_set_on_a_dataset_of_gpuload(array, name):
+    for dataset in (array, array.map(str), array + array, gl.Mix([array], [1.0])):
+        with pytest.raises(
+            ValueError, match=rf"{name} would have no effect on a gpuload dataset; pass transforms=\[…\]"
+        ):
+            setattr(dataset, name, [])

@@ -253,3 +253,31 @@ def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two
         assert ring.used_bytes == 0
         slots = [ring.acquire(GRANULE_BYTES) for _ in range(3)]
         assert [slot is None for slot in slots] == [False, False, True]
+
+
+class DrawsTogether:
+    """Draws a number for each sample; the first worker that reads sample 13 dies."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        if 13 in indices and self.marker and not os.path.exists(self.marker):
+            open(self.marker, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.random.random(len(indices)).tolist()
+
+
+def test_samples_that_are_read_together_have_the_same_random_numbers_after_a_workers_death(tmp_path):
+    found = []
+    for marker in ("", str(tmp_path / "died")):
+        with gl.Loader(DrawsTogether(marker), 10, num_workers=2, device="cpu", seed=3, chunk_size=5) as loader:
+            found.append([batch.tolist() for batch in loader])
+            assert loader.stats().restarts == bool(marker)
+    assert found[0] == found[1]

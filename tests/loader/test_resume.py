@@ -372,3 +372,95 @@ def test_turning_images_upright_is_other_data():
     state = loader(Noise(33)).state_dict()
     with pytest.raises(ValueError, match=r"transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"):
         loader(Noise(33), decode=gl.Decode(exif=True)).load_state_dict(state)
+
+
+# -- states that are saved after an epoch's last batch ----------------------------------------------------------------
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(20))
+
+
+COMPLETED = {
+    "map": lambda: {"dataset": range(20), "shuffle": True},
+    "two ranks": lambda: {"dataset": range(20), "shuffle": True, "rank": 1, "world_size": 2},
+    "mix": lambda: {"dataset": gl.Mix([range(10), range(10, 20)], [1, 1]), "shuffle": True},
+    "repeats": lambda: {"dataset": range(20), "repeats": 2, "shuffle": True},
+    "sampler": lambda: {"dataset": range(20), "sampler": torch.utils.data.RandomSampler(range(20))},
+    "iterable": lambda: {"dataset": Streamed()},
+}
+
+
+def values(loader) -> list:
+    return [batch.tolist() for batch in loader]
+
+
+def make_completed(name) -> gl.Loader:
+    return gl.Loader(**COMPLETED[name](), batch_size=4, seed=3, num_workers=0, device="cpu")
+
+
+@pytest.mark.parametrize("name", COMPLETED)
+def test_loop_that_sets_a_completed_epoch_after_loading_has_no_batch_and_then_the_next_epoch(name):
+    with make_completed(name) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            last, batches = None, []
+            for batch in loader:
+                last = loader.state_dict()
+                batches.append(batch.tolist())
+            if epoch == 1:
+                state = json.loads(json.dumps(last))
+    # Nobody knows of a stream's last batch that it is the last one: its state is at the end of epoch 1.
+    assert state.get("completed") == (None if name == "iterable" else 1)
+    with make_completed(name) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        loader.set_epoch(1)
+        iterator = iter(loader)
+        assert list(iterator) == []
+        loader.set_epoch(2)
+        assert values(loader) == batches
+    if name == "iterable":
+        return
+    with make_completed(name) as loader:  # without set_epoch, and with the next epoch's
+        loader.load_state_dict(state)
+        assert values(loader) == batches
+        loader.load_state_dict(state)
+        loader.set_epoch(2)
+        assert values(loader) == batches
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        loader.set_epoch(1)  # not the first call after loading
+        assert len(values(loader)) == len(batches)
+
+
+def test_state_after_the_end_of_an_epoch_or_within_one_names_no_completed_epoch():
+    with make_completed("map") as loader:
+        batches = iter(loader)
+        next(batches)
+        assert "completed" not in loader.state_dict()
+        list(batches)
+        assert "completed" not in loader.state_dict()
+        loader.set_epoch(5)
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        assert loader.state_dict()["completed"] == 5
+        with pytest.raises(StopIteration):
+            next(batches)
+        assert "completed" not in loader.state_dict()
+
+
+def test_completed_epoch_that_is_skipped_can_be_resumed_from_again():
+    with make_completed("map") as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict()
+    with make_completed("map") as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert values(loader) == []
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+        assert loader.epoch == 0

@@ -335,6 +335,27 @@ def test_a_loader_that_was_not_iterated_can_be_copied():
     loader = gl.Loader([1, 2], 2, device="cpu")
     assert [batch.tolist() for batch in copy.deepcopy(loader)] == [[1, 2]]
     assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[1, 2]]
+    loader.set_epoch(3)
+    assert copy.deepcopy(loader).state_dict() == loader.state_dict()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("workers", [0, pytest.param("auto", marks=pytest.mark.processes)])
+def test_a_copy_of_a_loader_in_mid_epoch_has_not_begun(copied, workers):
+    pictures = [(np.full((12, 12, 3), i, np.uint8), i) for i in range(8)]
+    options = {"transforms": [T.CenterCrop(8), T.ColorJitter(0.4)], "seed": 3, "shuffle": True}
+    with gl.Loader(pictures, 2, num_workers=workers, device="cpu", **options) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        with copied(loader) as other:
+            assert other.state_dict()["position"] == other.epoch == 0
+            assert other.stats().batches == 0
+            images, labels = next(iter(other))
+            assert torch.equal(images, first[0])
+            assert torch.equal(labels, first[1])
+        assert len(list(batches)) == 3
+        with pytest.raises(TypeError, match=r"iterator of a gpuload Loader can be .* state_dict\(\)"):
+            copied(batches)
 
 
 LAYOUT = "memory_format='channels_last' has no effect: "

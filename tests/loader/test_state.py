@@ -36,13 +36,18 @@ def test_it_is_small_json_with_a_version():
     ("state", "kind", "text"),
     [
         ([1], TypeError, "a state must be a dict from state_dict(), got list"),
-        ({}, ValueError, "the state has version None, but this gpuload reads version 1"),
+        ({}, ValueError, "the state, with the keys [], is no state of a gpuload Loader; pass a dict from its"),
+        (
+            {"_snapshot": {}, "_steps_since_snapshot": 0},  # of torchdata's StatefulDataLoader
+            ValueError,
+            "with the keys ['_snapshot', '_steps_since_snapshot'], is no state of a gpuload Loader",
+        ),
         (changed(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
         ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
-        (changed(position=-1), ValueError, "position must be an integer in 0 … 2**63 - 1, got -1"),
+        (changed(position=-1), ValueError, "position must be an integer in 0 … 2**62 - 1, got -1"),
         (changed(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
         (changed(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
-        (changed(position=2**70), ValueError, f"position must be an integer in 0 … 2**63 - 1, got {2**70}"),
+        (changed(position=2**62), ValueError, f"position must be an integer in 0 … 2**62 - 1, got {2**62}"),
         (changed(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
         (changed(order=1), ValueError, "order must be of type str, got 1"),
     ],

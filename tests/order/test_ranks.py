@@ -1,11 +1,22 @@
-"""Which of how many ranks a process is."""
+"""Which of how many ranks a process is, what ranks know of each other, and what their samplers draw."""
 
 from __future__ import annotations
 
-import pytest
-import torch.distributed as dist
+import inspect
 
-from gpuload.order.ranks import announce, check_rank, find_group, find_rank
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import gpuload as gl
+from gpuload.order.ranks import announce, check_rank, exchange, find_caller, find_group, find_rank
 
 
 @pytest.mark.parametrize(
@@ -81,3 +92,121 @@ def test_arguments_that_cannot_be_are_refused(rank, world_size, kind, text):
 def test_both_or_neither():
     check_rank(None, None)
     check_rank(1, 2)
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_exchange_returns_what_other_ranks_have_written_so_far(group):
+    assert exchange("a", "of rank 1", 1, 3) == {}
+    assert exchange("a", "of rank 0", 0, 3) == {1: "of rank 1"}
+    assert exchange("b", "of rank 2", 2, 3) == {}
+    assert exchange("a", "of rank 2", 2, 3) == {0: "of rank 0", 1: "of rank 1"}
+
+
+def test_exchange_without_a_store_returns_nothing(group, monkeypatch):
+    def fail():
+        raise RuntimeError("no store")
+
+    exchange("a", "of rank 1", 1, 2)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", fail)
+    assert exchange("a", "of rank 0", 0, 2) == {}
+
+
+def test_caller_is_the_users_line_and_counts_its_calls():
+    callers = [find_caller() for _ in range(2)]
+    place = f"test_ranks.py:{inspect.currentframe().f_lineno - 1}"
+    assert callers == [f"{place}, call 1", f"{place}, call 2"]
+    assert gl.Loader([1], num_workers=0)._options.order.caller == f"test_ranks.py:{place_line()}, call 1"
+
+
+def place_line():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def begin(rank, dataset, **options):
+    """Begin an epoch of a rank, in a program that calls `Loader` once."""
+    with gl.Loader(dataset, 2, num_workers=0, device="cpu", rank=rank, world_size=2, **options) as loader:
+        object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+        iter(loader)
+
+
+def test_ranks_with_the_same_options_are_silent(group):
+    begin(0, range(46))
+    begin(1, range(46))
+
+
+def test_ranks_with_different_seeds_are_refused(group):
+    begin(1, range(46), seed=43)
+    with pytest.raises(
+        ValueError,
+        match=r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed",
+    ):
+        begin(0, range(46), seed=42)
+
+
+def test_ranks_with_different_numbers_of_batches_are_refused(group):
+    begin(1, range(46))
+    text = r"the dataset has 46 samples on rank 1, and 40 on rank 0 .*, which gives 12 and 10 batches, .* forever"
+    with pytest.raises(ValueError, match=text):
+        begin(0, range(40))
+
+
+def test_ranks_with_different_lengths_are_warned_of(group):
+    begin(1, range(46))
+    with pytest.warns(
+        RuntimeWarning, match=r"has 46 samples on rank 1, and 45 on rank 0 .*: each rank takes its share"
+    ):
+        begin(0, range(45))
+
+
+def test_ranks_whose_samplers_define_the_order_may_differ(group):
+    begin(1, range(46), sampler=range(4), seed=1)
+    begin(0, range(40), sampler=range(8), seed=2)
+
+
+def keys_on(rank, sampler, epoch=0, seed=5):
+    options = {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 4}
+    with gl.Loader(range(40), num_workers=0, device="cpu", rank=rank, world_size=2, seed=seed, **options) as loader:
+        loader.set_epoch(epoch)
+        return [int(key) for batch in loader for key in batch]
+
+
+class Shuffled(RandomSampler):
+    """Not exactly torch's class."""
+
+
+@pytest.mark.parametrize(
+    ("make", "differ"),
+    [
+        (lambda: RandomSampler(range(40)), True),
+        (lambda: RandomSampler(range(40), replacement=True), True),
+        (lambda: WeightedRandomSampler([1.0] * 40, 40), True),
+        (lambda: SubsetRandomSampler(range(40)), True),
+        (lambda: BatchSampler(RandomSampler(range(40)), 4, False), True),
+        (lambda: RandomSampler(range(40), generator=torch.Generator().manual_seed(1)), False),
+        (lambda: Shuffled(range(40)), False),
+        (lambda: SequentialSampler(range(40)), False),
+    ],
+)
+def test_random_samplers_of_torch_draw_other_samples_on_each_rank(make, differ):
+    first, second = keys_on(0, make()), keys_on(1, make())
+    assert (first != second) == differ
+    assert (first, second) == (keys_on(0, make()), keys_on(1, make()))  # reproducible
+
+
+def test_random_sampler_resumes_on_each_rank_where_it_was():
+    for rank in range(2):
+        options = {"num_workers": 0, "device": "cpu", "rank": rank, "world_size": 2, "seed": 5}
+        with gl.Loader(range(40), 4, sampler=RandomSampler(range(40)), **options) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            state, rest = loader.state_dict(), [batch.tolist() for batch in batches]
+        with gl.Loader(range(40), 4, sampler=RandomSampler(range(40)), **options) as loader:
+            loader.load_state_dict(state)
+            assert [batch.tolist() for batch in loader] == rest

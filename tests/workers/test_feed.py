@@ -25,6 +25,8 @@ from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 class Engine:
     """Writes each sample's index into as many bytes as `sizes` says; `fate` may name another end for a request."""
 
+    changes_bytes = 0
+
     def __init__(
         self, ring: Ring, sizes, fate=lambda request: None, capacity=10**9, shuffle: int | None = None, spares=False
     ):
@@ -355,6 +357,22 @@ def test_a_lost_chunk_is_done_again_its_suspect_alone():
     assert drain(feed) == expected(8, 8)
     again = [list(request.indices) for request in engine.seen[2:]]
     assert again == [[28], [35], [42, 49]]
+
+
+def test_a_chunk_that_is_read_together_is_done_again_whole_before_it_is_split():
+    deaths = []
+
+    def fate(request):
+        if 35 in request.indices and len(deaths) < 2:
+            deaths.append(request)
+            return [engine.lose(request, list(request.indices).index(35), "killed by SIGKILL")]
+        return None
+
+    feed, engine = make(fate=fate, reads_together=True)
+    feed.begin(batches(8, 8))
+    assert drain(feed) == expected(8, 8)
+    again = [list(request.indices) for request in engine.seen[2:]]
+    assert again == [[28, 35, 42, 49], [28], [35], [42, 49]]
 
 
 def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():

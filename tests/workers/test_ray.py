@@ -157,6 +157,30 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
         assert numbers(loader_) == list(range(400))
 
 
+class Shifted(Numbers):
+    def __init__(self, count):
+        super().__init__(count)
+        self.shift, self.table = 0, np.zeros(count, np.int64)
+
+    def __getitem__(self, index):
+        return index + self.shift + int(self.table[index])
+
+
+def test_changes_to_the_dataset_reach_all_actors_and_those_that_replace_them(cluster):
+    data = Shifted(100)
+    with loader(data) as loader_:
+        assert numbers(loader_) == list(range(100))
+        data.shift = 1000
+        assert numbers(loader_) == list(range(1000, 1100))
+        assert len(cluster.actors) == 2
+        cluster.actors[0].die()
+        data.shift = 2000
+        assert numbers(loader_) == list(range(2000, 2100))
+        data.table[:] = 7
+        assert numbers(loader_) == list(range(2007, 2107))
+        assert len(cluster.actors) == 5  # data is sent to new actors
+
+
 def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_without_it(cluster):
     with loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader_:
         cluster.nodes_in_turn = ["a", "a", "b"]
