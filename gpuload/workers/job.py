@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpuload.datasets.file_id import FileId
 from gpuload.datasets.memory import memory_file
 from gpuload.ring.ring import align
 
@@ -158,8 +159,15 @@ class _Unpickler(pickle.Unpickler):
         return self._lists[list_index]
 
 
-def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Return an array that maps the part of a file to which an `np.memmap`, or a view of a memmap, refers."""
+def open_memmap(
+    path: str, file_id: FileId, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Return an array that maps the part of a file to which an `np.memmap`, or a view of a memmap, refers.
+
+    Raises:
+        DecodeError: another file is at `path` now, or the file is smaller than it was.
+    """
+    file_id.check(path)
     numpy_dtype = np.dtype(dtype)
     extent = (
         numpy_dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
