@@ -59,7 +59,8 @@ class Job:
     of `torch.distributed` in the main process; None means that there is no process group. `fusing` makes the plans of
     batches; None means that workers make no plans. `decodes_full_images` is for filling a cache: images are decoded
     completely, even if the chain crops them, and nothing is collated. `device_share` is the share of the samples whose
-    images are sent encoded, for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
+    images are sent encoded, for a device to decode. `module_values` and `library_values` are described in
+    `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -79,6 +80,7 @@ class Job:
     decodes_full_images: bool = False
     device_share: float = 0.0
     module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    library_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
