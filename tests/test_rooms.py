@@ -60,6 +60,7 @@ WITHIN_FUNCTIONS = {
     ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, for URLs alone",
     ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "zipfile, hashes and tempfile, where an index is kept",
     ("gpuload.datasets.hugging_face", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
+    ("gpuload.workers.shipping", "gpuload.datasets.arrow_rows"): "as above",
     ("gpuload.packing.manifest", "gpuload.datasets.stores.*"): "only who opens a packed set needs the datasets",
     ("gpuload.stage.dali.backend", "gpuload.stage.dali.*"): "DALI is an optional library",
     ("gpuload.stage.decode.backend", "gpuload.stage.decode.crops"): "Triton is an optional library, and slow to import",

@@ -7,21 +7,25 @@ supported.
 
 A memory-mapped table is pickled as the path of its file, with the changes that its `datasets` object has recorded so
 that copies can replay them; a worker maps the file again. Therefore the pickle of a memory-mapped dataset does not
-grow with the number of rows. A table in memory is pickled as its buffers.
+grow with the number of rows. A table in memory is pickled as its buffers, and so is a memory-mapped table whose file
+has been replaced or deleted, as by a later `map`.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["ArrowRows", "PickledDataset", "Unsuitable"]
+from gpuload.datasets.file_id import FileId, FileMappings, check_replaced_size
+
+__all__ = ["ArrowRows", "PickledDataset", "Unsuitable", "reduce_mapped_table"]
 
 # Features, by module and name, whose values are the same in `datasets` and pyarrow (for images: without decoding).
 PLAIN: Final = {
@@ -41,12 +45,15 @@ class Unsuitable(Exception):
 
 @dataclass(frozen=True)
 class MappedTable:
-    """A memory-mapped table: the path of its file (an Arrow stream), and the pyarrow method calls to replay."""
+    """A memory-mapped table: the path and identity of its file (an Arrow stream), and the pyarrow method calls to
+    replay."""
 
     path: str
+    file_id: FileId
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
     def open(self) -> pa.Table:
+        self.file_id.check(self.path)
         # Workers are forked from a template process, which must not have threads.
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
@@ -87,26 +94,31 @@ class ArrowRows:
         self._data, self._indices = data, indices
 
     @classmethod
-    def from_dataset(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
+    def from_dataset(
+        cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table], mappings: FileMappings
+    ) -> ArrowRows:
         """Return the rows of a ``datasets.Dataset`` without a format.
 
         Args:
             dataset: the dataset.
             columns: the names of a sample's columns, in the sample's order.
-            copies: an output argument, which receives the version of each in-memory table that is pickled, keyed by
-                the `id` of the dataset's table.
+            copies: an output argument, which receives the version of each table that is pickled as its buffers, keyed
+                by the `id` of the dataset's table.
+            mappings: the current mappings of this process.
 
         Raises:
             Unsuitable: a column, or the history of its table, needs `datasets`.
+            ValueError: a file has been replaced or deleted, and its table is too large to be pickled instead.
         """
         if dataset.format["type"] is not None:
             raise Unsuitable(f"it has the format {dataset.format['type']!r}")
         for name in columns:
             if not _is_plain(dataset.info.features[name]):
                 raise Unsuitable(f"column {name!r} is {dataset.info.features[name]!r}")
-        data = _convert_table(dataset._data, columns, copies)
+        data = _convert_table(dataset._data, columns, copies, mappings)
         indices = dataset._indices
-        return cls(data, None if indices is None else _convert_table(indices, indices.column_names[:1], copies))
+        names = [] if indices is None else indices.column_names[:1]
+        return cls(data, None if indices is None else _convert_table(indices, names, copies, mappings))
 
     @cached_property
     def _columns(self) -> list[pa.ChunkedArray]:
@@ -138,14 +150,14 @@ class ArrowRows:
 
 
 class PickledDataset:
-    """A pickled ``datasets.Dataset`` without its in-memory tables, which workers already have in `ArrowRows`.
+    """A pickled ``datasets.Dataset`` without the tables whose buffers workers already have in `ArrowRows`.
 
     Args:
         dataset: the dataset.
-        tables: the versions of its in-memory tables that are pickled, keyed by the `id` of the dataset's table.
+        tables, mappings: as for `ArrowRows.from_dataset`.
     """
 
-    def __init__(self, dataset: Any, tables: dict[int, pa.Table]) -> None:
+    def __init__(self, dataset: Any, tables: dict[int, pa.Table], mappings: FileMappings) -> None:
         import cloudpickle  # not needed in workers
 
         positions = {table_id: position for position, table_id in enumerate(tables)}
@@ -154,8 +166,11 @@ class PickledDataset:
             def persistent_id(self, obj: Any) -> int | None:
                 return positions.get(id(obj)) if isinstance(obj, pa.Table) else None
 
-            def reducer_override(self, obj: Any) -> Any:  # older versions of `datasets` pickle more than the table
-                return (type(obj), (obj.table,)) if _is_in_memory(obj) else super().reducer_override(obj)
+            def reducer_override(self, obj: Any) -> Any:
+                if _is_in_memory(obj) or (_is_mapped(obj) and id(obj.table) in positions):
+                    # Older versions of `datasets` pickle more than the table.
+                    return sys.modules["datasets.table"].InMemoryTable, (obj.table,)
+                return reduce_mapped_table(obj, mappings) if _is_mapped(obj) else super().reducer_override(obj)
 
         file = io.BytesIO()
         Pickler(file).dump(dataset)
@@ -184,20 +199,21 @@ def _is_plain(feature: Any) -> bool:
     return type_name in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
-def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
+def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table], mappings: FileMappings) -> Blocks:
     """Convert a `datasets` table to blocks."""
     grid = table.blocks if type(table).__name__ == "ConcatenationTable" else [[table]]
-    rows = [[_convert_block(block, copies) for block in row] for row in grid if row]
+    rows = [[_convert_block(block, copies, mappings) for block in row] for row in grid if row]
     for row in grid:
         for name in set(columns).difference(*(block.column_names for block in row)) if row else ():
             raise Unsuitable(f"column {name!r} is missing from a part of the dataset")
     return Blocks(rows, columns)
 
 
-def _convert_block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
-    if type(table).__name__ == "MemoryMappedTable":
-        return _convert_mapped_table(table)
-    if not _is_in_memory(table):
+def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappings) -> MappedTable | pa.Table:
+    if _is_mapped(table):
+        if (file_id := _identify(table, mappings)) is not None:
+            return _convert_mapped_table(table, file_id)
+    elif not _is_in_memory(table):
         raise Unsuitable(f"its table is a {type(table).__module__}.{type(table).__name__}")
     for field in table.table.schema:
         if isinstance(field.type, pa.BaseExtensionType):
@@ -211,7 +227,49 @@ def _is_in_memory(table: Any) -> bool:
     return (type(table).__module__, type(table).__name__) == ("datasets.table", "InMemoryTable")
 
 
-def _convert_mapped_table(table: Any) -> MappedTable:
+def _is_mapped(table: Any) -> bool:
+    return (type(table).__module__, type(table).__name__) == ("datasets.table", "MemoryMappedTable")
+
+
+def _identify(table: Any, mappings: FileMappings) -> FileId | None:
+    """Return the identity of a memory-mapped `datasets` table's file; None if the table must be sent as its buffers,
+    since its file has been replaced or deleted.
+
+    Raises:
+        ValueError: the table is too large for this.
+    """
+    buffers = (
+        buffer for column in table.table.columns for chunk in column.chunks for buffer in chunk.buffers() if buffer
+    )
+    # A column that was cast, for example, is no longer in the file's mapping.
+    mapped_addresses = (
+        buffer.address for buffer in buffers if (found := mappings.find(buffer.address)) and found.inode
+    )
+    file_id = mappings.identify(table.path, next(mapped_addresses, 0))
+    if file_id is None:
+        check_replaced_size(table.path, table.table.nbytes)
+    return file_id
+
+
+def reduce_mapped_table(table: Any, mappings: FileMappings) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Reduce a memory-mapped `datasets` table for a pickle: to the path of its file, or to a table in memory if its
+    file has been replaced or deleted.
+
+    Raises:
+        ValueError: the table is too large for this.
+    """
+    file_id = _identify(table, mappings)
+    if file_id is None:
+        return sys.modules["datasets.table"].InMemoryTable, (_drop_unused_bytes(table.table),)
+    return _open_mapped_table, (type(table), table.path, file_id, table.replays)
+
+
+def _open_mapped_table(cls: Any, path: str, file_id: FileId, replays: list[Any]) -> Any:
+    file_id.check(path)
+    return cls.from_file(path, replays=replays)
+
+
+def _convert_mapped_table(table: Any, file_id: FileId) -> MappedTable:
     """Convert a memory-mapped `datasets` table, and its recorded changes to pyarrow method calls."""
     with pa.memory_map(table.path) as file, pa.ipc.open_stream(file) as reader:
         empty_table = reader.schema.empty_table()
@@ -231,7 +289,7 @@ def _convert_mapped_table(table: Any) -> MappedTable:
             raise Unsuitable(f"its table was changed by {name}()")
         empty_table = getattr(empty_table, name)(*args, **keywords)
         calls.append((name, args, keywords))
-    return MappedTable(table.path, calls)
+    return MappedTable(table.path, file_id, calls)
 
 
 def _drop_unused_bytes(table: pa.Table) -> pa.Table:

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
+from gpuload.datasets.file_id import FileMappings
 from gpuload.datasets.files import read_file
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -68,9 +69,9 @@ class WrappedRows(Dataset):
             return state
         from gpuload.datasets import arrow_rows  # imports pyarrow, which only Hugging Face's datasets need
 
-        columns, copies = _sample_columns(self.dataset), {}
+        columns, copies, mappings = _sample_columns(self.dataset), {}, FileMappings()
         try:
-            state["_rows"] = arrow_rows.ArrowRows.from_dataset(self.dataset, columns, copies)
+            state["_rows"] = arrow_rows.ArrowRows.from_dataset(self.dataset, columns, copies, mappings)
         except arrow_rows.Unsuitable as reason:
             import logging  # slow to import, and seldom needed
 
@@ -79,7 +80,7 @@ class WrappedRows(Dataset):
             )
             return state
         state["_column_names"] = self.column_names
-        state["_pickled"] = arrow_rows.PickledDataset(state.pop("dataset"), copies)
+        state["_pickled"] = arrow_rows.PickledDataset(state.pop("dataset"), copies, mappings)
         return state
 
     def __copy__(self) -> WrappedRows:

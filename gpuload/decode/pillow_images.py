@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import struct
 import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +53,13 @@ LOWER_BITS: Final[dict[str, str]] = {
 MASK_DTYPES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
+
+# The chunks of a PNG that only describe the picture. Pillow unpacks them all, and refuses the file if one exceeds a
+# limit that each program can set for itself (`PngImagePlugin.MAX_TEXT_CHUNK`).
+DESCRIPTIONS: Final = frozenset({b"tEXt", b"zTXt", b"iTXt", b"iCCP"})
+ORIENTATION_KEYWORDS: Final = frozenset({b"exif", b"xmp", b"Raw profile type exif", b"XML:com.adobe.xmp"})
+MAX_UNPACKED_BYTES: Final = 1 << 20  # Pillow's default for MAX_TEXT_CHUNK
+unpack_chunk = struct.Struct(">L4s").unpack_from
 
 _lock = threading.Lock()  # guards the next two variables, which belong to `strict_pillow`
 _threads_inside = 0
@@ -97,9 +106,44 @@ def truncated_flag_hint() -> str:
 def open_image(data: bytes, format_name: str) -> PillowImage:
     """Read the header of an image of a known format; raises any error of the plugin."""
     plugin = PLUGINS[format_name]
+    if format_name == "PNG":
+        data = drop_descriptions(data)
     with strict_pillow():
         image_class = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
         return PillowImage(data, lambda: image_class(io.BytesIO(data)))
+
+
+def drop_descriptions(png: bytes) -> bytes:
+    """Return a PNG without its texts and colour profile, except for texts in which Pillow looks for the orientation. A
+    chunk that is truncated stays."""
+    parts: list[bytes] = []
+    start, pos = 0, 8
+    while pos + 8 <= len(png):
+        length, kind = unpack_chunk(png, pos)
+        end = pos + 12 + length  # behind the chunk's length, name and checksum
+        if kind in DESCRIPTIONS and end <= len(png) and not _may_state_orientation(kind, png[pos + 8 : end - 4]):
+            parts.append(png[start:pos])
+            start = end
+        pos = end
+    return b"".join((*parts, png[start:])) if parts else png
+
+
+def _may_state_orientation(kind: bytes, content: bytes) -> bool:
+    keyword, _, text = content.partition(b"\0")
+    if kind == b"iCCP" or keyword not in ORIENTATION_KEYWORDS:
+        return False
+    if kind == b"zTXt":
+        packed = text[1:]
+    elif kind == b"iTXt" and text[:1] not in (b"", b"\0"):
+        packed = text[2:].split(b"\0", 2)[-1]  # behind the language and the translated keyword
+    else:
+        return True
+    inflater = zlib.decompressobj()
+    try:
+        inflater.decompress(packed, MAX_UNPACKED_BYTES)
+    except zlib.error:
+        return False
+    return not inflater.unconsumed_tail
 
 
 class PillowImage:

@@ -52,7 +52,7 @@ from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_a
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
-from gpuload.workers.inherited import module_values
+from gpuload.workers.inherited import library_values, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
@@ -705,16 +705,17 @@ def job_for(
         fusing=batch_planner,
         decodes_full_images=decodes_full_images,
         device_share=device_share,
-        module_values=_module_values(options) if options.workers.processes else {},
+        **(_values_to_compare(options) if options.workers.processes else {}),
     )
 
 
-def _module_values(options: Options) -> dict[str, dict[str, Any]]:
-    """Return the values in the user's modules that the workers' code refers to."""
+def _values_to_compare(options: Options) -> dict[str, Any]:
+    """Return the values in modules that the workers' code refers to."""
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
     for _, part in find_objects(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
-    return module_values(value for value in objects if value is not None)
+    objects = [value for value in objects if value is not None]
+    return {"module_values": module_values(objects), "library_values": library_values(objects)}
 
 
 def engine_for(

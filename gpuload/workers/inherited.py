@@ -10,6 +10,8 @@ The main process collects the following when it pickles a job:
   script in a process that `multiprocessing` spawned. Their classes and functions are pickled by value.
 - *Values in the user's modules* (`module_values`). A worker imports these modules again, so it does not see an
   assignment such as ``config.SIZE = 224``. The worker compares the values and reports the differences.
+- *Constants and replaced functions of libraries* (`library_values`) that the dataset's code refers to. They are
+  compared in the same way, since `LibrarySettings` can never be complete.
 
 Values in modules are considered only if they are *simple*: numbers, strings, and small tuples, lists and dicts of
 these.
@@ -33,6 +35,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.workers.start import LIBRARIES
+
 __all__ = [
     "LibrarySettings",
     "are_same",
@@ -40,11 +44,20 @@ __all__ = [
     "import_path",
     "is_simple",
     "is_users_module",
+    "library_values",
     "module_values",
     "pickle_by_value",
 ]
 
-PILLOW_MAX_PIXELS: Final = 1024**3 // 4 // 3  # Pillow's default; it is not sent, so that workers need not import Pillow
+# Settings that are variables of Pillow's modules, with their defaults. A default is not sent, so that workers need not
+# import Pillow.
+PILLOW_DEFAULTS: Final = {
+    ("PIL.Image", "MAX_IMAGE_PIXELS"): 1024**3 // 4 // 3,
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): False,
+    ("PIL.ImageFile", "MAXBLOCK"): 65536,
+    ("PIL.PngImagePlugin", "MAX_TEXT_CHUNK"): 1 << 20,
+    ("PIL.PngImagePlugin", "MAX_TEXT_MEMORY"): 64 << 20,
+}
 MAX_FUNCTIONS: Final = 2_000  # the maximum number of functions that are searched for values in modules
 MAX_ENTRIES: Final = 64  # larger lists and dicts are not compared
 MAX_TEXT: Final = 1_000  # longer strings are not compared
@@ -74,10 +87,15 @@ class LibrarySettings:
     def collect(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
         """Return the settings of this process, except the ones that cannot be pickled."""
         calls: list[partial[Any]] = [partial(np.seterr, **np.geterr())]
+        calls.append(partial(sys.setrecursionlimit, sys.getrecursionlimit()))
         modules = sys.modules
+        print_options = partial(np.set_printoptions, **np.get_printoptions())
+        if can_pickle(print_options):  # a formatter can be any function
+            calls.append(print_options)
+        for (module, name), default in PILLOW_DEFAULTS.items():
+            if (value := getattr(modules.get(module), name, default)) != default:
+                calls.append(partial(_set_attribute, module, name, value))
         if (image := modules.get("PIL.Image")) is not None:
-            if image.MAX_IMAGE_PIXELS != PILLOW_MAX_PIXELS:
-                calls.append(partial(_set_attribute, "PIL.Image", "MAX_IMAGE_PIXELS", image.MAX_IMAGE_PIXELS))
             for name, (factory, accept) in image.OPEN.items():
                 extensions = [extension for extension, owner in image.EXTENSION.items() if owner == name]
                 open_call = partial(image.register_open, name, factory, accept)
@@ -86,10 +104,18 @@ class LibrarySettings:
             for name, decoder in image.DECODERS.items():
                 if not _is_from_pillow(decoder) and can_pickle(decoder):
                     calls.append(partial(image.register_decoder, name, decoder))
-        if getattr(modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False):
-            calls.append(partial(_set_attribute, "PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", True))
-        if (torch := modules.get("torch")) is not None and (dtype := torch.get_default_dtype()) != torch.float32:
-            calls.append(partial(torch.set_default_dtype, dtype))
+        if (torch := modules.get("torch")) is not None:
+            if (dtype := torch.get_default_dtype()) != torch.float32:
+                calls.append(partial(torch.set_default_dtype, dtype))
+            # Many programs set these for the model, so they are no reason for a worker to import torch.
+            if (precision := torch.get_float32_matmul_precision()) != "highest":
+                calls.append(partial(_call_if_imported, "torch", "set_float32_matmul_precision", precision))
+            if torch.are_deterministic_algorithms_enabled():
+                options = {"warn_only": torch.is_deterministic_algorithms_warn_only_enabled()}
+                calls.append(partial(_call_if_imported, "torch", "use_deterministic_algorithms", True, **options))
+        if (torchvision := modules.get("torchvision")) is not None and hasattr(torchvision, "get_image_backend"):
+            backend = torchvision.get_image_backend()
+            calls.append(partial(_call_if_imported, "torchvision", "set_image_backend", backend))
         if (logging := modules.get("logging")) is not None:
             loggers = {"": logging.root, **logging.root.manager.loggerDict}
             # Placeholders of loggers have no level.
@@ -121,6 +147,12 @@ class LibrarySettings:
 
 def _set_attribute(module: str, name: str, value: Any) -> None:
     setattr(importlib.import_module(module), name, value)
+
+
+def _call_if_imported(module: str, function: str, *args: Any, **options: Any) -> None:
+    """Call a function of a module unless this process has not imported the module, or is still importing it."""
+    if (callable_ := getattr(sys.modules.get(module), function, None)) is not None:
+        callable_(*args, **options)
 
 
 def _set_log_levels(levels: dict[str, int], disabled: int) -> None:
@@ -256,12 +288,67 @@ def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
     return _Search(objects).values
 
 
+class FunctionOf(str):
+    """The name of the module in which a function was defined that another module holds."""
+
+
+def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return values of the installed packages' modules that the code of these objects refers to, keyed by module and
+    then by name: public constants, whose names are in capitals, and a `FunctionOf` for each public function that
+    another package, or the user's program, has defined.
+
+    Lists and dicts are left out, since libraries change these themselves, such as Pillow its list of formats.
+    """
+    return {name: _library_values(module) for name, module in _Search(objects).libraries.items()}
+
+
+def _library_values(module: types.ModuleType) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in list(vars(module).items()):
+        if name.startswith("_"):
+            continue
+        if name.isupper() and type(value) not in (list, dict) and is_simple(value):
+            values[name] = value
+        elif _is_function(value) and _package(owner := _owner_of(value)) not in ("", _package(module.__name__)):
+            values[name] = FunctionOf(owner)
+    return values
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type | types.ModuleType)
+
+
+def _owner_of(function: Any) -> str:
+    """Return the name of the module that defined a function, even if `functools.wraps` has changed `__module__`; "" if
+    a function that is written in C does not say."""
+    if type(function) is types.MethodType:
+        function = function.__func__
+    if type(function) is types.FunctionType:
+        return str(function.__globals__.get("__name__"))
+    return str(
+        (function.__module__ or "") if type(function) is types.BuiltinFunctionType else type(function).__module__
+    )
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_library(module: Any) -> bool:
+    """Return whether a module belongs to an installed package other than gpuload."""
+    file = getattr(module, "__file__", None)
+    is_installed = isinstance(file, str) and not LIBRARIES.isdisjoint(file.split("/")) and not _is_users_file(file)
+    return is_installed and _package(module.__name__) != "gpuload"
+
+
 class _Search:
     """A search for values in modules that follows references between functions. It finds a value if a function names
-    the value, and either names the value's module or is defined there."""
+    the value, and either names the value's module or is defined there. It finds a library if a function names one of
+    the library's modules, functions or classes."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
+        self.libraries: dict[str, types.ModuleType] = {}
         self._path = _workers_path()
         self._functions_to_search: list[types.FunctionType] = []
         self._seen_ids: set[int] = set()
@@ -277,11 +364,24 @@ class _Search:
                 for module in (name, f"{namespace.get('__package__')}.{name}"):
                     if is_users_module(sys.modules.get(module)):
                         self._search_namespace(module, vars(sys.modules[module]), names, set())
+                    self._add_library(module, names)
 
     def _add(self, obj: Any) -> None:
         if id(obj) not in self._seen_ids:
             self._seen_ids.add(id(obj))
             self._functions_to_search += _functions_of(obj)
+            for base in (obj if isinstance(obj, type) else type(obj)).__mro__:
+                self._add_library(base.__module__)
+                if base.__module__ in self.libraries:
+                    break
+
+    def _add_library(self, name: Any, names: Iterable[str] = ()) -> None:
+        """Add a module of a library, and those of its submodules that are among `names`."""
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if isinstance(module, types.ModuleType) and _is_library(module) and name not in self.libraries:
+            self.libraries[name] = module
+            for submodule in names:
+                self._add_library(f"{name}.{submodule}", names)
 
     def _search_namespace(self, module: str, namespace: dict[str, Any], names: set[str], searched: set[str]) -> None:
         searched.add(module)
@@ -294,7 +394,10 @@ class _Search:
             if isinstance(value, types.ModuleType):
                 if is_users_module(value) and value.__name__ not in searched:
                     self._search_namespace(value.__name__, vars(value), names, searched)
+                self._add_library(value.__name__, names)
                 continue
+            if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+                self._add_library(value.__module__)
             if isinstance(value, types.FunctionType | type) and is_users_module(sys.modules.get(value.__module__)):
                 self._add(value)
             if not is_compared or name.startswith("__"):
@@ -344,9 +447,12 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def describe_differences(values: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a description of each value that differs between this worker's modules and the main process's. `values`
-    is the result of `module_values` in the main process. Modules that cannot be imported are skipped."""
+def describe_differences(
+    values: dict[str, dict[str, Any]], library_values: dict[str, dict[str, Any]] | None = None
+) -> list[str]:
+    """Return a description of each value that differs between this worker's modules and the main process's. The
+    arguments are the results of `module_values` and `library_values` in the main process. Modules that cannot be
+    imported are skipped, and so are libraries that this worker has not imported."""
     descriptions = []
     for name, expected in values.items():
         try:
@@ -361,4 +467,17 @@ def describe_differences(values: dict[str, dict[str, Any]]) -> list[str]:
                 continue
             if is_simple(local) and not are_same(value, local):
                 descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
+    for library, expected in (library_values or {}).items():
+        local_values = vars(sys.modules[library]) if library in sys.modules else {}
+        for name in sorted(expected.keys() & local_values.keys()):
+            value, local = expected[name], local_values[name]
+            if not isinstance(value, FunctionOf):
+                if is_simple(local) and not are_same(value, local):
+                    descriptions.append(
+                        f"{library}.{name} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers"
+                    )
+            elif _is_function(local) and (owner := _owner_of(local)) != value:
+                descriptions.append(
+                    f"{library}.{name} is a function of {value} here and of {owner or library} in workers"
+                )
     return descriptions

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpuload.datasets.file_id import FileId
 from gpuload.datasets.memory import memory_file
 from gpuload.ring.ring import align
 
@@ -69,7 +70,8 @@ class Job:
     of `torch.distributed` in the main process; None means that there is no process group. `fusing` makes the plans of
     batches; None means that workers make no plans. `decodes_full_images` is for filling a cache: images are decoded
     completely, even if the chain crops them, and nothing is collated. `device_share` is the share of the samples whose
-    images are sent encoded, for a device to decode. `module_values` is described in `gpuload.workers.inherited`.
+    images are sent encoded, for a device to decode. `module_values` and `library_values` are described in
+    `gpuload.workers.inherited`.
     """
 
     dataset: Any
@@ -89,6 +91,7 @@ class Job:
     decodes_full_images: bool = False
     device_share: float = 0.0
     module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    library_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
@@ -184,8 +187,15 @@ class _Unpickler(pickle.Unpickler):
         return self._lists[list_index]
 
 
-def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Return an array that maps the part of a file to which an `np.memmap`, or a view of a memmap, refers."""
+def open_memmap(
+    path: str, file_id: FileId, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Return an array that maps the part of a file to which an `np.memmap`, or a view of a memmap, refers.
+
+    Raises:
+        DecodeError: another file is at `path` now, or the file is smaller than it was.
+    """
+    file_id.check(path)
     numpy_dtype = np.dtype(dtype)
     extent = (
         numpy_dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0

@@ -106,7 +106,8 @@ def run_worker(worker: int, settings: dict[str, Any], descriptors: list[int], fo
         counters = runner.counters = board.counters.open_row(worker)
         ring = WorkerRing(ring_fd, settings["ring_bytes"])
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
-            text = "; ".join(describe_differences(runner.job.module_values)[:MAX_DIFFERENCES])
+            differences = describe_differences(runner.job.module_values, runner.job.library_values)
+            text = "; ".join(differences[:MAX_DIFFERENCES])
             replies.send(HELLO + marshal.dumps((b"" if forked_job is not None else stopwatch.pack(), text)))
             memory = memoryview(bytearray(MESSAGE_BYTES))
             counters.start_queue_time()

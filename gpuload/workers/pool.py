@@ -542,8 +542,8 @@ class WorkerPool(RestartingEngine):
         if differences:
             self._warn_once(
                 "modules",
-                f"{differences}. Workers import modules again, so they do not see values that were set after the "
-                "import; store such values in the dataset, or set them in worker_init_fn",
+                f"{differences}. Workers import modules again, so they do not see values or functions that were set "
+                "after the import; store them in the dataset, or set them in worker_init_fn",
             )
 
     def _record_start(self, start: Start) -> None:

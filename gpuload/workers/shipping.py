@@ -2,7 +2,8 @@
 
 How memory is sent:
 
-- An `np.memmap` is sent as its path and offset; its file is not read.
+- An `np.memmap` is sent as its path and offset; its file is not read. The same holds for a memory-mapped table of
+  Hugging Face's `datasets`. If the file is no longer at its path, its contents are sent like any other array or table.
 - Memory that the user's processes share on purpose is sent as the shared memory itself, never as a copy. This includes
   tensors after ``share_memory_()``, objects that `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
   ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts), arrays in such memory, and the
@@ -37,6 +38,7 @@ from typing import Any, Final, NoReturn
 import cloudpickle
 import numpy as np
 
+from gpuload.datasets.file_id import FileId, FileMappings, MemoryMapping, check_replaced_size
 from gpuload.datasets.tree import is_tensor
 from gpuload.workers.inherited import LibrarySettings, import_path, pickle_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickle_size, write_job
@@ -145,7 +147,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
         self._is_remote = is_remote
         reducers: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
-        self._sharing = {
+        self._sharing: dict[type, Callable[[Any], Any]] = {
             cls: reducer for cls, reducer in reducers.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
         }
         self._sharing[AuthenticationString] = _reduce_authkey
@@ -153,16 +155,49 @@ class _Pickler(cloudpickle.Pickler):
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
             self._sharing[cache_file.CacheLocation] = _reduce_cache
+        if (table := sys.modules.get("datasets.table")) is not None:
+            self._sharing[table.MemoryMappedTable] = self._reduce_table
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")
         if isinstance(obj, np.ndarray):
-            reduced = _reduce_memmap(obj) or self._reduce_array(obj)
+            reduced = self._reduce_memmap(obj) or self._reduce_array(obj)
         elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
             reduced = self._reduce_tensor(torch, obj)
         elif (reducer := self._sharing.get(type(obj))) is not None and _is_shared(obj):
             reduced = reducer(obj)
         return super().reducer_override(obj) if reduced is None else reduced
+
+    def _reduce_table(self, table: Any) -> Reduced:
+        from gpuload.datasets import arrow_rows  # imports pyarrow
+
+        return arrow_rows.reduce_mapped_table(table, self._mappings)
+
+    def _reduce_memmap(self, array: np.ndarray) -> Reduced | None:
+        """Reduce a memmap, or a view of a memmap, to (path, identity, offset, dtype, shape, strides), or to an array in
+        memory if the file has been replaced or deleted. Return None for any other array.
+
+        Raises:
+            ValueError: the file has been replaced or deleted, and the array is too large to be sent instead.
+        """
+        file: np.memmap | None = None
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            if isinstance(base, np.memmap) and base.filename is not None:
+                file = base
+            base = base.base
+        if file is None or not isinstance(base, mmap.mmap):
+            return None
+        if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
+            return None
+        path = str(file.filename)
+        if (file_id := self._mappings.identify(path, _address(base))) is None:
+            check_replaced_size(path, array.nbytes)
+            return np.asarray(array, order="C").__reduce_ex__(5)  # pyright: ignore[reportReturnType]
+        # The mapping begins at the allocation boundary before the memmap's offset; the view may begin anywhere in it.
+        mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
+        offset = array.__array_interface__["data"][0] - _address(base) + mapped_from
+        return open_memmap, (path, file_id, offset, array.dtype.str, array.shape, array.strides)
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Reduced | None:
         """Reduce a tensor to an array, which is contiguous unless it is in shared memory. Return None for tensors that
@@ -174,7 +209,7 @@ class _Pickler(cloudpickle.Pickler):
             bits, dtype = tensor.view(torch.int16), "bfloat16"
         with contextlib.suppress(TypeError, RuntimeError):
             bits = bits.resolve_conj().resolve_neg()
-            bits = bits if self._find_mapping(bits.data_ptr()) else bits.contiguous()
+            bits = bits if self._find_shared(bits.data_ptr()) else bits.contiguous()
             return make_tensor, (bits.numpy(), dtype)
         return None
 
@@ -197,12 +232,12 @@ class _Pickler(cloudpickle.Pickler):
         if hasattr(base, "_wrapper"):  # a ctypes object that `multiprocessing` created
             owner, start = base, _address(base)
         elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:
-            mapping = self._find_mapping(address)
+            mapping = self._find_shared(address)
             if mapping is None:
                 return None
-            path, start = mapping
+            path, start = mapping.path, mapping.file_start
             if os.path.isfile(path):  # not a device: page-locked memory may be mapped from one
-                owner = path
+                owner = path, FileId.of(path)
             elif (arena := _find_arena(address)) is not None:
                 owner, start = arena
             elif not is_tensor(base):
@@ -218,24 +253,14 @@ class _Pickler(cloudpickle.Pickler):
             else (_make_view, (owner, address - start, array.dtype, array.shape, array.strides))
         )
 
-    def _find_mapping(self, address: int) -> tuple[str, int] | None:
-        """Return the path of the file whose shared, writable mapping contains an address, and the address of the file's
-        first byte; None if there is no such mapping."""
-        for start, end, path, file_start in self._mappings:
-            if start <= address < end:
-                return path, file_start
-        return None
+    def _find_shared(self, address: int) -> MemoryMapping | None:
+        """Return the shared, writable mapping that contains an address."""
+        mapping = self._mappings.find(address)
+        return mapping if mapping is not None and mapping.permissions.startswith("rw-s") else None
 
     @cached_property
-    def _mappings(self) -> list[tuple[int, int, str, int]]:
-        mappings = []
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                span, permissions, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-                if permissions.startswith("rw-s"):
-                    start, end = (int(word, 16) for word in span.split("-"))
-                    mappings.append((start, end, path[0] if path else "", start - int(offset, 16)))
-        return mappings
+    def _mappings(self) -> FileMappings:
+        return FileMappings()
 
 
 class _PicklerWithIds(_Pickler):
@@ -302,24 +327,6 @@ def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
 
     search(obj, 1 + MAX_DEPTH)
     return lists
-
-
-def _reduce_memmap(array: np.ndarray) -> Reduced | None:
-    """Reduce a memmap, or a view of a memmap, to (path, offset, dtype, shape, strides); None for any other array."""
-    file: np.memmap | None = None
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.filename is not None:
-            file = base
-        base = base.base
-    if file is None or not isinstance(base, mmap.mmap):
-        return None
-    if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
-        return None
-    # The mapping begins at the allocation boundary before the memmap's offset; the view may begin anywhere in it.
-    mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
-    offset = array.__array_interface__["data"][0] - _address(base) + mapped_from
-    return open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
 
 
 # -- shared memory ----------------------------------------------------------------------------------------------------
@@ -423,8 +430,10 @@ def _make_view(
     owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
     """Return an array in shared memory. Runs in a worker."""
-    if isinstance(owner, str):
-        with open(owner, "r+b") as file:
+    if isinstance(owner, tuple):
+        path, file_id = owner
+        file_id.check(path)
+        with open(path, "r+b") as file:
             owner = mmap.mmap(file.fileno(), 0)
     owner = getattr(owner, "buffer", owner)  # an arena has a buffer
     return np.ndarray(shape, dtype, owner, offset, strides)
@@ -512,6 +521,8 @@ def _remedy_for(error: BaseException) -> str | None:
     """Return the remedy if `multiprocessing` or `_refuse` refused to share an object; None for other errors."""
     if CANNOT_SHARE in str(error):
         return "Copy it to ordinary memory before you create the Loader"
+    if "was replaced or deleted" in str(error):  # the error of `check_replaced_size`
+        return "Open the file that is there now, before you create the Loader"
     if "through inheritance" in str(error):  # the error of `multiprocessing` for its locks and values
         return f"Processes on this machine share it; {CANNOT_SHARE}"
     if "fork context" in str(error):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["SLOW_START_S", "Start", "Stopwatch"]
+__all__ = ["LIBRARIES", "SLOW_START_S", "Start", "Stopwatch"]
 
 SLOW_START_S: Final = 5.0  # a start that takes longer gets a line in the log
 MIN_ADVISED_SHARE: Final = 0.1  # there is no advice on modules that took a smaller share of the start time

@@ -332,6 +332,48 @@ def test_workers_of_a_loader_import_pyarrow_alone(hf: ModuleType, tmp_path: Path
 # What a copy still has
 
 
+CHANGES: dict[str, Callable[[Any, Path], Any]] = {
+    "replaced": lambda rows, path: on_disk(rows.map(lambda row: {"label": 1 - row["label"]}), path),
+    "deleted": lambda rows, path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_table_whose_file_was_replaced_or_deleted_is_pickled_as_its_contents(
+    hf: ModuleType, tmp_path: Path, change: str
+) -> None:
+    path = tmp_path / "rows.arrow"
+    disk = on_disk(table(hf), path)
+    both = hf.concatenate_datasets([disk.select(range(2, 6)), table(hf, 3)])
+    CHANGES[change](table(hf), path)
+    for rows in (disk, disk.shuffle(seed=1), both):
+        copied = assert_same(rows)
+        assert typed(copied.dataset[3]) == typed(gl.wrap(rows).dataset[3])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.processes
+def test_workers_have_the_rows_of_a_file_that_was_replaced_or_deleted(
+    hf: ModuleType, tmp_path: Path, change: str
+) -> None:
+    """Wrapped, and read by `datasets` itself."""
+    path = tmp_path / "rows.arrow"
+    rows = on_disk(table(hf), path)
+    CHANGES[change](table(hf), path)
+    for dataset in (gl.wrap(rows), rows.select_columns(["label"]).with_format("numpy")):
+        loaders = [gl.Loader(dataset, 4, num_workers=workers, device="cpu", collate_fn=list) for workers in (0, 2)]
+        here, in_workers = ([int(row["label"]) for batch in loader for row in batch] for loader in loaders)
+        assert here == in_workers == [number % 2 for number in range(12)]
+
+
+def test_a_file_that_is_replaced_after_pickling_is_refused(hf: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "rows.arrow"
+    stream = pickle.dumps(gl.wrap(on_disk(table(hf), path)))
+    CHANGES["replaced"](table(hf), path)
+    with pytest.raises(gl.DecodeError, match=r"rows.arrow': it was replaced by another file after the dataset was"):
+        pickle.loads(stream)
+
+
 def test_a_copy_has_the_dataset_when_it_is_asked_for(hf: ModuleType, tmp_path: Path) -> None:
     memory, disk = table(hf), on_disk(table(hf), tmp_path / "rows.arrow")
     for rows in (memory, disk.shuffle(seed=1), hf.concatenate_datasets([disk, memory])):

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode import Decode, Decoder
@@ -44,6 +44,28 @@ def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: t
 def grey_16_bit_png() -> bytes:
     rows = b"".join(b"\0" + np.arange(y * 999, y * 999 + 40 * 700, 700, dtype=">u2").tobytes() for y in range(30))
     return png(40, 30, 16, 0, rows)
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+EXIF = b"II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\x08\0\0\0\0\0\0\0"  # orientation 8
+LONG = zlib.compress(bytes(3 << 20))
+# Chunks with descriptions of the picture: longer than Pillow reads by default, or damaged.
+UNUSED_CHUNKS = {
+    "compressed text": (b"zTXt", b"Comment\0\0" + LONG),
+    "compressed international text": (b"iTXt", b"Comment\0\1\0\0\0" + LONG),
+    "compressed XMP": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG),
+    "compressed EXIF": (b"zTXt", b"Raw profile type exif\0\0" + LONG),
+    "colour profile": (b"iCCP", b"sRGB\0\0" + LONG),
+    "text of a wrong method": (b"zTXt", b"Comment\0\7" + LONG),
+}
+# Chunks in which Pillow finds the orientation.
+ORIENTATION_CHUNKS = {
+    "XMP": (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP),
+    "compressed XMP": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(XMP)),
+    "text": (b"tEXt", b"Raw profile type exif\0\nexif\n26\n" + EXIF.hex().encode()),
+    "compressed text": (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n26\n" + EXIF.hex().encode())),
+    "EXIF": (b"eXIf", EXIF),
+}
 
 
 FILES = {
@@ -414,3 +436,44 @@ def test_a_tile_larger_than_its_tiff_counts():
     tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()) + bytes(100)
     with pytest.raises(DecodeError, match="16×16 pixels would take about 3,600,000,000 bytes of memory"):
         Decoder(Decode()).header(Encoded(tiff))
+
+
+def with_chunk(data: bytes, chunk: tuple[bytes, bytes], before: bytes) -> bytes:
+    """A PNG with one more chunk, before the first chunk of another name."""
+    name, content = chunk
+    where = data.index(before) - 4
+    added = struct.pack(">L", len(content)) + name + content + struct.pack(">L", zlib.crc32(name + content))
+    return data[:where] + added + data[where:]
+
+
+@pytest.mark.parametrize("before", [b"IDAT", b"IEND"])
+@pytest.mark.parametrize("kind", UNUSED_CHUNKS)
+def test_a_png_with_long_or_damaged_descriptions_is_decoded(picture, encode, kind, before):
+    data = encode(picture, "PNG")
+    described = with_chunk(data, UNUSED_CHUNKS[kind], before)
+    assert np.array_equal(decode(described), decode(data))
+    assert np.array_equal(decode(described, "RGB", (3, 4, 5, 6)), decode(data, "RGB", (3, 4, 5, 6)))
+    assert Decoder(Decode(exif=True)).header(Encoded(described)).orientation == 1
+
+
+def test_a_png_with_much_text_is_decoded(picture, encode, monkeypatch):
+    data = encode(picture, "PNG")
+    monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_MEMORY", 1000)
+    described = with_chunk(data, (b"tEXt", b"Comment\0" + bytes(1001)), b"IDAT")
+    with pytest.raises(ValueError, match="Too much memory used in text chunks"):
+        Image.open(io.BytesIO(described)).load()
+    assert np.array_equal(decode(described), decode(data))
+
+
+@pytest.mark.parametrize("before", [b"IDAT", b"IEND"])
+@pytest.mark.parametrize("kind", ORIENTATION_CHUNKS)
+def test_the_orientation_of_a_png_is_found_where_pillow_finds_it(picture, encode, kind, before):
+    data = with_chunk(encode(picture, "PNG"), ORIENTATION_CHUNKS[kind], before)
+    data = with_chunk(data, UNUSED_CHUNKS["compressed text"], before)
+    assert Decoder(Decode(exif=True)).header(Encoded(data)).orientation == 8
+
+
+def test_a_png_that_ends_within_a_text_is_refused(picture, encode):
+    data = with_chunk(encode(picture, "PNG"), (b"tEXt", b"Comment\0" + bytes(1000)), b"IDAT")
+    with pytest.raises(DecodeError, match="the PNG header cannot be read"):
+        decode(data[: data.index(b"Comment") + 100])

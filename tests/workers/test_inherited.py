@@ -4,6 +4,7 @@ import, the import path; the warning about values of modules that they do not se
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -15,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.ImageOps import exif_transpose
 
 from gpuload.workers.inherited import (
     describe_differences,
     is_simple,
+    library_values,
     module_values,
 )
 
@@ -134,6 +137,101 @@ def test_values_of_installed_packages_are_not_looked_at():
     assert module_values([f, np.random.default_rng(0), Image.new("L", (1, 1))]) == {}
 
 
+class Reader:
+    def read(self, path):
+        return path
+
+    __call__ = read
+
+
+REPLACEMENTS = {
+    "function": (lambda path: path, __name__),
+    "with the original's name": (functools.wraps(Image.open)(lambda path: path), __name__),
+    "partial": (functools.partial(Image.open, mode="r"), "functools"),
+    "method": (Reader().read, __name__),
+    "object": (Reader(), __name__),
+    "built-in": (print, "builtins"),
+}
+
+
+@pytest.mark.parametrize("kind", REPLACEMENTS)
+def test_functions_in_place_of_those_of_a_library_are_found(kind, monkeypatch):
+    def f():
+        return Image.open
+
+    replacement, owner = REPLACEMENTS[kind]
+    before = library_values([f])["PIL.Image"]
+    assert "open" not in before
+    monkeypatch.setattr(Image, "open", replacement)
+    after = library_values([f])["PIL.Image"]
+    assert after == before | {"open": owner}
+    monkeypatch.undo()
+    assert describe_differences({}, {"PIL.Image": after}) == [
+        f"PIL.Image.open is a function of {owner} here and of PIL.Image in workers"
+    ]
+
+
+def test_libraries_are_found_by_modules_functions_and_classes_that_code_names():
+    def f(image):
+        import torch.nn
+
+        return Image.open, exif_transpose(image), torch.nn.functional.relu
+
+    class Rows(torch.utils.data.TensorDataset):
+        pass
+
+    found = library_values([f, Rows(torch.zeros(1))])
+    assert found.keys() >= {"PIL.Image", "PIL.ImageOps", "torch.nn", "torch.nn.functional", "torch.utils.data.dataset"}
+    assert not {"json", "os", "gpuload", "builtins", __name__} & found.keys()
+
+
+def test_constants_of_libraries_are_compared_but_not_what_libraries_fill_themselves(monkeypatch):
+    values = library_values([Image.new("L", (1, 1))])["PIL.Image"]
+    assert values["MAX_IMAGE_PIXELS"] == Image.MAX_IMAGE_PIXELS
+    assert not {"ID", "MIME", "EXTENSION", "OPEN", "_initialized", "__name__"} & values.keys()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    monkeypatch.setattr(Image, "WARN_POSSIBLE_FORMATS", True)
+    now = library_values([Image.new("L", (1, 1))])["PIL.Image"]
+    assert describe_differences({}, {"PIL.Image": values, "not_there": {"X": 1}}) == [
+        f"PIL.Image.MAX_IMAGE_PIXELS is {values['MAX_IMAGE_PIXELS']} here and 5 in workers",
+        "PIL.Image.WARN_POSSIBLE_FORMATS is False here and True in workers",
+    ]
+    assert describe_differences({}, {"PIL.Image": now}) == []
+
+
+def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
+    program = """
+        import json
+        import numpy as np
+        from PIL import Image, ImageFile, PngImagePlugin
+        import gpuload as gl
+
+        class Data:
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                return Image.open.__module__, len(np.zeros(3))
+
+        def open_it(path):
+            return path
+
+        Image.init()  # which adds to Pillow's lists, and is no difference
+        Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # workers have these
+        for step in range(2):
+            with gl.Loader(Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
+                print(json.dumps(list(loader)))
+            Image.open, Image.WARN_POSSIBLE_FORMATS = open_it, True
+    """
+    printed, said = run(program)
+    assert printed == [[[["PIL.Image", 3]]]] * 2
+    assert said.count("RuntimeWarning") == 1
+    assert (
+        "PIL.Image.WARN_POSSIBLE_FORMATS is True here and False in workers; PIL.Image.open is a function of __main__ "
+        "here and of PIL.Image in workers. Workers import modules again" in said
+    )
+
+
 def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
     loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
@@ -153,10 +251,10 @@ def test_simple_is_what_can_be_compared_at_a_glance():
 # -- settings of libraries --------------------------------------------------------------------------------------------
 
 SETTINGS = """
-    import decimal, json, logging, socket, warnings
+    import decimal, json, logging, socket, sys, warnings
     import numpy as np
     import torch
-    from PIL import Image, ImageFile
+    from PIL import Image, ImageFile, PngImagePlugin
     import gpuload as gl
     import plugin
 
@@ -165,7 +263,7 @@ SETTINGS = """
             return 1
 
         def __getitem__(self, index):
-            import decimal, io, logging, socket, warnings
+            import decimal, io, logging, socket, sys, warnings
             import torch
             with warnings.catch_warnings(record=True) as heard:
                 warnings.warn("quiet", RuntimeWarning)
@@ -175,10 +273,18 @@ SETTINGS = """
                 logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
                 decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
                 [str(one.message) for one in heard], Image.open(io.BytesIO(b"ODD...")).size,
+                PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK,
+                sys.getrecursionlimit(), str(np.array([1 / 3])), torch.get_float32_matmul_precision(),
+                torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
             ]
 
     Image.register_open("ODD", plugin.OddImage, lambda prefix: prefix.startswith(b"ODD"))
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = True, 12345
+    PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK = 1 << 21, 1 << 22, 1 << 18
+    sys.setrecursionlimit(2345)
+    np.set_printoptions(precision=2)
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_default_dtype(torch.float64)
     logging.getLogger("a.b").setLevel(7)
     logging.root.setLevel(33)
@@ -206,7 +312,54 @@ PLUGIN = """
 def test_settings_of_libraries_are_the_same_in_workers(run):
     (here, in_worker), said = run(SETTINGS, plugin=PLUGIN)
     assert here == in_worker
-    assert here == [[[True, 12345, "torch.float64", 7, 33, 5, 99, "raise", 77, ["loud"], [3, 4]]]]
+    settings = [True, 12345, "torch.float64", 7, 33, 5, 99, "raise", 77, ["loud"], [3, 4]]
+    settings += [1 << 21, 1 << 22, 1 << 18, 2345, "[0.33]", "high", True, True]
+    assert here == [[settings]]
+    assert said == ""
+
+
+@pytest.mark.parametrize("where", ["data", "program"])
+def test_settings_of_torch_are_those_of_workers_that_import_it_and_no_reason_to_import_it(run, where):
+    program = """
+        import json
+        import torch
+        from torchvision import set_image_backend
+        import data
+        import gpuload as gl
+
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True)
+        set_image_backend("accimage")
+        with gl.Loader(data.Data(), 1, num_workers=1, device="cpu", collate_fn=list) as loader:
+            print(json.dumps(list(loader)))
+    """
+    data = f"""
+        {"import torch, torchvision" if where == "data" else ""}
+        import sys
+
+        class Data:
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                if (torch := sys.modules.get("torch")) is None:
+                    return None
+                backend = sys.modules["torchvision"].get_image_backend()
+                deterministic = torch.are_deterministic_algorithms_enabled()
+                return torch.get_float32_matmul_precision(), deterministic, backend
+    """
+    torchvision = """
+        backend = "PIL"
+
+        def set_image_backend(name):
+            global backend
+            backend = name
+
+        def get_image_backend():
+            return backend
+    """
+    printed, said = run(program, data=data, torchvision=torchvision)
+    assert printed == [[[["medium", True, "accimage"] if where == "data" else None]]]
     assert said == ""
 
 

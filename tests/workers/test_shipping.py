@@ -23,6 +23,7 @@ from warm import TOO
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets import file_id
 from gpuload.decode import Decode
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
@@ -95,6 +96,54 @@ def test_a_memmap_with_negative_strides_arrives_too(tmp_path):
     np.arange(100, dtype=np.int32).tofile(path)
     arrived, _ = trip(np.memmap(path, np.int32, "r")[::-1])
     assert np.array_equal(arrived, np.arange(100)[::-1])
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_a_memmap_whose_file_was_replaced_or_deleted_is_sent_as_its_contents(tmp_path, change):
+    path = tmp_path / "data.bin"
+    np.arange(100_000, dtype=np.int32).tofile(path)
+    array = np.memmap(path, np.int32, "r")
+    path.unlink()
+    if change == "replaced":
+        np.zeros(100_000, np.int32).tofile(path)
+    (whole, part), size = trip((array, array[10:20:3]))
+    assert np.array_equal(whole, np.arange(100_000))
+    assert np.array_equal(part, [10, 13, 16, 19])
+    assert array.nbytes < size < array.nbytes + 20_000, "they are in memory that workers share"
+
+
+def test_a_memmap_whose_file_was_replaced_is_refused_if_it_is_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_id, "MAX_REPLACED_BYTES", 1000)
+    path = tmp_path / "data.bin"
+    np.zeros(251, np.int32).tofile(path)
+    array = np.memmap(path, np.int32, "r")
+    path.unlink()
+    with pytest.raises(TypeError) as caught:
+        trip(job([array]))
+    assert str(caught.value) == (
+        f"dataset (a list) cannot be sent to the worker processes: ValueError: {str(path)!r} was replaced or deleted "
+        "after it was mapped, so workers cannot open it, and its 1,004 bytes are more than the 1,000 that are sent "
+        "instead. Open the file that is there now, before you create the Loader; or use num_workers=0"
+    )
+
+
+@pytest.mark.parametrize("kind", ["memmap", "shared tensor"])
+def test_a_file_that_is_replaced_before_a_worker_opens_it_is_refused(tmp_path, kind):
+    path = tmp_path / "data.bin"
+    np.zeros(1000, np.int32).tofile(path)
+    if kind == "memmap":
+        array: Any = np.memmap(path, np.int32, "r")
+    else:
+        array = torch.from_file(str(path), shared=True, size=1000, dtype=torch.int32).numpy()
+    fds = ship([array], {"path": []})
+    try:
+        assert not receive(fds[0])[0].any()
+        (tmp_path / "other").write_bytes(path.read_bytes())
+        os.replace(tmp_path / "other", path)
+        with pytest.raises(gl.DecodeError, match=r"data.bin': it was replaced by another file after the dataset"):
+            receive(fds[0])
+    finally:
+        list(map(os.close, fds))
 
 
 @pytest.mark.parametrize(

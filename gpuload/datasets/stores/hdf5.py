@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from gpuload.datasets.file_id import FileId
 from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -90,7 +91,8 @@ class HDF5(Store):
         self._remote = remote_options(path, storage_options)
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
-        self._stamp = stamp(self.path, self._remote)
+        # A local file may be written to meanwhile: a program may add attributes, or another dataset.
+        self._expected = stamp(self.path, self._remote) if is_url(self.path) else FileId.of(self.path)
         h5py = _h5py()
         self.labels: np.ndarray | None = None
         with replace_errors(self.path, self._unreadable_error), self._open() as file:
@@ -200,7 +202,10 @@ class HDF5(Store):
         return None if self._chunk_rows == 1 else np.append(np.arange(0, self._count, self._chunk_rows), self._count)
 
     def _open(self) -> Any:
-        check_stamp(self.path, self._stamp, self._remote)
+        if isinstance(self._expected, FileId):
+            self._expected.check(self.path)
+        else:
+            check_stamp(self.path, self._expected, self._remote)
         with replace_errors(self.path, self._unreadable_error):
             if is_url(self.path):
                 return _h5py().File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)

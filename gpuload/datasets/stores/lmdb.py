@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from gpuload.datasets.file_id import FileId
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
@@ -119,6 +120,7 @@ class LMDB(Store):
         self._file = os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path
         if not os.path.isfile(self._file):
             raise FileNotFoundError(f"{self._file!r} does not exist; expected an LMDB database (got {path!r})")
+        self._file_id = FileId.of(self._file)
         self._transaction_id = _Snapshot(self._file).transaction_id
         identity = [image, database, self._transaction_id, *stamp(self._file)]
         index = load_or_build(self._file, identity, lambda: _list_keys_in_subprocess(self._file, database, image))
@@ -129,6 +131,7 @@ class LMDB(Store):
         return len(self.keys)
 
     def _open(self) -> _Snapshot:
+        self._file_id.check(self._file)  # another database can have the same transaction ID
         return _Snapshot(self._file, self.database)
 
     def _read(self, handle: _Snapshot, indices: list[int]) -> list[Any]:
@@ -181,7 +184,8 @@ class LMDB(Store):
         return f"LMDB({self.path!r}: {len(self)} keys)"
 
 
-_open_environments: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()  # keyed by process and path
+# Keyed by process, device and inode: a path can lead to another file later.
+_open_environments: WeakValueDictionary[tuple[int, int, int], Any] = WeakValueDictionary()
 
 
 class _Snapshot:
@@ -235,7 +239,8 @@ class _Snapshot:
 
 def _shared_environment(path: str) -> Any:
     """Return the environment that all users of a file in this process share. It is closed with its last reference."""
-    key = os.getpid(), path
+    status = os.stat(path)
+    key = os.getpid(), status.st_dev, status.st_ino
     if (env := _open_environments.get(key)) is None:
         lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
         with replace_errors(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):

@@ -116,11 +116,23 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
     os.truncate(path, path.stat().st_size - 500)
     with pytest.raises(ValueError, match=r"a.h5' is not an HDF5 file, or is truncated: .*truncated file"):
         HDF5(path)
-    with pytest.raises(gl.DecodeError, match=r"it was changed after the dataset was created \(it had"):
+    with pytest.raises(gl.DecodeError, match=r"it was cut from [\d,]+ to [\d,]+ bytes after the dataset was created"):
         dataset[0]
     path.write_bytes(b"no HDF5")
     with pytest.raises(ValueError, match=r"a.h5' is not an HDF5 file, or is truncated: .*signature not found"):
         HDF5(path)
+
+
+def test_a_file_that_was_replaced_is_refused_and_one_that_was_written_to_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5")
+    dataset = HDF5(path)
+    with h5py.File(path, "r+") as file:
+        file["more"] = np.zeros(1000)
+    assert dataset[1][0].data == jpegs()[1]
+    dataset.close()
+    os.replace(written(tmp_path / "b.h5"), path)
+    with pytest.raises(gl.DecodeError, match=r"a.h5': it was replaced by another file after the dataset was created"):
+        dataset[1]
 
 
 def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:

@@ -158,6 +158,32 @@ def test_opened_by_a_writer_at_the_time(tmp_path: Path) -> None:
         writer.stdin.write("\n")
 
 
+def test_a_database_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    """The other one has the same transaction ID."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        put(tmp_path / name, images())
+    dataset = LMDB(tmp_path / "a")
+    assert dataset[1].data == jpegs()[1]
+    dataset.close()
+    os.utime(tmp_path / "a" / "data.mdb")
+    assert dataset[1].data == jpegs()[1]
+    dataset.close()
+    os.replace(tmp_path / "b" / "data.mdb", tmp_path / "a" / "data.mdb")
+    with pytest.raises(gl.DecodeError, match=r"a/data.mdb': it was replaced by another file after the dataset was"):
+        dataset[1]
+
+
+def test_a_new_dataset_reads_the_database_that_is_there_now_while_an_older_one_is_open(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    old = LMDB(put(tmp_path / "a", {b"1": jpegs()[1]}))
+    assert old[0].data == jpegs()[1]
+    os.replace(put(tmp_path / "b", {b"1": jpegs()[2]}) / "data.mdb", tmp_path / "a" / "data.mdb")
+    assert LMDB(tmp_path / "a")[0].data == jpegs()[2]
+    assert old[0].data == jpegs()[1]
+
+
 def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
     put(tmp_path, images())
     dataset = LMDB(tmp_path)

@@ -1,0 +1,111 @@
+"""How a file is recognised that is opened again by path: what passes, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload.datasets import file_id as file_id_module
+from gpuload.datasets.file_id import FileId, FileMappings, check_replaced_size
+
+
+def mapped(path: Path) -> tuple[np.memmap, int]:
+    """A mapping of a file of 5000 bytes, and its address."""
+    path.write_bytes(bytes(5000))
+    array = np.memmap(path, np.uint8, "r")
+    return array, array.__array_interface__["data"][0]
+
+
+def test_check_passes_a_file_that_was_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12")
+    file_id = FileId.of(str(path))
+    with open(path, "ab") as file:
+        file.write(b"34")
+    os.utime(path, ns=(1, 1))
+    file_id.check(str(path))
+
+
+def test_check_refuses_a_file_that_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12")
+    file_id = FileId.of(str(path))
+    (tmp_path / "b").write_bytes(b"12")
+    os.replace(tmp_path / "b", path)
+    message = (
+        f"{str(path)!r}: it was replaced by another file after the dataset was created; create the dataset again when "
+        "the file is complete"
+    )
+    with pytest.raises(gl.DecodeError, match=f"^{re.escape(message)}$"):
+        file_id.check(str(path))
+    dataclasses.replace(file_id, machine=("another", "one")).check(str(path))
+
+
+def test_check_refuses_a_file_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(5000))
+    file_id = FileId.of(str(path))
+    os.truncate(path, 10)
+    with pytest.raises(gl.DecodeError, match="a': it was cut from 5,000 to 10 bytes after the dataset was created; "):
+        file_id.check(str(path))
+
+
+def test_identify_returns_the_file_at_the_path_only_while_it_is_the_mapped_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    array, address = mapped(path)
+    assert FileMappings().identify(str(path), address) == FileId.of(str(path))
+    (tmp_path / "link").symlink_to(path)
+    assert FileMappings().identify(str(tmp_path / "link"), address) == FileId.of(str(path))
+    os.rename(path, tmp_path / "moved")
+    assert FileMappings().identify(str(path), address) is None, "there is no file"
+    path.write_bytes(b"")
+    assert FileMappings().identify(str(path), address) is None, "an empty file"
+    path.write_bytes(bytes(5000))
+    assert FileMappings().identify(str(path), address) is None, "another file"
+    assert FileMappings().identify(str(tmp_path / "moved"), address) == FileId.of(str(tmp_path / "moved"))
+    assert not array.any()
+
+
+def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    array = np.zeros(10)
+    for address in (array.__array_interface__["data"][0], 0):
+        assert FileMappings().identify(str(path), address) == FileId.of(str(path))
+
+
+def test_identify_recognises_a_file_whose_mappings_have_other_numbers_than_stat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on overlayfs and btrfs."""
+    path = tmp_path / "a"
+    array, address = mapped(path)
+    find = FileMappings.find
+
+    def find_with_other_number(self: FileMappings, address: int):
+        mapping = find(self, address)
+        return mapping and mapping._replace(inode=mapping.inode + 1_000_000)
+
+    monkeypatch.setattr(FileMappings, "find", find_with_other_number)
+    assert FileMappings().identify(str(path), address) == FileId.of(str(path))
+    os.rename(path, tmp_path / "moved")
+    path.write_bytes(bytes(5000))
+    assert FileMappings().identify(str(path), address) is None
+    assert not array.any()
+
+
+def test_much_memory_of_a_replaced_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_id_module, "MAX_REPLACED_BYTES", 1000)
+    check_replaced_size("/a", 1000)
+    message = (
+        "'/a' was replaced or deleted after it was mapped, so workers cannot open it, and its 1,001 bytes are more "
+        "than the 1,000 that are sent instead"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_replaced_size("/a", 1001)
