@@ -127,7 +127,7 @@ def exit_process() -> NoReturn:
     """Exit as an interpreter does, but without tearing down modules, which takes half a second of CPU time with torch.
 
     Files that a dataset left open are flushed; finding them takes 3 ms, or 40 ms with torch. Objects that a template
-    froze are not searched, since no worker is forked from a template with open files.
+    froze are not searched, since the files that it had open were open for reading.
     """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()

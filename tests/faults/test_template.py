@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zipfile
 
 import lacking
 import pytest
@@ -324,7 +325,13 @@ UNFIT = {
     "hdf5": ("import h5py; held = h5py.File(tmp + '/h5', 'r')", "an HDF5 file"),
     "lmdb": ("import lmdb; held = lmdb.open(tmp + '/lmdb', readonly=True, lock=False)", "an LMDB environment"),
     "written": ("held = open(tmp + '/held', 'w')", "open for writing"),
-    "opened": ("held = open(__file__, 'rb')", "holding.py open, at byte 0"),  # each sample seeks, and reads
+    "scratch": ("held = tempfile.TemporaryFile()", "open for writing"),
+    "locked": ("held = open(__file__, 'rb'); fcntl.flock(held, fcntl.LOCK_SH)", "a lock of "),
+    "not to be opened again": (  # the process of the file has ended
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE); held = open(f'/proc/{child.pid}/maps'); "
+        "child.communicate()",
+        "which cannot be opened again (No such process)",
+    ),
     "sqlite": (
         "held = sqlite3.connect('file:' + tmp + '/db?mode=ro', uri=True); held.execute('select * from t')",
         "SQLite",
@@ -343,7 +350,7 @@ def test_where_something_must_not_be_shared_workers_have_interpreters_of_their_o
         h5py.File(tmp_path / "h5", "w").close()
         lmdb.open(str(tmp_path / "lmdb")).close()
     (tmp_path / "holding.py").write_text(
-        f"""import ctypes, os, socket, sqlite3, threading, time
+        f"""import ctypes, fcntl, os, socket, sqlite3, subprocess, tempfile, threading, time
 tmp = {str(tmp_path)!r}
 class Data:
     def __getstate__(self): return {{}}
@@ -366,4 +373,88 @@ class Data:
             assert len(workers()) == 2
         [text] = [text for text in logged if "separate interpreter" in text]
         assert {told!r} in text, text
+    """)
+
+
+# -- what each worker opens again --------------------------------------------------------------------------------------
+
+# How the module of a dataset opens its files when the dataset is unpickled, and how a sample reads the value of `index`
+# from them, with a pause in which the other workers move a position that they share. `path` has 240 numbers of 8 bytes.
+OPENED_AGAIN = {
+    "plain file": (
+        "file = open(path, 'rb')",
+        "file.seek(8 * index); pause(); return int.from_bytes(file.read(8), 'little')",
+    ),
+    "mapped file": (
+        "file = open(path, 'rb'); mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)",
+        "file.seek(8 * index); pause(); value = file.read(8); assert value == mapped[8 * index :][:8]; "
+        "return int.from_bytes(value, 'little')",
+    ),
+    "memmap beside an open file": (
+        "array = np.memmap(path, np.int64); file = open(path, 'rb', buffering=0)",
+        "file.seek(8 * index); pause(); value = int.from_bytes(file.read(8), 'little'); assert value == array[index]; "
+        "return value",
+    ),
+    "mapped zip": (
+        "file = open(tmp + '/zip', 'rb'); mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); "
+        "archive = zipfile.ZipFile(file)",
+        "member = archive.open(str(index)); pause(); return int(member.read())",
+    ),
+    "deleted temporary file": (
+        "file = tempfile.TemporaryFile(buffering=0); file.write(pathlib.Path(path).read_bytes()); "
+        "mapped = mmap.mmap(file.fileno(), 0)",
+        "file.seek(8 * index); pause(); return int.from_bytes(file.read(8), 'little')",
+    ),
+    "memfd": (
+        "fd = os.memfd_create('numbers'); os.write(fd, pathlib.Path(path).read_bytes()); mapped = mmap.mmap(fd, 0)",
+        "os.lseek(fd, 8 * index, os.SEEK_SET); pause(); return int.from_bytes(os.read(fd, 8), 'little')",
+    ),
+    "directory": (  # `scandir` reads a directory of 4,000 entries in several parts
+        "entries = os.scandir(tmp + '/many')",
+        "names.update(entry.name for entry in itertools.islice(entries, 200)); pause(); "
+        "assert len(names) == min(4000, 200 * len(calls)); return index",
+    ),
+    "duplicates of a descriptor": (
+        "file = open(path, 'rb', buffering=0); duplicate = os.dup(file.fileno())",
+        "file.seek(8 * index); pause(); return int.from_bytes(os.read(duplicate, 8), 'little')",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OPENED_AGAIN)
+def test_each_forked_worker_reads_from_its_own_position_in_files_that_the_dataset_had_open(succeed, tmp_path, what):
+    hold, read = OPENED_AGAIN[what]
+    (tmp_path / "numbers").write_bytes(b"".join(number.to_bytes(8, "little") for number in range(240)))
+    with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
+        for number in range(240):
+            archive.writestr(str(number), str(number))
+    (tmp_path / "many").mkdir()
+    if what == "directory":
+        for number in range(4000):
+            (tmp_path / "many" / str(number)).touch()
+    (tmp_path / "holding.py").write_text(
+        f"""import itertools, mmap, os, pathlib, tempfile, time, zipfile
+import numpy as np
+tmp = {str(tmp_path)!r}
+path = tmp + "/numbers"
+names, calls = set(), []
+def pause():
+    time.sleep(0.001)
+    calls.append(1)
+class Data:
+    def __getstate__(self): return {{}}
+    def __setstate__(self, state):
+        exec({hold!r}, globals())
+    def __len__(self): return 240
+    def __getitem__(self, index):
+        {read}
+"""
+    )
+    succeed("""
+        logged = log_of_workers()
+        sys.path.insert(0, tmp)
+        import holding
+        with gl.Loader(holding.Data(), 4, num_workers=3, chunk_size=2, device="cpu") as loader:
+            assert torch.cat(list(loader)).tolist() == list(range(240))
+        assert any("are forked" in text for text in logged), logged
     """)
