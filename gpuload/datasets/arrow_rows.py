@@ -239,7 +239,11 @@ def _identify(table: Any, mappings: FileMappings) -> FileId | None:
         ValueError: the table is too large for this.
     """
     buffers = (
-        buffer for column in table.table.columns for chunk in column.chunks for buffer in chunk.buffers() if buffer
+        buffer
+        for column in table.table.columns
+        for chunk in column.iterchunks()
+        for buffer in chunk.buffers()
+        if buffer
     )
     # A column that was cast, for example, is no longer in the file's mapping.
     mapped_addresses = (
