@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.order.place import Place
+from gpuload.order.ranks import exchange
 from gpuload.order.spec import BatchSpec
 from gpuload.rng import generators
 from gpuload.rng.streams import SAMPLER_POSITIONS
@@ -28,7 +30,7 @@ class SamplerSchedule:
     share; those of torch's own random samplers also depend on the rank. The generators' states are restored between
     batches. A `batch_sampler`
     yields lists of keys; a `sampler` yields keys, which are grouped into batches according to `batch_size` and
-    `drop_last`.
+    `drop_last`. `caller` and `issued_warnings` are as in `OrderOptions`.
     """
 
     def __init__(
@@ -41,7 +43,11 @@ class SamplerSchedule:
         seed: int,
         rank: int,
         world_size: int,
+        caller: str = "",
+        issued_warnings: set[str] | None = None,
     ) -> None:
+        self._caller = caller
+        self._issued_warnings = set() if issued_warnings is None else issued_warnings
         self._sampler: Any = sampler if batch_sampler is None else batch_sampler
         self._yields_batches = batch_sampler is not None
         self._batch_size = batch_size
@@ -72,6 +78,7 @@ class SamplerSchedule:
             else:
                 sampler_pass.skip(sample_count)
         keys = sampler_pass.take(size, self._drop_last)
+        warning = "" if keys is None or not sampler_pass.has_drawn() else self._warn_of_common_batch(keys)
         while keys is not None:
             count, state = len(keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
@@ -88,8 +95,26 @@ class SamplerSchedule:
                 _as_indices(keys),
                 after=after,
                 may_be_dropped=self._world_size == 1,
+                warning=warning,
             )
-            keys = next_keys
+            keys, warning = next_keys, ""
+
+    def _warn_of_common_batch(self, keys: list[Any]) -> str:
+        """Return a warning if the sampler does not depend on the rank: if all other ranks have begun with the same
+        batch, of at least two different keys."""
+        if self._world_size < 2 or "common batch" in self._issued_warnings or len(set(map(repr, keys))) < 2:
+            return ""
+        self._issued_warnings.add("common batch")  # only the first batch of a loader is compared
+        digest = hashlib.blake2b(repr(keys).encode(), digest_size=16).hexdigest()
+        found = exchange(f"sampler at {self._caller}", digest, self._rank, self._world_size)
+        if len(found) < self._world_size - 1 or set(found.values()) != {digest}:
+            return ""
+        return (
+            f"all {self._world_size} ranks began with the same batch of {type(self._sampler).__name__}, which draws "
+            "from the global generators. gpuload seeds these equally on all ranks, so that a sampler can select the "
+            "rank's share of a common order, which this sampler does not. Let it select its share, or draw from a "
+            "generator of its own that is seeded with the rank"
+        )
 
     def place_after(self, epoch: int) -> Place:
         return Place(epoch + 1, 0)
@@ -107,6 +132,7 @@ class _SamplerPass:
         self._sampler = sampler
         self._seeds = seeds  # the seed, the epoch, and the position of this pass
         self._generator_states: generators.GeneratorStates | None = None
+        self._states_at_start: Any = None
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
         self.is_restored = saved is not None
@@ -131,12 +157,17 @@ class _SamplerPass:
         try:
             if self._generator_states is None:
                 generators.seed_generators(*self._seeds)
+                self._states_at_start = _to_comparable(generators.states())
             else:
                 generators.restore_states(self._generator_states)
             yield
         finally:
             self._generator_states = generators.states()
             generators.restore_states(outer_states)
+
+    def has_drawn(self) -> bool:
+        """Return whether the sampler has drawn from the global generators."""
+        return _to_comparable(self._generator_states) != self._states_at_start
 
     def skip(self, count: int) -> None:
         """Skip `count` keys or batches, which were used before the state was saved."""
@@ -200,6 +231,12 @@ def _find_generator(sampler: Any) -> Any:
             return generator
         sampler = getattr(sampler, "sampler", None)
     return None
+
+
+def _to_comparable(states: Any) -> Any:
+    """Return the states of the global generators as a value that can be compared."""
+    python_state, (_, numbers, *numpy_rest), torch_state = states
+    return python_state, numbers.tolist(), numpy_rest, torch_state is not None and torch_state.tolist()
 
 
 def _get_state(generator: Any) -> str:

@@ -87,7 +87,14 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
             in_order=in_order,
             **common,
         )
-    return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
+    return SamplerSchedule(
+        sampler=order.sampler,
+        batch_sampler=order.batch_sampler,
+        seed=order.seed,
+        caller=order.caller,
+        issued_warnings=order.issued_warnings,
+        **common,
+    )
 
 
 def shares_of(order: OrderOptions) -> Shares:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -197,6 +198,46 @@ def test_random_samplers_of_torch_draw_other_samples_on_each_rank(make, differ):
     first, second = keys_on(0, make()), keys_on(1, make())
     assert (first != second) == differ
     assert (first, second) == (keys_on(0, make()), keys_on(1, make()))  # reproducible
+
+
+@pytest.mark.parametrize(
+    ("make", "warns"),
+    [
+        (lambda rank: Shuffled(range(40)), True),
+        (lambda rank: BatchSampler(Shuffled(range(40)), 4, False), True),
+        (lambda rank: Share(rank), False),
+        (lambda rank: RandomSampler(range(40)), False),
+        (lambda rank: SequentialSampler(range(40)), False),
+    ],
+)
+def test_sampler_that_draws_the_same_batch_on_all_ranks_is_warned_of(group, make, warns):
+    texts = []
+    for rank in range(2):
+        sampler = make(rank)
+        kind = (
+            {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 4}
+        )
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            gl.Loader(range(40), num_workers=0, device="cpu", rank=rank, world_size=2, **kind) as loader,
+        ):
+            warnings.simplefilter("always")
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            for _ in range(2):
+                list(loader)
+            texts.append([str(warning.message)[:40] for warning in caught])
+    assert texts == [[], ["all 2 ranks began with the same batch of"] * warns]
+
+
+class Share(RandomSampler):
+    """Each rank's share of a common permutation."""
+
+    def __init__(self, rank):
+        super().__init__(range(40))
+        self.rank = rank
+
+    def __iter__(self):
+        return iter([*super().__iter__()][self.rank :: 2])
 
 
 def test_random_sampler_resumes_on_each_rank_where_it_was():
