@@ -299,7 +299,7 @@ class Marker:
             return 0
         data, total = array.reshape(-1).view(np.uint8), 0
         for start in np.linspace(0, max(0, len(data) - BLOCK_BYTES), BLOCKS).astype(np.int64).tolist():
-            total = zlib.crc32(data[start : start + BLOCK_BYTES], total)
+            total = zlib.crc32(data[start : start + BLOCK_BYTES].tobytes(), total)
         return total
 
 

@@ -229,7 +229,7 @@ class WorkerPool(RestartingEngine):
         return all(self._due_workers.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[WorkerProcess | Template]:
         return [*self._team.values(), *filter(None, [self._template])]
 
     @property
