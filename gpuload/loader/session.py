@@ -219,7 +219,7 @@ class Session:
             reads_together=uses_getitems(options.order.dataset) and not is_deterministic(options.order.dataset),
         )
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
-        self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
+        self.changes = DatasetChanges(options.order.dataset if workers.count else None)
         self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
         self.launched_batches: deque[_LaunchedBatch] = deque()
         self.next_batch: _LaunchedBatch | None = None

@@ -228,7 +228,7 @@ class Marker:
         if isinstance(value, bytearray):
             return self._checksum(np.frombuffer(value, np.uint8))
         if isinstance(value, list | tuple | dict):
-            return len(value), *self._entries(value, depth)
+            return (*self._entries(value, depth),)
         if isinstance(value, set | frozenset):
             return len(value), frozenset(value) if len(value) <= SAMPLED_ENTRIES else None
         if isinstance(value, np.ndarray):
@@ -240,22 +240,27 @@ class Marker:
         return None
 
     def _entries(self, value: Any, depth: int) -> Iterator[Any]:
-        count, entries = len(value), value.values() if isinstance(value, dict) else value
+        # A subclass may override any method, as a dataset that is a list does.
+        kind = next(kind for kind in (list, tuple, dict, _Flat) if isinstance(value, kind))
+        count, entries = kind.__len__(value), dict.values(value) if kind is dict else value
         if count <= MAX_ENTRIES and depth:
-            if isinstance(value, dict):
-                yield list(map(Same, value))
-            for entry in entries:
+            if kind is dict:
+                yield list(map(Same, dict.__iter__(value)))
+            for entry in entries if kind is dict else kind.__iter__(value):
                 if is_simple(entry):
                     yield type(entry), repr(entry)
                 else:
                     yield Same(entry), self._facts_of(entry, depth - 1)
             return
-        step = -(-count // SAMPLED_ENTRIES)
-        if isinstance(value, dict):
+        yield count
+        step = max(1, -(-count // SAMPLED_ENTRIES))
+        if kind is dict:
             ends = chain(islice(entries, EDGE_ENTRIES), islice(reversed(entries), EDGE_ENTRIES))
             sampled = islice(entries, 0, None, step)
         else:
-            ends, sampled = chain(value[:EDGE_ENTRIES], value[-EDGE_ENTRIES:]), value[::step]
+            slices = slice(EDGE_ENTRIES), slice(-EDGE_ENTRIES, None), slice(None, None, step)
+            *ends, sampled = (kind.__getitem__(value, rows) for rows in slices)
+            ends = chain(*ends)
         yield list(map(Same, chain(ends, sampled)))
 
     def _array_facts(self, array: np.ndarray) -> Any:
@@ -266,13 +271,16 @@ class Marker:
         return *facts, self._checksum(array)
 
     def _tensor_facts(self, torch: Any, tensor: Any) -> Any:
-        if tensor.device.type != "cpu" or tensor.is_shared():
+        if tensor.device.type != "cpu":
             return None
-        facts: list[Any] = [tensor.shape, tensor.dtype]
-        with contextlib.suppress(Exception):  # a sparse tensor, say, or one that was made in inference mode
+        facts: list[Any] = [tensor.dtype]
+        with contextlib.suppress(NotImplementedError):  # a sparse tensor has no storage
+            if tensor.is_shared():
+                return None
+        with contextlib.suppress(Exception):  # it was made in inference mode
             facts.append(tensor._version)
-        with contextlib.suppress(Exception):
-            facts += [tensor.data_ptr(), tensor.stride()]
+        with contextlib.suppress(Exception):  # a nested or sparse tensor
+            facts += [tensor.shape, tensor.data_ptr(), tensor.stride()]
             facts.append(self._checksum(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()))
         return facts
 

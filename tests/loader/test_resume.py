@@ -421,8 +421,16 @@ def test_loop_that_sets_a_completed_epoch_after_loading_has_no_batch_and_then_th
         assert list(iterator) == []
         loader.set_epoch(2)
         assert values(loader) == batches
-    if name == "iterable":
-        return
+
+
+@pytest.mark.parametrize("name", sorted(COMPLETED.keys() - {"iterable"}))
+def test_state_of_a_completed_epoch_without_its_number_is_the_beginning_of_the_next(name):
+    with make_completed(name) as loader:
+        loader.set_epoch(1)
+        for _ in loader:
+            state = loader.state_dict()
+        loader.set_epoch(2)
+        batches = values(loader)
     with make_completed(name) as loader:  # without set_epoch, and with the next epoch's
         loader.load_state_dict(state)
         assert values(loader) == batches

@@ -196,7 +196,8 @@ def test_data_that_is_replaced_by_an_equal_object_is_seen(name):
 
 
 def test_columns_of_a_frame_that_are_changed_or_replaced_are_seen():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     data = Data()
     data.frame = pandas.DataFrame({"path": ["a", "b"], "label": [0, 1]})
     changes = DatasetChanges(data)
@@ -213,7 +214,8 @@ def test_columns_of_a_frame_that_are_changed_or_replaced_are_seen():
 
 
 def test_arrow_table_that_is_replaced_is_seen():
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
+
     data = Data()
     data.table = pyarrow.table({"label": [0, 1]})
     changes = DatasetChanges(data)
@@ -253,6 +255,37 @@ def test_instance_of_the_users_class_that_is_replaced_is_seen():
     assert changed_data(changes) == ["dataset.transform.transforms"]
     data.transform = Compose()
     assert changed_data(changes) == ["dataset.transform", "dataset.transform.transforms"]
+
+
+class OwnList(list):
+    """Its items are not its entries."""
+
+    def __getitem__(self, index):
+        return index
+
+    def __iter__(self):
+        raise AssertionError("only the entries count")
+
+
+@pytest.mark.parametrize("count", [3, 200])
+def test_entries_of_a_subclass_are_compared_whatever_its_methods_do(count):
+    data = OwnList([np.zeros(3)] * count)
+    changes = DatasetChanges(data)
+    assert changed_data(changes) == []
+    list.__setitem__(data, 0, np.zeros(3))
+    assert changed_data(changes) == ["dataset"]
+
+
+def test_tensors_without_a_shape_are_compared_by_what_they_have():
+    data = Data()
+    data.nested, data.sparse = (
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+        torch.eye(3).to_sparse(),
+    )
+    changes = DatasetChanges(data)
+    assert changed_data(changes) == []
+    data.sparse = torch.eye(3).to_sparse()
+    assert changed_data(changes) == ["dataset.sparse"]
 
 
 def test_length_and_contents_of_a_dataset_that_is_a_list_are_seen():

@@ -21,6 +21,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def test_the_numbers_of_a_job_are_those_of_the_host():
     constants = {name: value.value for name, value in vars(pixels).items() if isinstance(value, tl.constexpr)}
     assert constants.pop("INTERPRETED") in (True, False)
+    assert constants.pop("OPERATION_COUNT") == jobs.OPERATIONS
+    for name in ("NEAREST", "BILINEAR", "BICUBIC"):
+        assert constants.pop(f"{name}_BIT") == 1 << getattr(jobs, name)
     assert constants.keys() >= {"JOB", "BASE", "TAPS", "OUT_ROW", "BOXES", "FIXED_POINT"}
     assert constants == {name: getattr(jobs, name) for name in constants}
 
