@@ -27,6 +27,7 @@ import types
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -241,12 +242,12 @@ class Marker:
 
     def _entries(self, value: Any, depth: int) -> Iterator[Any]:
         # A subclass may override any method, as a dataset that is a list does.
-        kind = next(kind for kind in (list, tuple, dict, _Flat) if isinstance(value, kind))
-        count, entries = kind.__len__(value), dict.values(value) if kind is dict else value
+        kind: Any = next(filter(partial(isinstance, value), (list, tuple, dict, _Flat)))
+        count, entries = kind.__len__(value), dict.values(value) if kind is dict else None
         if count <= MAX_ENTRIES and depth:
-            if kind is dict:
+            if entries is not None:
                 yield list(map(Same, dict.__iter__(value)))
-            for entry in entries if kind is dict else kind.__iter__(value):
+            for entry in kind.__iter__(value) if entries is None else entries:
                 if is_simple(entry):
                     yield type(entry), repr(entry)
                 else:
@@ -254,14 +255,13 @@ class Marker:
             return
         yield count
         step = max(1, -(-count // SAMPLED_ENTRIES))
-        if kind is dict:
-            ends = chain(islice(entries, EDGE_ENTRIES), islice(reversed(entries), EDGE_ENTRIES))
+        if entries is not None:
+            first, last = islice(entries, EDGE_ENTRIES), islice(reversed(entries), EDGE_ENTRIES)
             sampled = islice(entries, 0, None, step)
         else:
             slices = slice(EDGE_ENTRIES), slice(-EDGE_ENTRIES, None), slice(None, None, step)
-            *ends, sampled = (kind.__getitem__(value, rows) for rows in slices)
-            ends = chain(*ends)
-        yield list(map(Same, chain(ends, sampled)))
+            first, last, sampled = (kind.__getitem__(value, rows) for rows in slices)
+        yield list(map(Same, chain(first, last, sampled)))
 
     def _array_facts(self, array: np.ndarray) -> Any:
         facts = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
