@@ -247,7 +247,7 @@ def _identify(table: Any, mappings: FileMappings) -> FileId | None:
     )
     # A column that was cast, for example, is no longer in the file's mapping.
     mapped_addresses = (
-        buffer.address for buffer in buffers if (found := mappings.find(buffer.address)) and found.inode
+        buffer.address for buffer in buffers if (mapping := mappings.find(buffer.address)) and mapping.inode
     )
     file_id = mappings.identify(table.path, next(mapped_addresses, 0))
     if file_id is None:

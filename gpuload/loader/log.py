@@ -85,6 +85,11 @@ def report_dataset_change(change: str) -> None:
     logger.info("%s: workers apply the change from the next epoch on", change)
 
 
+def report_dataset_resent(name: str) -> None:
+    """Log that an attribute of the dataset changed, so that new workers get the complete dataset."""
+    logger.info("%s has changed: the dataset is sent again, to new workers", name)
+
+
 def report_loaded_state(state: State) -> None:
     """Log where the loader resumes."""
     logger.info(

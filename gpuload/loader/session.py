@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
-import logging
 import os
 import threading
 import time
@@ -64,7 +63,6 @@ __all__ = ["ITERATOR_ENDED", "NEWER_ITERATOR", "Session", "SessionState", "Steps
 
 THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
 NO_CONTEXT = contextlib.nullcontext()
-logger = logging.getLogger("gpuload.loader")
 ITERATOR_ENDED = "this iterator has ended: {}"
 NEWER_ITERATOR = (
     "a newer iter() of its Loader was started. A Loader runs one epoch at a time; for two at the same time, as in "
@@ -330,7 +328,7 @@ class Session:
 
     def _exchange_workers(self, epoch: int, name: str) -> None:
         """Send the dataset again, to new workers, since the attribute `name` has changed."""
-        logger.info("%s has changed: the dataset is sent again, to new workers", name)
+        log.report_dataset_resent(name)
         with self.lock, self.steps.begin(engine_is_broken=False):
             try:
                 self.feed.exchange_workers(self._make_job(epoch))

@@ -59,9 +59,9 @@ def announce(content: str, rank: int) -> int:
 def exchange(name: str, content: str, rank: int, world_size: int) -> dict[int, str]:
     """Write `content` under `name` to the store that all ranks of `torch.distributed` share. Return what other ranks
     have written under this name so far, keyed by rank. This does not wait for other ranks."""
-    found: dict[int, str] = {}
+    contents: dict[int, str] = {}
     if find_group() is None:
-        return found
+        return contents
     from torch.distributed import distributed_c10d
 
     with contextlib.suppress(Exception):  # as in `announce`
@@ -70,18 +70,15 @@ def exchange(name: str, content: str, rank: int, world_size: int) -> dict[int, s
         store.set(keys[rank], content)
         for other, key in enumerate(keys):
             if other != rank and store.check([key]):
-                found[other] = store.get(key).decode()
-    return found
+                contents[other] = store.get(key).decode()
+    return contents
 
 
 def find_caller() -> str:
     """Return a name for the place in the user's program that calls gpuload now, and for the number of this call: the
     same on all ranks that run the same program."""
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
-        "gpuload",
-        "dataclasses",
-    ):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "gpuload":
         frame = frame.f_back
     place = os.path.basename(frame.f_code.co_filename), frame.f_lineno
     _calls[place] += 1

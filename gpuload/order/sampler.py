@@ -78,7 +78,7 @@ class SamplerSchedule:
             else:
                 sampler_pass.skip(sample_count)
         keys = sampler_pass.take(size, self._drop_last)
-        warning = "" if keys is None or not sampler_pass.has_drawn() else self._warn_of_common_batch(keys)
+        warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
         while keys is not None:
             count, state = len(keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
@@ -99,15 +99,17 @@ class SamplerSchedule:
             )
             keys, warning = next_keys, ""
 
-    def _warn_of_common_batch(self, keys: list[Any]) -> str:
+    def _warn_of_common_batch(self, keys: list[Any], sampler_pass: _SamplerPass) -> str:
         """Return a warning if the sampler does not depend on the rank: if all other ranks have begun with the same
         batch, of at least two different keys."""
-        if self._world_size < 2 or "common batch" in self._issued_warnings or len(set(map(repr, keys))) < 2:
+        if self._world_size < 2 or "common batch" in self._issued_warnings:
+            return ""
+        if len(set(map(repr, keys))) < 2 or not sampler_pass.has_drawn():
             return ""
         self._issued_warnings.add("common batch")  # only the first batch of a loader is compared
         digest = hashlib.blake2b(repr(keys).encode(), digest_size=16).hexdigest()
-        found = exchange(f"sampler at {self._caller}", digest, self._rank, self._world_size)
-        if len(found) < self._world_size - 1 or set(found.values()) != {digest}:
+        digests = exchange(f"sampler at {self._caller}", digest, self._rank, self._world_size)
+        if len(digests) < self._world_size - 1 or set(digests.values()) != {digest}:
             return ""
         return (
             f"all {self._world_size} ranks began with the same batch of {type(self._sampler).__name__}, which draws "
@@ -132,7 +134,7 @@ class _SamplerPass:
         self._sampler = sampler
         self._seeds = seeds  # the seed, the epoch, and the position of this pass
         self._generator_states: generators.GeneratorStates | None = None
-        self._states_at_start: Any = None
+        self._states_at_start: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
         saved = entry.get("own")
         self.is_restored = saved is not None
@@ -157,7 +159,7 @@ class _SamplerPass:
         try:
             if self._generator_states is None:
                 generators.seed_generators(*self._seeds)
-                self._states_at_start = _to_comparable(generators.states())
+                self._states_at_start = generators.states()
             else:
                 generators.restore_states(self._generator_states)
             yield
@@ -167,7 +169,7 @@ class _SamplerPass:
 
     def has_drawn(self) -> bool:
         """Return whether the sampler has drawn from the global generators."""
-        return _to_comparable(self._generator_states) != self._states_at_start
+        return _to_comparable(self._generator_states) != _to_comparable(self._states_at_start)
 
     def skip(self, count: int) -> None:
         """Skip `count` keys or batches, which were used before the state was saved."""

@@ -164,22 +164,23 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
     Raises:
         ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
     """
-    own = {"seed": order.seed, "length": order.samples, "batches": steps_of(order)}
-    for other_rank, text in exchange(order.caller, json.dumps(own), rank, world_size).items():
-        other, at = json.loads(text), f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
-        if other["seed"] != own["seed"]:
+    settings = {"seed": order.seed, "length": order.samples, "batches": steps_of(order)}
+    for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
+        others = json.loads(text)
+        at = f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
+        if others["seed"] != settings["seed"]:
             raise ValueError(
-                f"the Loader has seed={other['seed']} {at.format(own['seed'])}: each rank would take its share of "
-                "another order, so samples would be missing or come twice. Pass the same seed on all ranks"
+                f"the Loader has seed={others['seed']} {at.format(settings['seed'])}: each rank would take its share "
+                "of another order, so samples would be missing or come twice. Pass the same seed on all ranks"
             )
-        lengths = f"the dataset has {other['length']} samples {at.format(own['length'])}"
-        if other["batches"] != own["batches"]:
+        lengths = f"the dataset has {others['length']} samples {at.format(settings['length'])}"
+        if others["batches"] != settings["batches"]:
             raise ValueError(
-                f"{lengths}, which gives {other['batches']} and {own['batches']} batches, so training would wait "
+                f"{lengths}, which gives {others['batches']} and {settings['batches']} batches, so training would wait "
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
             )
-        if other["length"] != own["length"]:
+        if others["length"] != settings["length"]:
             yield (
                 f"{lengths}: each rank takes its share of an order of another length, so samples are missing or come "
                 "twice. Pass the same dataset on all ranks"

@@ -35,7 +35,7 @@ import numpy as np
 
 from gpuload.workers.inherited import are_same, is_simple, is_users_module
 
-__all__ = ["DatasetChanges", "apply_changes", "find_objects"]
+__all__ = ["DatasetChanges", "apply_changes", "find_objects", "name_attribute"]
 
 MAX_DEPTH: Final = 4  # the maximum length of a path; enough for Subset, dataset, Compose, transform
 MAX_OBJECTS: Final = 64  # only this many entries of a list of datasets or transforms are searched
