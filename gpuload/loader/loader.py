@@ -32,7 +32,7 @@ from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
-from gpuload.loader.session import NEWER_ITERATOR, Session
+from gpuload.loader.session import NEWER_ITERATOR, Session, libraries_for
 from gpuload.loader.state import State, adapt_to_workers, add_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
@@ -53,6 +53,7 @@ from gpuload.stage import Plan
 from gpuload.stage.plan import MAX_CELL_CHARACTERS, shorten, table
 from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
+from gpuload.workers.fork_server import start_imports
 from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
 from gpuload.workers.source import pickle_state
@@ -235,6 +236,7 @@ class Loader:
         check_has_batches(options.order)
         for text in options.workers.creation_warnings():
             warnings.warn(text, RuntimeWarning, stacklevel=3)  # points at the caller of `Loader`, beyond its decorator
+        start_imports(libraries_for(options))
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
         self._initialized = True
 

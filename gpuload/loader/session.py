@@ -51,7 +51,7 @@ from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_a
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
-from gpuload.workers.inherited import library_values, module_values
+from gpuload.workers.inherited import imported_libraries, library_values, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
@@ -59,7 +59,16 @@ from gpuload.workers.pool import WorkerPool
 from gpuload.workers.ray import RayPool
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["ITERATOR_ENDED", "NEWER_ITERATOR", "Session", "SessionState", "Steps", "engine_for", "job_for"]
+__all__ = [
+    "ITERATOR_ENDED",
+    "NEWER_ITERATOR",
+    "Session",
+    "SessionState",
+    "Steps",
+    "engine_for",
+    "job_for",
+    "libraries_for",
+]
 
 THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
 NO_CONTEXT = contextlib.nullcontext()
@@ -709,11 +718,20 @@ def job_for(
 
 def _values_to_compare(options: Options) -> dict[str, Any]:
     """Return the values in modules that the workers' code refers to."""
+    objects = _objects_to_send(options)
+    return {"module_values": module_values(objects), "library_values": library_values(objects)}
+
+
+def libraries_for(options: Options) -> dict[str, str]:
+    """Return the libraries that workers import, as in `gpuload.workers.inherited.imported_libraries`."""
+    return imported_libraries(_objects_to_send(options)) if options.workers.processes else {}
+
+
+def _objects_to_send(options: Options) -> list[Any]:
     objects = [options.batches.collate_fn, options.workers.worker_init_fn]
     for _, part in find_objects(options.order.dataset):
         objects += [part, *getattr(part, "__dict__", {}).values()]
-    objects = [value for value in objects if value is not None]
-    return {"module_values": module_values(objects), "library_values": library_values(objects)}
+    return [value for value in objects if value is not None]
 
 
 def engine_for(
@@ -734,4 +752,5 @@ def engine_for(
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:
         return InProcessEngine(job, ring, chunk_context=partial(profiler_range, DECODE))
-    return WorkerPool(job, count, ring, max_workers=workers.max_workers, cpus_for=placement.cpus_for, **pool_options)
+    pool_options |= {"libraries": libraries_for(options), "max_workers": workers.max_workers}
+    return WorkerPool(job, count, ring, cpus_for=placement.cpus_for, **pool_options)

@@ -1,7 +1,7 @@
-"""The script that a worker process runs first: ``python -P bootstrap.py <worker> <descriptors>``. For the template,
-<worker> is "template" instead of a number.
+"""The script that a worker process runs first: ``python -P bootstrap.py <worker> <descriptors>``. For a template or the
+fork server, <worker> is "template" or "server" instead of a number.
 
-It installs the parent's import path, and runs a worker or the template with the same gpuload that the parent runs. In a
+It installs the parent's import path, and runs the process with the same gpuload that the parent runs. In a
 notebook, the working directory comes first in the path, but a `random.py` there must not replace the standard library's
 module, which the notebook imported long ago. So the script puts the working directory last until gpuload and its
 libraries are imported, and then directly after the standard library. Before it sets the path, it imports only built-in
@@ -13,6 +13,7 @@ import posix
 import sys
 
 # The job's index among the descriptors, as in `gpuload.workers.main.run_worker` and `gpuload.workers.template.serve`.
+# The fork server has no job, but its settings are in the same place.
 JOB_INDEX = 3
 
 
@@ -33,13 +34,15 @@ def _start() -> None:
     import gpuload.workers  # noqa: F401
 
     sys.path[:] = [*library_entries, *other_entries, *working_entries]
+    from gpuload.workers import server, template
     from gpuload.workers.main import exit_process, run_worker
-    from gpuload.workers.template import serve
 
     sys.path[:] = [*library_entries, *working_entries, *other_entries] if working_entries else path
     sys.argv[:] = settings["argv"]
-    if role == "template":
-        serve(settings, descriptors)
+    if role == "server":
+        server.serve(settings, descriptors)
+    elif role == "template":
+        template.serve(settings, descriptors)
     else:
         run_worker(int(role), settings, descriptors)
     exit_process()

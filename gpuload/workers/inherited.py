@@ -42,9 +42,11 @@ __all__ = [
     "are_same",
     "describe_differences",
     "import_path",
+    "imported_libraries",
     "is_simple",
     "is_users_module",
     "library_values",
+    "module_origins",
     "module_values",
     "pickle_by_value",
 ]
@@ -192,6 +194,17 @@ def import_path() -> list[str]:
     return entries
 
 
+def module_origins() -> dict[str, str]:
+    """Return the file of each top-level module that this process has imported."""
+    origins = {}
+    for name, module in list(sys.modules.items()):
+        if "." not in name and name not in ("__main__", "__mp_main__"):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str):
+                origins[name] = file
+    return origins
+
+
 def _workers_path() -> tuple[str, ...]:
     return tuple(os.path.abspath(entry) for entry in import_path())
 
@@ -227,7 +240,8 @@ def is_users_module(module: Any) -> bool:
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
-    return not file.startswith(_installed_folders()) and os.path.isfile(file)
+    is_installed = file.startswith(_installed_folders()) or not LIBRARIES.isdisjoint(file.split("/"))
+    return not is_installed and os.path.isfile(file)
 
 
 @functools.cache
@@ -302,6 +316,24 @@ def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
     return {name: _library_values(module) for name, module in _Search(objects).libraries.items()}
 
 
+def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
+    """Return the modules of installed packages that a worker imports for these objects, each with the file of its
+    package: those that the objects' code refers to, and all that the user's modules have imported with it."""
+    search = _Search(objects)
+    names, modules, searched = set(search.libraries), set(search.modules), set()
+    while modules:
+        searched.add(module_name := modules.pop())
+        for value in list(vars(sys.modules[module_name]).values()):
+            name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            module = sys.modules.get(name) if isinstance(name, str) else None
+            if _is_library(module):
+                names.add(str(name))
+            elif is_users_module(module) and name not in searched and name != "__main__":
+                modules.add(str(name))
+    files = {name: getattr(sys.modules.get(_package(name)), "__file__", None) for name in sorted(names)}
+    return {name: file for name, file in files.items() if isinstance(file, str)}
+
+
 def _library_values(module: types.ModuleType) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in list(vars(module).items()):
@@ -337,18 +369,19 @@ def _package(module: str) -> str:
 def _is_library(module: Any) -> bool:
     """Return whether a module belongs to an installed package other than gpuload."""
     file = getattr(module, "__file__", None)
-    is_installed = isinstance(file, str) and not LIBRARIES.isdisjoint(file.split("/")) and not _is_users_file(file)
+    is_installed = isinstance(file, str) and not LIBRARIES.isdisjoint(file.split("/"))
     return is_installed and _package(module.__name__) != "gpuload"
 
 
 class _Search:
     """A search for values in modules that follows references between functions. It finds a value if a function names
     the value, and either names the value's module or is defined there. It finds a library if a function names one of
-    the library's modules, functions or classes."""
+    the library's modules, functions or classes. `modules` are the user's modules that workers import."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
         self.libraries: dict[str, types.ModuleType] = {}
+        self.modules: set[str] = set()
         self._path = _workers_path()
         self._functions_to_search: list[types.FunctionType] = []
         self._seen_ids: set[int] = set()
@@ -389,6 +422,8 @@ class _Search:
         is_compared = (
             module != "__main__" and is_users_module(loaded_module) and _is_importable(loaded_module, self._path)
         )
+        if is_compared:
+            self.modules.add(module)
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):

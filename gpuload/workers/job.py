@@ -48,6 +48,7 @@ __all__ = [
     "open_memmap",
     "pickle_size",
     "read_changes",
+    "read_settings",
     "receive",
     "write_job",
 ]
@@ -120,11 +121,21 @@ def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
         remaining, offset = remaining[written:], offset + written
 
 
+def read_settings(fd: int) -> dict[str, Any]:
+    """Return the settings in a job's memfd."""
+    return _read_header(fd)[0]
+
+
+def _read_header(fd: int) -> tuple[dict[str, Any], list[tuple[int, int]], int]:
+    """Return the settings, the span of each part, and the offset of the first part."""
+    header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
+    settings, spans = marshal.loads(os.pread(fd, header_bytes, 8))  # the parent wrote this
+    return settings, spans, align(8 + header_bytes, mmap.PAGESIZE)
+
+
 def _spans(fd: int) -> list[tuple[int, int]]:
     """Return the offset and size of each part in a job's memfd; the first part is the pickle."""
-    header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
-    start = align(8 + header_bytes, mmap.PAGESIZE)
-    _, spans = marshal.loads(os.pread(fd, header_bytes, 8))  # the parent wrote this
+    _, spans, start = _read_header(fd)
     return [(start + offset, nbytes) for offset, nbytes in spans]
 
 

@@ -35,8 +35,9 @@ Workers are forked from a *template* (`gpuload.workers.template`), a process tha
 modules that the dataset needs. Until the template is ready, workers are *due*. If no worker can be forked from it, or
 if it exits by itself before it is ready, each worker is started as a separate interpreter. A template that dies later
 is replaced, which counts as a death; its workers continue, and workers that are not forked yet remain due. If a
-template dies before it has reported a worker that it forked, that worker is not in the team but may have taken a chunk:
-the pool waits until the worker has ended, then audits its queue.
+A worker that was requested from a template is *pending* until it says that it exists, which is the first thing that it
+does. If it never does, it has taken no chunk, and becomes due again. If a process cannot be started while others work,
+the pool tries again every second.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
 workers; it only closes its copies of the descriptors.
@@ -52,8 +53,9 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from io import FileIO
 from logging import getLogger
 from operator import itemgetter
 from typing import Any
@@ -64,9 +66,18 @@ from gpuload.errors import WorkerError, visible
 from gpuload.ring.ring import Ring, move_processes, reserve_standard_streams, run_on_cpus
 from gpuload.workers.counters import field_indices
 from gpuload.workers.faults import Deaths
+from gpuload.workers.fork_server import launch_template, make_template
 from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job, append_changes
-from gpuload.workers.process import Process, Template, TemplateLost, WorkerProcess, check_platform
+from gpuload.workers.process import (
+    FORK_LIMIT_S,
+    Process,
+    Template,
+    TemplateLost,
+    WorkerProcess,
+    check_platform,
+    describe_exit,
+)
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -90,6 +101,7 @@ __all__ = ["RestartingEngine", "WorkerPool", "count_pools_and_workers"]
 CLOSE_GRACE_S = 1.0
 SLOW_SAMPLE_S = 60.0  # without a timeout, there is a warning if a sample takes longer
 WATCH_INTERVAL_S = 1.0
+RETRY_INTERVAL_S = 1.0  # after a process could not be started
 logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
@@ -151,6 +163,8 @@ class WorkerPool(RestartingEngine):
         timeout_s: a worker that spends more time on one sample is killed, and its chunk is lost; 0 means no limit.
         queue_per_worker: whether each worker has its own queue; `Request.iterable` then selects the worker.
         first, total: the number of this pool's first worker, and the total number of workers in all pools.
+        libraries: the modules that the fork server imports for the workers, each with the file of its package; None
+            means that the fork server is not used.
         max_workers: the maximum for `resize`; the attribute decreases if a worker cannot be added.
         cpus_for: returns the CPUs on which a given number of workers should run; an empty set means the CPUs of this
             process.
@@ -170,6 +184,7 @@ class WorkerPool(RestartingEngine):
         queue_per_worker: bool = False,
         first: int = 0,
         total: int | None = None,
+        libraries: Mapping[str, str] | None = None,
         max_workers: int | None = None,
         cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
@@ -179,11 +194,13 @@ class WorkerPool(RestartingEngine):
         # The requests of lost chunks with the workers that may still have them, keyed by chunk number.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
         self._requests_to_resend: list[Request] = []  # requests in flight that were withdrawn from their queue
-        self._queues_to_audit: list[Queue] = []  # a worker outside the team may have taken a chunk from these
         self._team: dict[int, WorkerProcess] = {}  # keyed by worker number
-        self._template: Template | None = None  # None means that workers are separate interpreters
+        self._template: Template | None = None
+        self._libraries = libraries
+        self._is_template_fit = True  # False means that workers are separate interpreters
         # The numbers of the workers to start once the template is ready; True means that `resize` added the worker.
         self._due_workers: dict[int, bool] = {}
+        self._retry_at = 0.0  # no process is started before this time, in monotonic seconds
         self.max_workers = max_workers = max_workers or workers
         self._target_size, self._cpus_for = workers, cpus_for
         self._worker_numbers = range(first, first + max_workers)
@@ -221,7 +238,7 @@ class WorkerPool(RestartingEngine):
 
     @property
     def pids(self) -> list[int]:
-        return [worker.pid for worker in self._team.values()]
+        return [worker.pid for worker in self._team.values() if worker.pid is not None]
 
     @property
     def ready(self) -> bool:
@@ -268,7 +285,7 @@ class WorkerPool(RestartingEngine):
 
     def wanted_cpu_s(self) -> dict[int, float]:
         """Return the CPU time that each worker has used or waited for so far, keyed by process ID."""
-        return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values()}
+        return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values() if worker.pid is not None}
 
     def busy_s(self) -> float:
         """Return the total time that all workers have spent on chunks since the pool was created, in seconds."""
@@ -307,7 +324,6 @@ class WorkerPool(RestartingEngine):
             self._close_job()
             self._job_fds, self.changes_bytes = job_fds, 0
             self._requests_to_resend.clear()
-            self._queues_to_audit.clear()
             for _, suspects in self._written_off.values():
                 suspects.clear()
             for chunk in list(self._in_flight):
@@ -357,11 +373,15 @@ class WorkerPool(RestartingEngine):
             self._unregister(process)
         with contextlib.ExitStack() as stack:  # in the reverse order of the calls below
             stack.callback(self._team.clear)
+            pending = [worker for worker in self._team.values() if worker.pid is None]
+            others = [worker for worker in self._team.values() if worker.pid is not None]
+            for worker in pending:
+                stack.callback(worker.end, deadline)
             if self._template is not None:
                 stack.callback(setattr, self, "_template", None)
                 stack.callback(self._template.end, deadline)
-                stack.callback(self._template.replies.close)
-            for worker in self._team.values():
+                stack.callback(self._template.finish)
+            for worker in others:
                 stack.callback(worker.end, deadline)
             stack.callback(self._close_queues)
 
@@ -381,14 +401,20 @@ class WorkerPool(RestartingEngine):
         if warning := copy_warning(self._job_fds[0], job, self._target_size):
             self._warn_once("copies", warning)
         self._due_workers.clear()
+        self._is_template_fit, self._retry_at = True, 0.0
         self._start_template()
         for number in self._worker_numbers[: self._target_size]:
             self._start(number)
 
     def _start_template(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds
+        shared = (job_fd, self._ring.fd, self._board.fd, *shared_memory_fds)
         with deferred_signals(), reserve_standard_streams(), run_on_cpus(self._cpus_for(self._target_size)):
-            self._template = Template((job_fd, self._ring.fd, self._board.fd, *shared_memory_fds))
+            self._template = (
+                launch_template(shared)
+                if self._libraries is None
+                else make_template(shared, self._settings["path"], self._libraries)
+            )
             self._register(self._template)
 
     def _start(self, number: int, *, added: bool = False) -> None:
@@ -399,7 +425,14 @@ class WorkerPool(RestartingEngine):
 
     def _start_due(self) -> None:
         job_fd, *shared_memory_fds = self._job_fds
-        while self._due_workers and (self._template is None or self._template.ready):
+        if time.monotonic() < self._retry_at:
+            return
+        if self._is_template_fit and self._template is None:
+            try:
+                self._start_template()
+            except (WorkerError, OSError) as error:
+                self._retry_later(error)
+        while self._due_workers and (self._template.ready if self._template else not self._is_template_fit):
             number, added = next(iter(self._due_workers.items()))
             queue = self._queues[number % len(self._queues)]
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
@@ -408,13 +441,12 @@ class WorkerPool(RestartingEngine):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
                 except TemplateLost:  # the worker remains due until there is a new template
-                    self._note_lost_fork(number, queue)
                     return
                 except (WorkerError, OSError) as error:
-                    self._note_lost_fork(number, queue)
-                    del self._due_workers[number]
                     if not added:
-                        raise
+                        self._retry_later(error)
+                        return
+                    del self._due_workers[number]
                     self._stop_adding(number, str(error))
                     continue
                 del self._due_workers[number]
@@ -422,26 +454,79 @@ class WorkerPool(RestartingEngine):
                 worker.queue, worker.added = queue, added
                 self._register(worker)
 
-    def _note_lost_fork(self, number: int, queue: Queue) -> None:
-        """Schedule an audit of a queue, since a worker that was forked but not reported may have taken a chunk."""
-        self._board.clear(number)
-        self._queues_to_audit.append(queue)
+    def _retry_later(self, error: Exception) -> None:
+        """Start no process for a while, after one could not be started.
+
+        Raises:
+            WorkerError, OSError: there is no other worker.
+        """
+        if not self._team:
+            raise error
+        self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+        self._warn_once(
+            "a start that failed", f"{error}. The other workers continue, and gpuload tries again every second"
+        )
+
+    def _accept(self, process: WorkerProcess | Template, message: memoryview, pidfile: FileIO | None) -> None:
+        """Process the answer to a request to fork a process."""
+        if not (reason := process.accept(message, pidfile)):
+            self._register(process)
+            return
+        error = WorkerError(f"{process.name} could not be forked: {reason}; use num_workers=0 to load in this process")
+        if isinstance(process, Template):
+            self._end_template()
+        else:
+            self._leave_team(process)
+            if process.added:
+                self._stop_adding(process.number, str(error))
+            if process.added or self.size >= self._target_size:
+                return
+            self._due_workers[process.number] = False
+        self._retry_later(error)
+
+    def _leave_team(self, worker: WorkerProcess) -> None:
+        """Remove a pending worker from the team, and wait until it has ended if it was forked."""
+        with deferred_signals():
+            self._unregister(worker)
+            del self._team[worker.number]
+            worker.end(0.0)
+        self._board.clear(worker.number)
 
     def _register(self, process: WorkerProcess | Template) -> None:
         for fd in process.descriptors:
-            self._processes_by_fd[fd] = process
-            self._epoll.register(fd, select.EPOLLIN)
+            if fd not in self._processes_by_fd:
+                self._processes_by_fd[fd] = process
+                self._epoll.register(fd, select.EPOLLIN)
 
     def _read_template(self, template: Template) -> None:
-        """Read the template's first message, which says whether workers can be forked from it."""
-        if template.was_ready or not template.read_readiness():  # the template has ended, as its pidfd will report
+        """Read a message of the template, which says whether workers can be forked from it."""
+        message, file = memoryview(b""), None
+        with contextlib.suppress(ConnectionResetError):
+            message, file = read_with_file(template.replies, self._memory)
+        if not message:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(template.replies.fileno())
+            if template.pid is None:
+                self._replace_template(template)
+            return  # otherwise the template has ended, as its pidfd will report
+        if template.pid is None:
+            self._accept(template, message, file)
+            return
+        template.read_readiness(message)
+        if template.foreign_module:
+            logger.info(
+                "the template is a separate interpreter, since the fork server has imported another %s",
+                template.foreign_module,
+            )
+            self._libraries = None
+            self._end_template()
+            self._start_template()
             return
         if template.ready:
             self._record_start(template.start)
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
+            self._is_template_fit = False
             self._end_template()
             logger.info(
                 "each worker is a separate interpreter, since workers cannot be forked from the template: %s",
@@ -452,18 +537,26 @@ class WorkerPool(RestartingEngine):
     def _replace_template(self, template: Template) -> None:
         """Replace a template that has ended, unless a new one would fail in the same way."""
         ending = template.wait()
+        was_not_forked = template.pid is None and ending.status is None
         self._end_template()
-        if template.was_ready or ending.killed_externally:
-            self.deaths.add(ending.cause, ending.stack, f"{template.name} (process {template.pid})")
-            self._start_template()
+        if template.was_ready or ending.killed_externally or was_not_forked:
+            if not was_not_forked:
+                self.deaths.add(ending.cause, ending.stack, template.title)
+            elif status := template.forker_status():
+                self.deaths.add(describe_exit(status), "", "the fork server")
+            try:
+                self._start_template()
+            except (WorkerError, OSError) as error:
+                self._retry_later(error)
         else:
+            self._is_template_fit = False
             self._start_due()
 
     def _end_template(self) -> None:
         if self._template is not None:
             template, self._template = self._template, None
             self._unregister(template)
-            template.replies.close()
+            template.finish()
             template.end(time.monotonic() + CLOSE_GRACE_S)
 
     def _add(self) -> None:
@@ -485,6 +578,7 @@ class WorkerPool(RestartingEngine):
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         self._resend()
+        self._start_due()
         if self.size < self._target_size:
             self._add()
         start = time.perf_counter()
@@ -496,12 +590,11 @@ class WorkerPool(RestartingEngine):
             (process, fd == process.pidfd) for fd, _ in ready if (process := self._processes_by_fd.get(fd)) is not None
         ]
         for process, has_ended in sorted(readable, key=itemgetter(1)):
-            if not isinstance(process, Template):
+            if isinstance(process, Template):
+                if process is self._template:
+                    (self._replace_template if has_ended else self._read_template)(process)
+            elif self._team.get(process.number) is process:
                 (self._replace if has_ended else self._drain)(process, events)
-            elif process is self._template:
-                (self._replace_template if has_ended else self._read_template)(process)
-        while self._queues_to_audit:
-            self._audit(self._queues_to_audit.pop(), events)
         if time.monotonic() - self._checked_at > self._check_interval_s:
             self._checked_at = time.monotonic()
             self._check_progress()
@@ -515,7 +608,14 @@ class WorkerPool(RestartingEngine):
             if not message:  # the worker has closed its end of the socket, and its pidfd will report its death
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(worker.replies.fileno())
+                if worker.pid is None:
+                    self._restart_pending(worker)
                 return
+            if worker.pid is None:
+                self._accept(worker, message, file)
+                if worker.pid is None:
+                    return
+                continue
             if not worker.ready:
                 self._greet(worker, message)
                 continue
@@ -526,6 +626,15 @@ class WorkerPool(RestartingEngine):
                 self._written_off[reply.chunk][1].clear()
             if self._written_off:
                 self._clear_suspect(worker)
+
+    def _restart_pending(self, worker: WorkerProcess) -> None:
+        """Start a worker again that has ended before it existed for the pool, or whose template has."""
+        ending = worker.wait()
+        self._leave_team(worker)
+        if ending.status is not None:
+            self.deaths.add(ending.cause, ending.stack, worker.name)
+        if self.size < self._target_size:
+            self._start(worker.number, added=worker.added)
 
     def _greet(self, worker: WorkerProcess, message: memoryview) -> None:
         """Process the first message of a worker."""
@@ -573,7 +682,7 @@ class WorkerPool(RestartingEngine):
         if worker.added and not worker.ready:
             self._stop_adding(worker.number, worker.failure_reason or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, and so would a new worker
+        if not worker.ready and (ending.status or 0) > 0:  # it exited by itself, and so would a new worker
             raise WorkerError(
                 f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
                 "num_workers=0 to load in this process and debug there"
@@ -588,7 +697,7 @@ class WorkerPool(RestartingEngine):
                 )
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
-            self.deaths.add(ending.cause + at_sample, ending.stack, f"worker {worker.number} (process {worker.pid})")
+            self.deaths.add(ending.cause + at_sample, ending.stack, worker.title)
         if self.size < self._target_size:
             self._start(worker.number)
 
@@ -635,9 +744,12 @@ class WorkerPool(RestartingEngine):
     def _check_progress(self) -> None:
         """Kill workers that exceed the timeout on one sample; if there is no timeout, warn about slow workers."""
         now_ns = time.monotonic_ns()
+        limit_s = min(self._timeout_s or FORK_LIMIT_S, FORK_LIMIT_S)
         for process in self._processes:
             if not process.ready:
                 self._check_start(process)
+            if (forker := process.stuck_forker(limit_s)) is not None and not forker.was_killed:
+                forker.kill(f"it did not fork a process for {limit_s:g} seconds", "")
         for worker in self._team.values():
             note = self._board.read(worker.number)
             request, _ = self._written_off.get(note.chunk, (self._in_flight.get(note.chunk), None))
@@ -654,7 +766,7 @@ class WorkerPool(RestartingEngine):
             else:
                 worker.warned_note = note
                 self.pending_warnings.append(
-                    f"worker {worker.number} (process {worker.pid}) has been{_describe_sample(request, note.row)} for "
+                    f"{worker.title} has been{_describe_sample(request, note.row)} for "
                     f"{seconds:.0f} seconds; set timeout=… to kill and restart such workers. Its stack:\n{stack}"
                 )
 
@@ -662,7 +774,7 @@ class WorkerPool(RestartingEngine):
         if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_of_start:
             process.warned_of_start = True
             self.pending_warnings.append(
-                f"{process.name} (process {process.pid}) has been starting for {SLOW_SAMPLE_S:.0f} seconds: it is "
+                f"{process.title} has been starting for {SLOW_SAMPLE_S:.0f} seconds: it is "
                 f"importing modules or unpickling the dataset. Its stack:\n{process.stack()}"
             )
 

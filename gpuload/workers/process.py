@@ -2,22 +2,24 @@
 
 A `Process` owns a process and the parent's ends of the connections to it: the reply socket, the *lifeline* (a pipe that
 nobody writes to; when the parent dies, the write end closes, and the kernel kills the worker), a pidfd, and the *stack
-file*. The worker inherits the other ends of the socket and the pipe, and the stack file, as anonymous descriptors.
+file*. The process has the other ends of the socket and the pipe, and the stack file, as anonymous descriptors.
 
 The stack file is a memfd to which the worker's faulthandler writes: after a crash, and when the parent sends a signal
 to request the stacks of all threads, which works even while the worker hangs in C code.
 
 A worker is either a `LaunchedProcess`, a separate interpreter, or a `ForkedProcess`, forked from the session's
-`Template`, which itself is launched like a worker. The template is the parent process of forked workers, so it reaps
-them, and reports the exit status of each through a pipe. A forked worker gets the settings of this process that have
-changed since the template started (`_InheritedSettings`).
+`Template`. The process that forks another one, a `Forker`, is its parent process, so it reaps it, and reports its exit
+status through a pipe. A forked process gets the settings of this process that have changed since its forker started
+(`_InheritedSettings`).
+
+Nobody waits for a fork. A forked process is *pending* until it has sent its process ID and pidfd through its socket
+(`Process.accept`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import marshal
 import os
 import resource
 import select
@@ -39,24 +41,32 @@ from gpuload.workers.protocol import (
     FORKED,
     MESSAGE_BYTES,
     STACK_SIGNAL,
+    TEMPLATE_FOREIGN,
     TEMPLATE_READY,
     TEMPLATE_UNFIT,
     Note,
     Queue,
     arm_lifeline,
+    send_request,
     socket_pair,
 )
 from gpuload.workers.start import Start
 
 __all__ = [
+    "FORK_LIMIT_S",
     "KEEP_MEMORY",
     "Ending",
+    "ForkedProcess",
+    "Forker",
+    "LaunchedProcess",
     "Process",
     "Template",
     "TemplateLost",
     "WorkerProcess",
     "check_platform",
+    "describe_exit",
     "make_environment",
+    "worker_environment",
 ]
 
 THREAD_VARIABLES = (
@@ -83,8 +93,8 @@ FORK_SETTINGS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
-FORK_WAIT_S = 30.0
-STATUS_WAIT_S = 0.5  # a running template reaps immediately
+FORK_LIMIT_S = 30.0  # a process that takes longer to fork another one is killed
+STATUS_WAIT_S = 0.5  # a running forker reaps immediately
 REPLACEABLE_FILES = (1, 2, ".")  # the output streams and the working directory, which the program may replace
 CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock's ID, below the inverted process ID; see clock_getcpuclockid(3)
 
@@ -92,27 +102,31 @@ CPU_CLOCK = 2  # the low 3 bits of a CPU-time clock's ID, below the inverted pro
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The end of a process: the cause as text, whether another process killed it (SIGKILL), its stack if it is known,
-    and its exit status as in `subprocess`. The status is only a hint: it is always 0 if the program ignores SIGCHLD."""
+    and its exit status as in `subprocess`, None if it is unknown. The status is only a hint: it is always 0 if the
+    program ignores SIGCHLD."""
 
     cause: str
     killed_externally: bool
     stack: str
-    status: int
+    status: int | None
 
 
 class LaunchedProcess:
     """A process with a separate interpreter: its process ID, pidfd, and exit status.
 
     Args:
-        role: the worker's number, or "template".
+        role: the worker's number, "template" or "server".
         descriptors: the descriptors that the process inherits.
     """
+
+    pid: int | None
+    pidfd: int | None
 
     def __init__(self, role: int | str, descriptors: Sequence[int]) -> None:
         self._process = _launch(role, descriptors)
         self.pid = self._process.pid
         try:
-            self.pidfd = os.pidfd_open(self.pid)
+            self.pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
             self._process.kill()
             self._process.wait()
@@ -136,34 +150,50 @@ class LaunchedProcess:
 
     def close(self) -> None:
         """Close the descriptors."""
-        os.close(self.pidfd)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
 
 
 class ForkedProcess(LaunchedProcess):
-    """A process that was forked from the template. The template is its parent process, and writes its exit status to a
-    pipe."""
+    """A process that was requested from a forker, which is its parent process and writes its exit status to a pipe.
 
-    def __init__(self, pid: int, pidfd: int, pipe: int) -> None:
-        self.pid, self.pidfd, self._pipe = pid, pidfd, pipe
+    Attributes:
+        pid, pidfd: None until `set_ids` is called.
+        forker: the process that forks it.
+    """
+
+    def __init__(self, forker: Forker, pipe: int) -> None:
+        self.pid = self.pidfd = None
+        self.forker, self._pipe = forker, pipe
+
+    def set_ids(self, pid: int, pidfile: FileIO) -> None:
+        self.pid, self._pidfile, self.pidfd = pid, pidfile, pidfile.fileno()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
+        if self.pidfd is None:  # it was never forked, or has ended
+            return self.read_status(STATUS_WAIT_S)
         if not _wait_readable(self.pidfd, timeout_s):
             raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
-        status = os.read(self._pipe, 4) if _wait_readable(self._pipe, STATUS_WAIT_S) else b""
-        return int.from_bytes(status, "little", signed=True) if status else self._reap_orphan()
+        status = self.read_status(STATUS_WAIT_S)
+        return self._reap_orphan(self.pidfd) if status is None else status
 
-    def _reap_orphan(self) -> int | None:
-        """Return the exit status after the template has died. It is known only if this process is PID 1, and so has
+    def read_status(self, wait_s: float = 0.0) -> int | None:
+        """Return the exit status that the forker has reported; None if it has reported none."""
+        status = os.read(self._pipe, 4) if _wait_readable(self._pipe, wait_s) else b""
+        return int.from_bytes(status, "little", signed=True) if status else None
+
+    def _reap_orphan(self, pidfd: int) -> int | None:
+        """Return the exit status after the forker has died. It is known only if this process is PID 1, and so has
         become the parent of the worker."""
         deadline = time.monotonic() + STATUS_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+                info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
                 if info is not None:
                     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             if os.getpid() != 1:
                 return None
-            time.sleep(0.001)  # the kernel closes a dead template's pipes a moment before it reparents the workers
+            time.sleep(0.001)  # the kernel closes a dead forker's pipes a moment before it reparents the workers
         return None
 
     def abandon(self) -> None:
@@ -171,7 +201,8 @@ class ForkedProcess(LaunchedProcess):
 
     def close(self) -> None:
         os.close(self._pipe)
-        super().close()
+        if self.pidfd is not None:
+            self._pidfile.close()
 
 
 class Process:
@@ -184,7 +215,6 @@ class Process:
 
     Attributes:
         replies: the parent's end of the socket, non-blocking.
-        pidfd: a descriptor that is readable once the process has ended.
         ready: whether the process has sent its first message, and can take requests.
         warned_note: the worker's note at the last warning that it is slow; None if there was no warning.
         warned_of_start: whether there was a warning that the process starts slowly.
@@ -204,23 +234,17 @@ class Process:
             self.replies, child_end = socket_pair()
             undo.callback(self.replies.close)
             child_lifeline, lifeline_fd = os.pipe()
-            lifeline = undo.enter_context(FileIO(lifeline_fd, "w"))
+            self._lifeline = undo.enter_context(FileIO(lifeline_fd, "w"))
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
             try:
                 self._process = start(child_end.fileno(), child_lifeline, self._stacks)
                 undo.callback(self._process.close)
-                # The worker may be stopped before it arms its lifeline itself. If it has died, its pidfd reports that.
-                with contextlib.suppress(ProcessLookupError):
-                    arm_lifeline(child_lifeline, self._process.pid)
-            except (OSError, TemplateLost) as error:
-                child_end.close()
-                # The worker may have been forked despite the error. Closing the lifeline kills it. Wait until it has
-                # ended: until then, it could take chunks, and write to the board under a number that will be reused.
-                lifeline.close()
-                _await_end(self.replies)
-                if isinstance(error, TemplateLost):
-                    raise
+                if self.pid is not None:
+                    # It may be stopped before it arms its lifeline itself. If it has died, its pidfd reports that.
+                    with contextlib.suppress(ProcessLookupError):
+                        arm_lifeline(child_lifeline, self.pid)
+            except OSError as error:
                 raise WorkerError(
                     f"{name} could not be started with {sys.executable}: {error}; "
                     "use num_workers=0 to load in this process"
@@ -230,12 +254,55 @@ class Process:
                 os.close(child_lifeline)
             self.replies.setblocking(False)
             self._resources = undo.pop_all()
-        self.pid, self.pidfd = self._process.pid, self._process.pidfd
 
     @property
-    def descriptors(self) -> tuple[int, int]:
+    def pid(self) -> int | None:
+        """The process ID; None while the process is pending."""
+        return self._process.pid
+
+    @property
+    def pidfd(self) -> int | None:
+        """A descriptor that is readable once the process has ended; None while the process is pending."""
+        return self._process.pidfd
+
+    @property
+    def title(self) -> str:
+        """The name and process ID, for messages."""
+        return f"{self.name} ({'not forked yet' if self.pid is None else f'process {self.pid}'})"
+
+    @property
+    def descriptors(self) -> list[int]:
         """The descriptors that the pool watches with epoll."""
-        return self.replies.fileno(), self.pidfd
+        return [self.replies.fileno(), *([] if self.pidfd is None else [self.pidfd])]
+
+    def accept(self, message: memoryview, pidfile: FileIO | None) -> str:
+        """Process the first message of a pending process, and the file that was sent with it: if it was forked, the
+        process is no longer pending. Return the error if it was not; else ""."""
+        if message[: len(FORKED)] != FORKED:
+            return str(message, errors="replace")
+        if pidfile is None:  # the process cannot be watched
+            return os.strerror(errno.EMFILE)
+        assert isinstance(self._process, ForkedProcess)
+        self._process.set_ids(int.from_bytes(message[len(FORKED) :], "little"), pidfile)
+        return ""
+
+    def forker_status(self) -> int | None:
+        """Return the exit status of this process's forker, which has ended."""
+        return self._process.forker._process.wait() if isinstance(self._process, ForkedProcess) else None
+
+    def stuck_forker(self, limit_s: float) -> Forker | None:
+        """Return the forker of this process if the process has been pending for more than `limit_s` seconds in which
+        the forker could have forked it."""
+        if self.pidfd is not None or not isinstance(self._process, ForkedProcess):
+            return None
+        idle_since = self._process.forker.idle_since()
+        if idle_since is None or time.monotonic() - max(idle_since, self.started_at) < limit_s:
+            return None
+        return self._process.forker
+
+    @property
+    def has_ended(self) -> bool:
+        return self.pidfd is not None and _wait_readable(self.pidfd, 0.0)
 
     @property
     def was_killed(self) -> bool:
@@ -248,7 +315,9 @@ class Process:
 
     def stack(self) -> str:
         """Return the Python stacks of the process's threads, the innermost call first, or else a text that says why
-        they are not available."""
+        they are not available. For a pending process, return the stacks of its forker."""
+        if isinstance(self._process, ForkedProcess) and self._process.pid is None:
+            return self._process.forker.stack()
         size = old_size = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
@@ -269,17 +338,21 @@ class Process:
         status = self._process.wait()
         if self._killed is not None:
             return self._killed
+        if status is None and self.pid is None:
+            return Ending("not forked", False, "", None)
         if status is None:
-            return Ending("ended after its template, so its exit status is unknown", True, "", -signal.SIGKILL)
+            return Ending("ended after its template, so its exit status is unknown", True, "", None)
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
         stack = _tidy_stack(text[crash:]) if crash >= 0 else ""
-        return Ending(_describe_exit(status), status == -signal.SIGKILL, stack, status)
+        return Ending(describe_exit(status), status == -signal.SIGKILL, stack, status)
 
     def wanted_cpu_s(self) -> float:
         """Return the CPU time of all threads of the process so far, plus the time that its first thread was runnable
         while other threads had the CPUs; 0 if neither is known."""
         wanted_s = 0.0
+        if self.pid is None:
+            return wanted_s
         with contextlib.suppress(OSError):
             wanted_s += time.clock_gettime(~self.pid << 3 | CPU_CLOCK)
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -287,7 +360,11 @@ class Process:
         return wanted_s
 
     def end(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for the process to end; then kill it, and close all descriptors."""
+        """Wait until `deadline` (monotonic seconds) for the process to end; then kill it, and close all descriptors. A
+        pending process ends as soon as it is forked, since its lifeline is closed, and this waits for that."""
+        if self.pidfd is None:
+            self._lifeline.close()
+            _await_end(self.replies)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
@@ -308,7 +385,8 @@ class Process:
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            signal.pidfd_send_signal(self.pidfd, number)
+            if self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, number)
 
     def _kernel_state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
@@ -325,7 +403,7 @@ def _await_end(replies: socket.socket) -> None:
 
 
 def _describe_role(role: int | str) -> str:
-    return "the workers' template" if role == "template" else f"worker {role}"
+    return {"template": "the workers' template", "server": "the fork server"}.get(str(role), f"worker {role}")
 
 
 class WorkerProcess(Process):
@@ -352,79 +430,101 @@ class WorkerProcess(Process):
         if template is None:
             super().__init__(_describe_role(number), lambda *ends: LaunchedProcess(number, (*ends, *shared)))
         else:
-            super().__init__(_describe_role(number), lambda *ends: template.fork(number, (*ends, shared[3])))
+            super().__init__(_describe_role(number), lambda *ends: template.fork(number, ends, [shared[3]]))
 
 
-class Template(Process):
-    """The process from which workers are forked (`gpuload.workers.template`).
+class Forker(Process):
+    """A process that forks others on request."""
 
-    Args:
-        shared: the shared descriptors that it inherits: those of the job, ring and board, and of memory that the job
-            shares.
-
-    Attributes:
-        unfit_reason: the reason why workers cannot be forked from it; set by `read_readiness`.
-        was_ready: whether the template has ever been ready; `ready` becomes False when the template is lost.
-        start: the durations of the phases of the template's start.
-    """
-
-    def __init__(self, shared: Sequence[int]) -> None:
-        self.unfit_reason, self.was_ready, self.start = "", False, Start()
+    def __init__(self, name: str, start: Callable[[int, int, int], LaunchedProcess]) -> None:
         self._settings_at_start = _InheritedSettings()
-        super().__init__(_describe_role("template"), lambda *ends: LaunchedProcess("template", (*ends, *shared)))
+        super().__init__(name, start)
 
-    def read_readiness(self) -> bool:
-        """Read the template's first message; return False if the template has ended instead."""
-        message = self.replies.recv(MESSAGE_BYTES)
-        self.ready = self.was_ready = message.startswith(TEMPLATE_READY)
-        if self.ready:
-            self.start = Start.unpack(message.removeprefix(TEMPLATE_READY), self.started_at)
-            return True
-        self.unfit_reason = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
-        return bool(message)
+    def idle_since(self) -> float | None:
+        """Return since when this process forks others without delay, in monotonic seconds; None if it is busy."""
+        raise NotImplementedError
 
-    def fork(self, number: int, ends: Sequence[int]) -> ForkedProcess:
-        """Ask the template to fork a worker. `ends` are the descriptors to pass to this worker only.
+    def end(self, deadline: float) -> None:
+        if self.pid is None:  # it ends as soon as it is forked
+            self.close_descriptors()
+        else:
+            super().end(deadline)
+
+    def finish(self) -> None:
+        """Make this process end as soon as all that it has forked have ended."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.replies.shutdown(socket.SHUT_WR)
+
+    def fork(self, details: Any, ends: Sequence[int], others: Sequence[int]) -> ForkedProcess:
+        """Request a fork. `ends` are the three descriptors with which every process is started, `others` are further
+        descriptors to pass to the new process.
 
         Raises:
-            TemplateLost: the template has ended or does not answer.
-            OSError: the fork failed.
+            TemplateLost: this process has ended.
+            OSError: the request could not be sent.
         """
         changes, files = self._settings_at_start.changes()
         with contextlib.ExitStack() as undo:
             for file in files:
                 undo.callback(os.close, file)
-            pipe, template_end = os.pipe()
-            undo.callback(os.close, template_end)
-            undo_pipe = undo.enter_context(contextlib.ExitStack())
-            undo_pipe.callback(os.close, pipe)
-            answer, descriptors = b"", []
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(self.replies, [marshal.dumps((number, changes))], [template_end, *ends, *files])
-                if _wait_readable(self.replies.fileno(), FORK_WAIT_S):
-                    answer, descriptors, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            if descriptors:
-                undo_pipe.pop_all()
-                return ForkedProcess(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
-        # If no descriptor was free for the pidfd, the worker cannot be watched; it ends, since its lifeline closes.
-        if answer[:1] == FORKED:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        if answer:
-            raise OSError(answer.decode(errors="replace"))
-        self.ready = False
-        self._signal(signal.SIGKILL)  # the template has ended, or is stuck
-        raise TemplateLost(number)
+            pipe, write_end = os.pipe()
+            undo.callback(os.close, write_end)
+            try:
+                send_request(self.replies, (details, changes), [write_end, *ends, *files, *others])
+            except BaseException as error:
+                os.close(pipe)
+                if not isinstance(error, BrokenPipeError | ConnectionResetError):
+                    raise
+                self.ready = False
+                self._signal(signal.SIGKILL)  # if it has not ended, it has got a part of the request
+                raise TemplateLost(self.name) from error
+            return ForkedProcess(self, pipe)
 
 
 class TemplateLost(Exception):
-    """The template ended before it reported a forked worker."""
+    """The process that was to fork another one has ended."""
+
+
+class Template(Forker):
+    """The process from which workers are forked (`gpuload.workers.template`).
+
+    Args:
+        start: starts it, as in `Process`, with the descriptors of the job, ring and board, and of memory that the job
+            shares.
+
+    Attributes:
+        unfit_reason: the reason why workers cannot be forked from it; set by `read_readiness`.
+        foreign_module: a module that it would have to import itself, not from the fork server; "" if there is none.
+        was_ready: whether the template has ever been ready; `ready` becomes False when the template is lost.
+        start: the durations of the phases of the template's start.
+    """
+
+    def __init__(self, start: Callable[[int, int, int], LaunchedProcess]) -> None:
+        self.unfit_reason, self.foreign_module, self.was_ready, self.start = "", "", False, Start()
+        self._ready_at: float | None = None
+        super().__init__(_describe_role("template"), start)
+
+    def read_readiness(self, message: memoryview) -> None:
+        """Process the first message of the template itself."""
+        text = bytes(message)
+        self.ready = self.was_ready = text.startswith(TEMPLATE_READY)
+        if self.ready:
+            self._ready_at = time.monotonic()
+            self.start = Start.unpack(text.removeprefix(TEMPLATE_READY), self.started_at)
+        elif text.startswith(TEMPLATE_FOREIGN):
+            self.foreign_module = text.removeprefix(TEMPLATE_FOREIGN).decode()
+        else:
+            self.unfit_reason = text.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
+
+    def idle_since(self) -> float | None:
+        return self._ready_at
 
 
 class _InheritedSettings:
     """A snapshot of the settings that a process inherits from its parent, other than descriptors."""
 
     def __init__(self) -> None:
-        self.environment, self.limits, self.cpus = _worker_environment(), _resource_limits(), os.sched_getaffinity(0)
+        self.environment, self.limits, self.cpus = worker_environment(), _resource_limits(), os.sched_getaffinity(0)
         self.blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
         self.files = {target: file for target in REPLACEABLE_FILES if (file := _identify_file(target)) is not None}
 
@@ -481,13 +581,14 @@ def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[byt
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=_worker_environment()
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=worker_environment()
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _worker_environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
+    """Return the environment in which workers, templates and the fork server start."""
     return make_environment({**KEEP_MEMORY, **STREAM_COPIES})
 
 
@@ -505,7 +606,8 @@ def _tidy_stack(stack: bytes) -> str:
     return stack.decode(errors="replace").split("\nExtension modules:")[0].strip()
 
 
-def _describe_exit(status: int) -> str:
+def describe_exit(status: int) -> str:
+    """Return an exit status, as in `subprocess`, as text."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-status).name}"

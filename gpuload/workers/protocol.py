@@ -27,6 +27,7 @@ import contextlib
 import enum
 import errno
 import fcntl
+import marshal
 import mmap
 import os
 import pickle
@@ -35,7 +36,7 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +71,11 @@ __all__ = [
     "LEFT",
     "MAX_CAUSE",
     "MESSAGE_BYTES",
+    "SERVER_IMPORTS",
+    "SERVER_LEAVES_OUT",
+    "SERVER_READY",
     "STACK_SIGNAL",
+    "TEMPLATE_FOREIGN",
     "TEMPLATE_READY",
     "TEMPLATE_UNFIT",
     "Board",
@@ -88,8 +93,10 @@ __all__ = [
     "peek_request",
     "read_message",
     "read_with_file",
+    "receive_request",
     "record_of",
     "send_reply",
+    "send_request",
     "socket_pair",
 ]
 
@@ -103,12 +110,20 @@ HELLO = b"hello"
 HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
 TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
 TEMPLATE_UNFIT = b"unfit"  # no worker can be forked from the template; followed by the reason
-FORKED = b"\0"  # prefix of the template's answer after a fork, sent with the pidfd; other answers are an error's text
+TEMPLATE_FOREIGN = b"foreign"  # the fork server has another module than the main process; followed by its name
+# What the fork server says: it imports a module, whose name follows; it will end because of this module, and the reason
+# follows; it has imported everything that a request asked for.
+SERVER_IMPORTS = b"imports"
+SERVER_LEAVES_OUT = b"leaves out"
+SERVER_READY = b"ready"
+# A forked process sends its process ID after this prefix, with its pidfd; another answer is the text of an error.
+FORKED = b"\0"
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqq")
 _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
+MAX_DESCRIPTORS = 253  # the kernel's limit for a message (SCM_MAX_FD)
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit into the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
 # The maximum lengths of an error's text and traceback in a record, in characters: there may be thousands of records.
@@ -121,6 +136,38 @@ def arm_lifeline(fd: int, pid: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def send_request(end: socket.socket, details: Any, descriptors: Sequence[int]) -> None:
+    """Send a request to fork a process: its details, which can be marshalled, and its descriptors. A message can carry
+    a limited number of descriptors, so further messages carry the rest.
+
+    Raises:
+        OSError: the request could not be sent.
+        BrokenPipeError: it was sent only in part, or the other end is closed.
+    """
+    groups = [descriptors[start : start + MAX_DESCRIPTORS] for start in range(0, len(descriptors), MAX_DESCRIPTORS)]
+    socket.send_fds(end, [marshal.dumps((details, len(descriptors)))], groups[0] if groups else [])
+    try:
+        for group in groups[1:]:
+            socket.send_fds(end, [b"+"], group)
+    except OSError as error:
+        raise BrokenPipeError from error
+
+
+def receive_request(end: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the details and descriptors of the next request; None if the other end is closed.
+
+    There are too few descriptors if this process has too many open files.
+    """
+    message, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if not message:
+        return None
+    details, count = marshal.loads(message)  # sent by the parent
+    for _ in range((count - 1) // MAX_DESCRIPTORS):
+        _, further, _, _ = socket.recv_fds(end, MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        descriptors += further
+    return details, descriptors
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -142,6 +142,12 @@ class Stopwatch:
             self._unpickling_s += self._clock() - start - self._nested_s
             self._nested_s = 0.0
 
+    def add(self, other: Stopwatch) -> None:
+        """Add what another stopwatch has measured, as if this one had begun earlier."""
+        for owner, seconds in other._imports_s.items():
+            self._imports_s[owner] = self._imports_s.get(owner, 0.0) + seconds
+            self._began_at -= seconds
+
     def pack(self) -> bytes:
         """Return the measured times, for `Start.unpack`."""
         slowest = sorted(self._imports_s.items(), key=lambda item: -item[1])[:MAX_SENT]

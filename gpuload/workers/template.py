@@ -19,31 +19,25 @@ would keep the worker alive after the parent's death. A worker closes its copies
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import gc
-import marshal
 import os
-import select
-import signal
 import socket
 import stat
 import sys
-import traceback
-import weakref
+from functools import partial
 from typing import Any, Final
 
 from gpuload.errors import one_line
+from gpuload.workers.forking import flush_streams, serve_forks
 from gpuload.workers.job import Job, receive
-from gpuload.workers.main import exit_process, run_worker, set_up_child
-from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
+from gpuload.workers.main import run_worker, set_up_child
+from gpuload.workers.protocol import MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
 __all__ = ["serve", "unfit_reason"]
 
-MAX_REQUEST_BYTES: Final = 1 << 20
-MAX_DESCRIPTORS: Final = 16
 DATABASES: Final = {  # the offset and bytes of each file format's signature
     "an SQLite database": (0, b"SQLite format 3\0"),
     "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
@@ -53,13 +47,12 @@ DATABASES: Final = {  # the offset and bytes of each file format's signature
 CREATION_FLAGS: Final = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW | os.O_TMPFILE
 
 
-def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
-    """Unpickle the job, then fork a worker for each request of the parent, until the parent closes the socket."""
-    stopwatch = Stopwatch()
-    control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
+def serve(settings: dict[str, Any], descriptors: list[int], stopwatch: Stopwatch | None = None) -> None:
+    """Unpickle the job, then fork a worker for each request of the parent, until the parent closes the socket. The
+    stopwatch has measured what the fork server did for this session."""
+    stopwatch = stopwatch or Stopwatch()
+    control_fd, lifeline_fd, stacks_fd, job_fd, *_ = descriptors
     set_up_child(lifeline_fd, stacks_fd, descriptors)
-    # If SIGCHLD were ignored, exit statuses would be lost.
-    inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A BrokenPipeError or ConnectionResetError means that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
@@ -73,57 +66,11 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
         if reason:
             control.send(TEMPLATE_UNFIT + reason.encode(errors="replace")[:MAX_INLINE_BYTES])
             return
-        for stream in (sys.stdout, sys.stderr):  # otherwise every worker would print the buffered text again
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
+        flush_streams()  # otherwise every worker would print the buffered text again
         gc.collect()
         gc.freeze()  # otherwise a garbage collection in a worker would write to, and so copy, the pages of all objects
         control.send(TEMPLATE_READY + stopwatch.pack())
-        # The process ID of each worker and the pipe for its exit status, keyed by pidfd.
-        children: dict[int, tuple[int, int]] = {}
-        poll = select.poll()
-        poll.register(control, select.POLLIN)
-        while True:
-            for fd, _ in poll.poll():
-                if fd in children:
-                    poll.unregister(fd)
-                    _report_end(fd, *children.pop(fd))
-                    continue
-                message, fds, _, _ = socket.recv_fds(
-                    control, MAX_REQUEST_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
-                if not message:
-                    return
-                status_fd = fds.pop(0)
-                try:
-                    pid = os.fork()
-                except OSError as error:  # too many processes, or no memory
-                    for descriptor in (status_fd, *fds):
-                        os.close(descriptor)
-                    control.send(str(error).encode())
-                    continue
-                if pid == 0:
-                    signal.signal(signal.SIGCHLD, inherited_handler)
-                    for pidfd, (_, pipe) in children.items():
-                        os.close(pidfd)
-                        os.close(pipe)
-                    os.close(status_fd)
-                    _run_worker(
-                        control,
-                        (lifeline_fd, stacks_fd),
-                        files,
-                        settings,
-                        job,
-                        (job_fd, ring_fd, board_fd),
-                        message,
-                        fds,
-                    )
-                pidfd = os.pidfd_open(pid)  # the PID is not reused before waitpid() is called
-                for descriptor in fds:
-                    os.close(descriptor)
-                children[pidfd] = pid, status_fd
-                poll.register(pidfd, select.POLLIN)
-                socket.send_fds(control, [FORKED + pid.to_bytes(4, "little")], [pidfd])
+        serve_forks(control, partial(_run_worker, settings, job, descriptors, files))
 
 
 def _finish_imports() -> None:
@@ -239,87 +186,18 @@ def _replace_files(files: list[list[int]]) -> None:
         os.close(new_fd)
 
 
-def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
-    """Write the exit status of an ended worker to its pipe. The status is negative for a signal, as in
-    `subprocess`."""
-    _, status = os.waitpid(pid, 0)
-    os.close(pidfd)
-    with contextlib.suppress(OSError):  # the reader has closed its end
-        os.write(status_fd, os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
-    os.close(status_fd)
-
-
 def _run_worker(
-    control: socket.socket,
-    template_fds: tuple[int, int],
-    template_files: list[list[int]],
     settings: dict[str, Any],
     job: Job,
-    shared_fds: tuple[int, int, int],
-    message: bytes,
+    template_fds: list[int],
+    template_files: list[list[int]],
+    number: int,
     received_fds: list[int],
 ) -> None:
-    """Run a worker in the forked child, then exit. This closes `template_fds`, the template's own descriptors, opens
-    `template_files` again, and passes `received_fds` to the worker."""
-    try:
-        control.close()
-        for fd in template_fds:
-            os.close(fd)
-        _replace_files(template_files)
-        number, changes = marshal.loads(message)  # written by the parent
-        reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
-        _apply_changes(changes, changed_fds)
-        _clear_exit_handlers()
-        run_worker(number, settings, [reply_fd, lifeline_fd, stacks_fd, *shared_fds, queue_fd], job)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    exit_process()
-
-
-def _apply_changes(changes: dict[str, Any], fds: list[int]) -> None:
-    """Apply the parent's changes since the template started, so that the worker is like a new child of the parent.
-    `fds` are the new files for the targets in ``changes["files"]``."""
-    import resource
-
-    os.environ.update(changes["set"])
-    for name in changes["removed"]:
-        os.environ.pop(name, None)
-    for number, limit in changes["limits"]:
-        with contextlib.suppress(ValueError, OSError):  # the parent has raised a hard limit, which a worker may not do
-            resource.setrlimit(number, limit)
-    if changes["cpus"]:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, changes["cpus"])
-    if changes["blocked"] is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, changes["blocked"])
-    for target, fd in zip(changes["files"], fds, strict=True):
-        if target == ".":
-            os.fchdir(fd)
-        else:
-            os.dup2(fd, target)
+    """Run a worker in the forked child. This closes the template's own descriptors, and opens its files again."""
+    _, lifeline_fd, stacks_fd, *shared_fds = template_fds
+    for fd in (lifeline_fd, stacks_fd):
         os.close(fd)
-
-
-def _clear_exit_handlers() -> None:
-    """Clear the exit handlers that were registered in the template. Otherwise, the first worker to exit could remove a
-    temporary folder that all workers use. Handlers that a worker registers itself still run when this worker exits."""
-    atexit._clear()
-    # The standard library registers the following handlers only once per process, so register them again.
-    atexit.register(_run_finalizers, from_index=next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
-    if "logging" in sys.modules:
-        atexit.register(sys.modules["logging"].shutdown)
-    if "multiprocessing.util" in sys.modules:
-        util = sys.modules["multiprocessing.util"]
-        util._finalizer_registry.clear()
-        atexit.register(util._exit_function)
-
-
-def _run_finalizers(from_index: int) -> None:
-    """Run the `weakref.finalize` callbacks that were registered from this index on. Earlier callbacks are disabled only
-    now, at the worker's end, because disabling them writes to memory that the worker has shared until now."""
-    for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
-        if info.index < from_index:
-            info.atexit = False
-    weakref.finalize._exitfunc()  # type: ignore[attr-defined]
+    _replace_files(template_files)
+    *ends, queue_fd = received_fds
+    run_worker(number, settings, [*ends, *shared_fds[:3], queue_fd], job)

@@ -16,7 +16,7 @@ def test_workers_are_gone_within_a_second_when_the_program_is_killed_in_mid_epoc
                 time.sleep(1000)
     """)
     program.hear("here")
-    assert len(program.processes()) == 3  # with the template
+    assert len(program.processes()) == 4  # with the template and the fork server
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 

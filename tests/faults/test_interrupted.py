@@ -144,12 +144,12 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
 
 def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
     succeed("""
-        end = process.Process.end
+        end = process.Template.end
         def interrupted(self, deadline):
             ctrl_c()
             end(self, deadline)
             ctrl_c()
-        process.Process.end = interrupted
+        process.Template.end = interrupted
         before = left()
         def close():
             loader = numbers()
@@ -185,11 +185,11 @@ def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
 
 def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
     program = start("""
-        end = process.Process.end
+        end = process.Template.end
         def interrupted(self, deadline):
             ctrl_c()
             end(self, deadline)
-        process.Process.end = interrupted
+        process.Template.end = interrupted
         before = left()
         def collect():
             loader = numbers()

@@ -32,11 +32,11 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, wh
             wait_until(lambda: not Path(f"/proc/{{first}}").exists() or not children(first), "it is dead")
         if when == "while a worker is forked":
             fork = process.Template.fork
-            def killed(self, number, ends):
+            def killed(self, *request):
                 process.Template.fork = fork
                 os.kill(self.pid, signal.SIGSTOP)  # so that the request is not read
                 os.kill(self.pid, signal.SIGKILL)
-                return fork(self, number, ends)
+                return fork(self, *request)
             process.Template.fork = killed
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen

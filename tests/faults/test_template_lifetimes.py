@@ -47,14 +47,14 @@ def test_all_that_was_stopped_is_gone_when_the_program_is_killed(start):
     program = start(
         team("""
         whole()
-        for pid in (*workers(), *templates()):
+        for pid in (*workers(), *templates(), *servers()):
             os.kill(pid, signal.SIGSTOP)
         say("here")
         time.sleep(1000)
     """)
     )
     program.hear("here")
-    assert len(program.processes()) == 3  # workers and template
+    assert len(program.processes()) == 4  # workers, template and fork server
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
@@ -107,7 +107,7 @@ def test_after_many_deaths_nothing_has_piled_up(succeed):
             kill(templates()[0])
             assert held()[0] == before[0]
             assert zombies() == []
-            assert children() == templates()  # the workers of one that was killed are not given to this process
+            assert children() == servers()  # the workers of one that was killed are not given to this process
             if number == 5:  # from a template that none of the others came from
                 kill(pool().pids[0])
         assert len(team & set(pool().pids)) == 1
@@ -121,16 +121,16 @@ def test_after_many_deaths_nothing_has_piled_up(succeed):
 def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
     succeed(
         team("""
-        fork, forks = process.Template.fork, []
-        def fork_and_kill(self, number, ends):
-            forked = fork(self, number, ends)
-            forks.append(forked.pid)
+        accept, forks = process.WorkerProcess.accept, []
+        def accept_and_kill(self, *answer):
+            error = accept(self, *answer)
+            forks.append(self.pid)
             if len(forks) <= 20:
-                os.kill(forked.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
             if len(forks) in (4, 12, 19):  # reaped, too, before this process has done anything with it
-                wait_until(lambda: state(forked.pid) == "gone", "it is gone")
-            return forked
-        process.Template.fork = fork_and_kill
+                wait_until(lambda: state(self.pid) == "gone", "it is gone")
+            return error
+        process.WorkerProcess.accept = accept_and_kill
         before = left()
         whole()
         assert len(forks) == 22
@@ -142,25 +142,79 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
     )
 
 
-def test_a_worker_whose_template_died_before_it_could_tell_of_it_ends(succeed):
+def test_a_worker_is_there_although_its_template_died_when_it_had_forked_it(succeed):
     succeed(
         team("""
-        readable, unregistered = process._wait_readable, []
-        def nothing_comes(fd, timeout_s):
-            process._wait_readable = readable
-            wait_until(lambda: children(templates()[0]), "it is forked")
-            unregistered.extend(children(templates()[0]))
-            # Without its answer, this process is told of the worker by what it notes alone: it has taken a chunk.
-            board = loader._session.engine._board
-            wait_until(lambda: board.read(0).chunk > 0, "it has taken a chunk")
-            return False
-        process._wait_readable = nothing_comes
-        loader = numbers(lambda index: time.sleep(0.01), faults=gl.Faults(max_restarts=10**6))
+        accept, accepted = process.WorkerProcess.accept, []
+        def accept_when_the_template_is_dead(self, *answer):
+            if not accepted:
+                [template] = templates()
+                os.kill(template, signal.SIGKILL)
+                wait_until(lambda: state(template) in ("gone", "Z"), "it is dead")
+            accepted.append(self)
+            return accept(self, *answer)
+        process.WorkerProcess.accept = accept_when_the_template_is_dead
         before = left()
         whole()
-        [pid] = unregistered
-        wait_until(lambda: state(pid) in ("gone", "Z"), "it has ended")
+        assert accepted[0].pid in pool().pids
+        assert pool().deaths.causes == ["killed by SIGKILL"]
         loader.close()
+        assert left() == before
+    """)
+    )
+
+
+@pytest.mark.parametrize("timeout", [0.5, 0])
+def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
+    """After the timeout, or after 30 seconds, here one."""
+    succeed(
+        team(f"""
+        from collections import Counter
+        pool_module = sys.modules["gpuload.workers.pool"]
+        pool_module.FORK_LIMIT_S = 1.0
+        def die(index):  # each worker, once
+            if index in (17, 29) and not os.path.exists(f"{{tmp}}/{{index}}"):
+                open(f"{{tmp}}/{{index}}", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        loader = numbers(die, timeout={timeout}, faults=gl.Faults(max_restarts=10**6))
+        before = left()
+        batches = iter(loader)
+        seen = [next(batches)]
+        [first] = templates()
+        os.kill(first, signal.SIGSTOP)
+        gathered = Counter()
+        gather = pool_module.WorkerPool.gather
+        def gather_and_count(self, timeout_s):
+            gathered[any(worker.pid is None for worker in self._team.values())] += 1
+            return gather(self, min(timeout_s, 0.05))
+        pool_module.WorkerPool.gather = gather_and_count
+        seen += batches
+        assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
+        assert gathered[True] > 2, gathered  # it did not wait for the template
+        limit = {timeout or 1}
+        assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
+        assert templates() != [first]
+        loader.close()
+        assert left() == before
+    """)
+    )
+
+
+def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
+    succeed(
+        team("""
+        before = left()
+        batches = iter(loader)
+        next(batches)
+        [template] = templates()
+        os.kill(template, signal.SIGSTOP)
+        os.kill(pool().pids[0], signal.SIGKILL)
+        wait_until(lambda: pool().gather(0.0) or len(pool().pids) == 1, "a worker is pending")
+        assert len(pool()._team) == 2
+        start = time.perf_counter()
+        loader.close()
+        assert time.perf_counter() - start < 5
+        assert state(template) in ("gone", "Z")
         assert left() == before
     """)
     )
@@ -171,17 +225,18 @@ def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
         class Data(Numbers):
             def __setstate__(self, state):
                 vars(self).update(state)
-                if "template" in Path("/proc/self/cmdline").read_text():
+                if "server" in Path("/proc/self/cmdline").read_text():
                     def fork():
                         raise OSError(11, "Resource temporarily unavailable")
                     os.fork = fork
+        warnings.simplefilter("ignore", RuntimeWarning)  # about the worker that was the first to fail
         before = left()
         loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
         try:
             next(iter(loader))
             raise AssertionError
         except gl.WorkerError as error:
-            assert str(error).startswith("worker 0 could not be started"), error
+            assert re.match("worker [01] could not be forked", str(error)), error
             assert "Resource temporarily unavailable" in str(error), error
         loader.close()
         assert left() == before
@@ -198,9 +253,9 @@ def test_signals_to_the_group_are_the_programs_alone(succeed):
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.killpg(0, number)
         fork = process.Template.fork
-        def fork_amid_signals(self, number, ends):
+        def fork_amid_signals(self, *request):
             send()
-            forked = fork(self, number, ends)
+            forked = fork(self, *request)
             send()
             return forked
         process.Template.fork = fork_amid_signals
@@ -271,6 +326,7 @@ orphan = int(os.read(told, 20))  # it is this process's child by now, and ends
 
 import gpuload as gl
 import torch
+from gpuload.workers import fork_server
 
 class Numbers(list):
     def __getitem__(self, index):
@@ -309,6 +365,7 @@ for _ in range(3):
     assert torch.cat(seen).tolist() == list(range(400))
 causes = pool.deaths.causes
 loader.close()
+fork_server.close()
 assert children(1) == [orphan], children(1)
 assert os.waitpid(orphan, 0) == (orphan, 7 << 8)
 assert refused

@@ -15,6 +15,7 @@ import gc
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -27,7 +28,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.workers import pool, process
+from gpuload.workers import fork_server, pool, process
 
 LIMIT_S = 120.0
 tmp = ""  # each script sets it
@@ -145,25 +146,39 @@ def children(pid="self"):
     return []
 
 
-def templates():
-    """Those of the child processes that workers are forked from."""
+def started_as(role):
+    """The child processes that were started as this."""
     found = []
     for pid in children():
         with contextlib.suppress(OSError):  # it has ended
-            if "template" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            if role in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 found.append(pid)
     return found
+
+
+def servers():
+    """The fork servers among the child processes."""
+    return started_as("server")
+
+
+def templates():
+    """The processes that workers are forked from: children of a fork server, or of this process."""
+    return started_as("template") + [pid for one in servers() for pid in children(one)]
 
 
 def workers():
     """The processes of workers, which are children of a template, or of this one."""
     made = templates()
-    return [pid for pid in children() if pid not in made] + [pid for one in made for pid in children(one)]
+    return [pid for pid in children() if pid not in [*made, *servers()]] + [
+        pid for one in made for pid in children(one)
+    ]
 
 
 def left():
-    """What this process holds: descriptors by what they are, child processes, mappings of gpuload's memory."""
+    """What this process holds: descriptors by what they are, child processes, mappings of gpuload's memory. The fork
+    server, which outlives sessions, is ended first."""
     gc.collect()
+    fork_server.close()
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,406 @@
+"""The process from which the templates of all sessions are forked: what it imports, and who outlives whom."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+# Libraries, which note in which processes they are imported, and a dataset that needs some of them.
+SETUP = """
+    import importlib
+    def write(name, code="", folder="site-packages"):
+        path = Path(tmp) / folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        note = f"import os\\nwith open({tmp!r} + '/{name}.imports', 'a') as file: print(os.getpid(), file=file)\\n"
+        path.write_text(f"{note}{code}\\n")
+        sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
+        sys.path.insert(0, str(path.parent))
+    def importers(name):
+        path = Path(f"{tmp}/{name}.imports")
+        pids = [int(line) for line in path.read_text().split()] if path.exists() else []
+        return [pid for pid in pids if pid != os.getpid()]
+    def dataset_with(*libraries, code="return index", module="own"):
+        write(module, f"import {', '.join(('os', *libraries))}\\n"
+            "class Data:\\n"
+            "    def __len__(self): return 40\\n"
+            f"    def __getitem__(self, index): {code}", folder="own")
+        importlib.invalidate_caches()
+        return importlib.import_module(module).Data()
+    def load(data, **options):
+        return gl.Loader(data, 4, num_workers=2, chunk_size=2, device="cpu", **options)
+    def whole(loader):
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+    def is_gone(pid):
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        return True
+    logged = log_of_workers()
+"""
+
+
+@pytest.fixture
+def succeed_with(succeed):
+    return lambda code: succeed(textwrap.dedent(SETUP) + textwrap.dedent(code))
+
+
+def test_several_loaders_import_their_libraries_once(succeed_with):
+    succeed_with("""
+        write("library")
+        data = dataset_with("library")
+        before = left()
+        loaders = [load(data) for _ in range(3)]
+        iterators = [iter(loader) for loader in loaders]
+        for iterator in iterators:
+            assert torch.cat(list(iterator)).tolist() == list(range(40))
+        assert importers("library") == servers(), importers("library")
+        assert sorted(importers("own")) == sorted(templates()) and len(templates()) == 3
+        for loader in loaders:
+            loader.close()
+        assert templates() == []
+        assert len(servers()) == 1
+        assert left() == before
+    """)
+
+
+def test_libraries_are_imported_from_the_construction_on(succeed_with):
+    """The user's own modules are not, and without a library there is no process yet."""
+    succeed_with("""
+        write("library")
+        write("second")
+        plain = load(dataset_with(module="plain"))
+        assert servers() == []
+        load(dataset_with("library"))
+        wait_until(lambda: importers("library") == servers() != [], "it is imported")
+        load(dataset_with("library", "second", module="other"))
+        wait_until(lambda: importers("second") == servers(), "it is imported by the same process")
+        assert importers("own") == importers("other") == templates() == []
+        whole(plain)
+        assert len(servers()) == 1
+        plain.close()
+    """)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "threads"),
+        ("held = os.pipe()", "an open pipe"),
+        ("import helper", "it imports helper"),
+        ("import pathlib; 'server' in pathlib.Path('/proc/self/cmdline').read_text() and os._exit(3)", "status 3"),
+    ],
+)
+def test_a_library_that_must_not_be_forked_is_left_out(succeed_with, code, reason):
+    succeed_with(
+        f"code, reason = {code!r}, {reason!r}"
+        + """
+write("helper", folder="own")
+write("good")
+write("odd", f"if os.getpid() != {os.getpid()}: {code}")
+loader = load(dataset_with("odd", "good"))
+good = load(dataset_with("good", module="other"))
+whole(good)
+assert any("the fork server does not import odd: " in text and reason in text for text in logged), logged
+assert importers("good")[-1:] == servers(), (importers("good"), servers())
+whole(good)
+good.close()
+whole(loader)
+loader.close()
+"""
+    )
+
+
+def test_another_environment_has_another_server_and_sessions_go_on(succeed_with):
+    succeed_with("""
+        write("library")
+        data = dataset_with("library", code="return int(os.environ.get('CHANGED', 0))")
+        first = load(data, persistent_workers=True)
+        assert torch.cat(list(first)).tolist() == 40 * [0]
+        [old] = servers()
+        os.environ["CHANGED"] = "1"
+        second = load(data)
+        assert torch.cat(list(second)).tolist() == 40 * [1]
+        [new] = set(servers()) - {old}
+        assert importers("library") == [old, new]
+        [template] = children(old)
+        assert torch.cat(list(first)).tolist() == 40 * [0]
+        assert children(old) == [template]
+        first.close()
+        wait_until(lambda: is_gone(old), "it has no session")
+        assert torch.cat(list(second)).tolist() == 40 * [1]
+        second.close()
+        load(data)
+        assert servers() == [new]
+    """)
+
+
+def test_sessions_outlive_their_server(succeed_with):
+    succeed_with("""
+        logging.disable()
+        write("library")
+        data = dataset_with("library")
+        loader = load(data, persistent_workers=True)
+        whole(loader)
+        [server], made, team = servers(), templates(), loader._session.engine.pids
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: is_gone(server), "it is dead")
+        whole(loader)
+        assert loader._session.engine.pids == team
+        assert loader._session.engine.deaths.causes == []
+        other = load(data)
+        whole(other)
+        assert len(importers("library")) == 2
+        os.kill(made[0], signal.SIGKILL)  # the new one comes from the new server
+        whole(loader)
+        wait_until(lambda: loader._session.engine.gather(0.0) or len(templates()) == 2, "there is another")
+        loader.close()
+        other.close()
+        assert left()[1] == 0
+    """)
+
+
+def test_a_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
+    succeed_with("""
+        logging.disable()
+        write("library", "import time; time.sleep(0.5)")
+        data = dataset_with("library")
+        before = left()
+        loader = load(data)
+        batches = iter(loader)
+        wait_until(servers, "its command line is there")
+        [server] = servers()
+        wait_until(lambda: importers("library") == [server], "it is importing")
+        os.kill(server, signal.SIGKILL)
+        assert torch.cat(list(batches)).tolist() == list(range(40))
+        assert importers("library") == [server, *servers()]
+        assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
+        loader.close()
+        assert left() == before
+    """)
+
+
+def test_a_stopped_server_is_replaced(succeed_with):
+    succeed_with("""
+        logging.disable()
+        data = dataset_with()
+        loader = load(data, timeout=0.5)
+        whole(loader)
+        loader.close()
+        [server] = servers()
+        os.kill(server, signal.SIGSTOP)
+        loader = load(data, timeout=0.5)
+        pool.FORK_LIMIT_S = 0.5
+        fork_server._server._answered_at = time.monotonic()
+        fork_server._server.idle_since = lambda: fork_server._server._answered_at  # as if it had prepared the fork
+        whole(loader)
+        assert servers() != [server]
+        loader.close()
+    """)
+
+
+def test_without_a_session_it_ends_after_a_while(succeed_with):
+    succeed_with("""
+        fork_server.IDLE_LIMIT_S = 0.3
+        data = dataset_with()
+        loader = load(data, persistent_workers=True)
+        whole(loader)
+        [server] = servers()
+        time.sleep(1)
+        whole(loader)
+        assert servers() == [server]
+        loader.close()
+        wait_until(lambda: is_gone(server), "it has ended")
+        whole(load(data))
+        assert len(servers()) == 1 and servers() != [server]
+    """)
+
+
+def test_a_forked_child_of_the_program_has_its_own(succeed_with):
+    succeed_with("""
+        data = dataset_with()
+        loader = load(data, persistent_workers=True)
+        whole(loader)
+        own = servers()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                assert fork_server._server is None and servers() == []
+                other = load(data)
+                whole(other)
+                assert len(servers()) == 1 and servers() != own
+                other.close()
+                fork_server.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0) == (pid, 0)
+        whole(loader)
+        assert servers() == own
+        loader.close()
+        whole(load(data))
+        assert servers() == own
+    """)
+
+
+def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
+    succeed_with("""
+        import torch.multiprocessing
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+        class Shared:
+            def __init__(self):
+                self.tensors = [torch.full((4,), float(i)).share_memory_() for i in range(600)]
+            def __len__(self): return len(self.tensors)
+            def __getitem__(self, index): return self.tensors[index]
+        data = Shared()
+        before = left()
+        with gl.Loader(data, 4, num_workers=2, device="cpu") as loader:
+            assert torch.cat(list(loader))[:, 0].tolist() == list(range(600))
+            assert len(children(servers()[0])) == 1  # it was forked
+        assert left() == before
+    """)
+
+
+def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(succeed_with):
+    succeed_with("""
+        write("dependency", "value = 1", folder="old")
+        import dependency
+        write("dependency", "value = 2", folder="site-packages")
+        write("library", "import dependency")
+        data = dataset_with("library", code="return self.value")
+        data.value = dependency.value
+        del sys.modules["dependency"]
+        import dependency
+        sys.modules["dependency"].__file__ = str(Path(tmp) / "old" / "dependency.py")
+        with load(data) as loader:
+            assert torch.cat(list(loader)).tolist() == 40 * [1]
+            assert started_as("template") == templates() and len(templates()) == 1
+        wanted = "the template is a separate interpreter, since the fork server has imported another dependency"
+        assert wanted in logged, logged
+    """)
+
+
+def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed_with):
+    succeed_with("""
+        write("library", f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())")
+        data = dataset_with("library")
+        for _ in range(2):
+            with load(data) as loader:
+                whole(loader)
+        [server] = servers()
+        ended = lambda: sorted(path.name for path in Path(tmp).glob("ended-*"))
+        assert ended() == []
+        fork_server.close()
+        assert ended() == [f"ended-{server}"]
+    """)
+
+
+def test_numbers_without_a_seed_differ_between_sessions(succeed_with):
+    succeed_with("""
+        class Drawing(Numbers):
+            def __setstate__(self, state):
+                vars(self).update(state)
+                self.drawn = np.random.rand(), random.random()
+            def __getitem__(self, index): return np.array(self.drawn)
+        draws = []
+        for _ in range(2):
+            with load(Drawing()) as loader:
+                batch = next(iter(loader))
+                draws.append(batch[0].tolist())
+        assert len(servers()) == 1
+        assert draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1], draws
+    """)
+
+
+def test_in_a_worker_and_while_a_spawned_process_starts_there_is_none(succeed_with):
+    succeed_with("""
+        import multiprocessing
+        from gpuload.datasets.worker import THIS_PROCESS
+        write("library")
+        data = dataset_with("library")
+        for owner, name in ((THIS_PROCESS, "is_worker"), (multiprocessing.current_process(), "_inheriting")):
+            setattr(owner, name, True)
+            with load(data) as loader:
+                assert servers() == []
+                whole(loader)
+                assert servers() == [] and len(started_as("template")) == 1
+            setattr(owner, name, False)
+        with load(data):
+            wait_until(servers, "its command line is there")
+    """)
+
+
+# Makes `os.fork` fail in the process that runs it, as long as there is a file.
+FAILING_FORK = """
+def failing_fork(fork=os.fork):
+    if os.path.exists({path!r}):
+        raise OSError(11, "Resource temporarily unavailable")
+    return fork()
+"""
+
+
+def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+    succeed_with(f"""
+        logging.disable()
+        warnings.simplefilter("always")
+        exec({FAILING_FORK!r}.format(path=tmp + "/block"))
+        class Data(Numbers):
+            def __setstate__(self, state):
+                vars(self).update(state)
+                os.fork = failing_fork
+        pool.RETRY_INTERVAL_S = 0.2
+        loader = gl.Loader(Data(length=400), 4, num_workers=2, device="cpu", persistent_workers=True)
+        engine = lambda: loader._session.engine
+        with warnings.catch_warnings(record=True) as caught:
+            batches = iter(loader)
+            seen = [next(batches)]
+            Path(tmp, "block").touch()
+            os.kill(engine().pids[0], signal.SIGKILL)
+            seen += batches
+            assert torch.cat(seen).tolist() == list(range(400))
+            wait_until(lambda: engine().gather(0.0) or caught, "it has failed")
+            assert len(engine().pids) == 1
+            assert torch.cat(list(loader)).tolist() == list(range(400))
+            Path(tmp, "block").unlink()
+            wait_until(lambda: engine().gather(0.0) or engine().is_steady, "both are there")
+        [text] = [str(each.message) for each in caught if each.category is RuntimeWarning]
+        assert "could not be forked: [Errno 11] Resource temporarily unavailable" in text, text
+        assert "The other workers continue, and gpuload tries again every second" in text, text
+        assert torch.cat(list(loader)).tolist() == list(range(400))
+        Path(tmp, "block").touch()
+        for pid in engine().pids:
+            os.kill(pid, signal.SIGKILL)
+        try:
+            for batch in loader: pass
+            raise AssertionError
+        except gl.WorkerError as error:
+            assert "could not be forked" in str(error), error
+        loader.close()
+        assert left()[1] == 0
+    """)
+
+
+def test_a_template_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+    succeed_with(f"""
+        logging.disable()
+        pool.RETRY_INTERVAL_S = 0.2
+        write("library", {FAILING_FORK!r}.format(path=tmp + "/block") + "os.fork = failing_fork")
+        data = dataset_with("library")
+        os.fork = sys.modules["library"].failing_fork.__defaults__[0]
+        loader = load(data, persistent_workers=True)
+        engine = lambda: loader._session.engine
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            whole(loader)
+            Path(tmp, "block").touch()
+            os.kill(templates()[0], signal.SIGKILL)
+            wait_until(lambda: engine().gather(0.0) or caught, "it has failed")
+            whole(loader)
+            assert templates() == []
+            Path(tmp, "block").unlink()
+            wait_until(lambda: engine().gather(0.0) or len(templates()) == 1, "there is another")
+        assert "the workers' template could not be forked: " in str(caught[0].message), caught
+        whole(loader)
+        loader.close()
+        assert left()[1] == 0
+    """)
