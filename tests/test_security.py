@@ -58,7 +58,7 @@ UNSAFE = {
 ALLOWED = {
     ("ring/packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
-    ("workers/template.py", "_run_worker", "marshal.loads"): "what has changed in the parent, which sends it",
+    ("workers/protocol.py", "receive_request", "marshal.loads"): "what the parent asks a process that forks for",
     ("workers/planned.py", "make_plan", "pickle.loads"): "what the main process says of a batch, in our own ring",
     (
         "loader/state.py",
@@ -70,7 +70,7 @@ ALLOWED = {
     ("workers/pool.py", "_greet", "marshal.loads"): "the hello of a worker of ours",
     ("workers/start.py", "unpack", "marshal.loads"): "what an interpreter of ours measured of its start",
     ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's own dataset, packed by the parent in a job",
-    ("workers/job.py", "_spans", "marshal.loads"): "where the parent put the parts of a job in that memfd",
+    ("workers/job.py", "_read_header", "marshal.loads"): "where the parent put the parts of a job in that memfd",
     ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
     (
         "workers/dataset_changes.py",

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpuload.errors import LimitError
+from gpuload.workers import fork_server
 from gpuload.workers.pool import count_pools_and_workers
 
 __all__ = [
@@ -49,8 +50,10 @@ __all__ = [
 ]
 
 # A `WorkerPool` needs a queue (2), an epoll, the job, the board and the ring (2 each, since Python's mmap duplicates
-# the descriptor), and the template's socket, lifeline, pidfd and stack file.
-POOL_DESCRIPTORS = 12
+# the descriptor), and the template's socket, lifeline, pidfd, stack file and status pipe.
+POOL_DESCRIPTORS = 13
+# The fork server, which all pools share, needs a socket, a lifeline, a pidfd and a stack file.
+SERVER_DESCRIPTORS = 4
 # Each worker needs its reply socket, its lifeline, its pidfd, the file for its stacks, and the pipe for its status.
 WORKER_DESCRIPTORS = 5
 # While a worker starts, before it has a pidfd, it needs its ends of the socket and the lifeline, /dev/null, and the
@@ -126,14 +129,17 @@ def check_workers(workers: int) -> None:
     workers start."""
     if workers:
         pool_count, worker_count = count_pools_and_workers()
-        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pool_count + WORKER_DESCRIPTORS * worker_count)
-        check_processes(workers, releasable=pool_count + worker_count)
+        server_count = int(fork_server.is_running())
+        descriptors = SERVER_DESCRIPTORS * server_count + POOL_DESCRIPTORS * pool_count
+        check_descriptors(workers, releasable=descriptors + WORKER_DESCRIPTORS * worker_count)
+        check_processes(workers, releasable=server_count + pool_count + worker_count)
 
 
 def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
     `releasable` descriptors are in use but count as free."""
-    required = POOL_DESCRIPTORS + WORKER_DESCRIPTORS * workers + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    others = POOL_DESCRIPTORS + SERVER_DESCRIPTORS + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    required = others + WORKER_DESCRIPTORS * workers
     free = descriptors_left()
     if free is None or required <= free + releasable:
         return
@@ -141,7 +147,7 @@ def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     maximum = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
         f"num_workers={workers} needs {required:,} file descriptors in this process ({WORKER_DESCRIPTORS} per worker "
-        f"and {required - WORKER_DESCRIPTORS * workers} others), but only {free:,} of the {soft:,} that it may have "
+        f"and {others} others), but only {free:,} of the {soft:,} that it may have "
         "open are left. Use fewer workers, close files, or raise the limit: `ulimit -n` in the shell, or "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program (hard limit: {maximum})"
     )
@@ -175,12 +181,12 @@ def _count_tasks(user: int, root: str) -> int:
 
 
 def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if this many workers and their template may not be started. `releasable` processes are
-    running but count as ended."""
+    """Raise a LimitError if this many workers, their template and the fork server may not be started. `releasable`
+    processes are running but count as ended."""
     remaining = processes_left(root)
-    if remaining is not None and workers + 1 > remaining[0] + releasable:  # including the template
+    if remaining is not None and workers + 2 > remaining[0] + releasable:
         raise LimitError(
-            f"num_workers={workers} needs {workers + 1} processes, but only {remaining[0]:,} are left of "
+            f"num_workers={workers} needs {workers + 2} processes, but only {remaining[0]:,} are left of "
             f"{remaining[1]}. Use fewer workers, end other programs, or raise the limit"
         )
 

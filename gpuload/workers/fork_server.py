@@ -29,7 +29,7 @@ from typing import Final
 from gpuload.datasets.worker import THIS_PROCESS
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import reserve_standard_streams
-from gpuload.workers.inherited import import_path, module_origins
+from gpuload.workers.inherited import import_path, module_origins, warning_filters
 from gpuload.workers.job import write_job
 from gpuload.workers.process import ForkedProcess, Forker, LaunchedProcess, Template, TemplateLost, worker_environment
 from gpuload.workers.protocol import (
@@ -41,7 +41,7 @@ from gpuload.workers.protocol import (
 )
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["close", "make_template", "start_imports"]
+__all__ = ["close", "is_running", "launch_template", "make_template", "start_imports"]
 
 IDLE_LIMIT_S = 60.0  # a server ends after this time without a session
 END_WAIT_S: Final = 1.0
@@ -69,13 +69,14 @@ class ForkServer(Forker):
             os.close(settings_fd)
 
     def request_imports(self, libraries: dict[str, str]) -> None:
-        send_request(self.replies, ({"libraries": libraries}, None), [])
+        send_request(self.replies, ({"libraries": libraries, "filters": warning_filters()}, None), [])
         self._unanswered += 1
 
     def fork_template(self, shared: Sequence[int], libraries: dict[str, str], *ends: int) -> ForkedProcess:
         """Request a template; the arguments are those of `make_template`, and the descriptors of each process."""
         details = {
             "libraries": libraries,
+            "filters": warning_filters(),
             "origins": module_origins(),
             "numbers": list(shared),
             "requested_at": time.monotonic(),
@@ -165,6 +166,11 @@ def make_template(shared: Sequence[int], path: list[str], libraries: Mapping[str
 def launch_template(shared: Sequence[int]) -> Template:
     """Return a new template that is a separate interpreter."""
     return Template(lambda *ends: LaunchedProcess("template", (*ends, *shared)))
+
+
+def is_running() -> bool:
+    """Return whether this process has a fork server."""
+    return _server is not None
 
 
 def close() -> None:

@@ -49,6 +49,7 @@ __all__ = [
     "module_origins",
     "module_values",
     "pickle_by_value",
+    "warning_filters",
 ]
 
 # Settings that are variables of Pillow's modules, with their defaults. A default is not sent, so that workers need not
@@ -128,7 +129,7 @@ class LibrarySettings:
             calls.append(partial(decimal.setcontext, decimal.getcontext()))
         if (socket := modules.get("socket")) is not None and (timeout_s := socket.getdefaulttimeout()) is not None:
             calls.append(partial(socket.setdefaulttimeout, timeout_s))
-        return cls(calls, _warning_filters())
+        return cls(calls, warning_filters())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -169,7 +170,9 @@ def _is_from_pillow(registered: Any) -> bool:
     return getattr(registered, "__module__", "").startswith("PIL.")
 
 
-def _warning_filters() -> list[Filter]:
+def warning_filters() -> list[Filter]:
+    """Return the filters of this process's warnings, as in `LibrarySettings`."""
+
     def text(pattern: Any) -> str:
         return getattr(pattern, "pattern", pattern) or ""
 

@@ -192,7 +192,11 @@ def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, 
     nbytes, ancillary, _, _ = end.recvmsg_into([memory], space, socket.MSG_CMSG_CLOEXEC)
     for _, _, data in ancillary:
         if len(data) == _DESCRIPTOR.size:
-            return memory[:nbytes], FileIO(_DESCRIPTOR.unpack(data)[0], "r+")
+            fd = _DESCRIPTOR.unpack(data)[0]
+            if fd <= 2:  # the program was started without this standard stream
+                low_fd, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+                os.close(low_fd)
+            return memory[:nbytes], FileIO(fd, "r+")
     return memory[:nbytes], None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpuload.workers import template
 from gpuload.workers.forking import flush_streams, serve_forks
-from gpuload.workers.inherited import is_users_module, module_origins
+from gpuload.workers.inherited import LibrarySettings, is_users_module, module_origins
 from gpuload.workers.job import read_settings
 from gpuload.workers.main import set_up_child
 from gpuload.workers.protocol import MAX_INLINE_BYTES, SERVER_IMPORTS, SERVER_LEAVES_OUT, SERVER_READY, TEMPLATE_FOREIGN
@@ -54,6 +54,7 @@ class _Libraries:
 
     def add(self, details: dict[str, Any]) -> None:
         """Import the modules in `details`, unless another one would be imported here than in the main process."""
+        LibrarySettings([], details["filters"]).apply(imported=False)
         for name, origin in details["libraries"].items():
             if name not in sys.modules and name not in self._tried and _find_origin(name) == origin:
                 self._tried.add(name)
@@ -76,11 +77,11 @@ class _Libraries:
             os._exit(0)
 
     def stopwatch_since(self, began_at: float) -> Stopwatch:
-        """Return a stopwatch that has measured the imports that ended after a time in monotonic seconds."""
+        """Return a stopwatch that has measured the imports since a time in monotonic seconds."""
         stopwatch = Stopwatch()
         for ended_at, other in self._imports:
             if ended_at > began_at:
-                stopwatch.add(other)
+                stopwatch.add(other, ended_at, began_at)
         return stopwatch
 
 

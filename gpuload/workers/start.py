@@ -142,11 +142,13 @@ class Stopwatch:
             self._unpickling_s += self._clock() - start - self._nested_s
             self._nested_s = 0.0
 
-    def add(self, other: Stopwatch) -> None:
-        """Add what another stopwatch has measured, as if this one had begun earlier."""
+    def add(self, other: Stopwatch, ended_at: float, began_at: float) -> None:
+        """Add what another stopwatch, which ended at `ended_at`, has measured since `began_at`, in monotonic seconds;
+        the share of each import is an estimate."""
+        share = (ended_at - max(began_at, other._began_at)) / (ended_at - other._began_at)
         for owner, seconds in other._imports_s.items():
-            self._imports_s[owner] = self._imports_s.get(owner, 0.0) + seconds
-            self._began_at -= seconds
+            self._imports_s[owner] = self._imports_s.get(owner, 0.0) + share * seconds
+            self._began_at -= share * seconds
 
     def pack(self) -> bytes:
         """Return the measured times, for `Start.unpack`."""

@@ -226,7 +226,7 @@ def test_no_limit_or_no_list_of_open_files_is_none(monkeypatch):
 
 def test_too_few_descriptors_are_refused_with_the_remedies(allow):
     needed = limits.POOL_DESCRIPTORS + 5 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
-    needed += limits.SPARE_DESCRIPTORS
+    needed += limits.SPARE_DESCRIPTORS + limits.SERVER_DESCRIPTORS
     allow(needed)
     check_descriptors(5)
     soft = allow(needed - 1)
@@ -327,12 +327,12 @@ def only_this_process(scandir):
 def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, monkeypatch):
     nproc(monkeypatch, resource.RLIM_INFINITY)
     root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
-    check_processes(9, root=root)  # and the template
-    check_processes(11, releasable=2, root=root)
+    check_processes(8, root=root)  # and the template and the fork server
+    check_processes(10, releasable=2, root=root)
     with pytest.raises(gl.LimitError) as refusal:
         check_processes(10, root=root)
     assert str(refusal.value) == (
-        f"num_workers=10 needs 11 processes, but only 10 are left of the 100 that the control group "
+        f"num_workers=10 needs 12 processes, but only 10 are left of the 100 that the control group "
         f"{root}/sys/fs/cgroup/job may have (pids.max). Use fewer workers, end other programs, or raise the limit"
     )
 

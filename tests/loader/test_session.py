@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from gpuload.ring.ring import Ring
 from gpuload.stage import Stage
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
+from gpuload.workers import fork_server
 from gpuload.workers.pool import WorkerPool, count_pools_and_workers
 
 COUNT = 12
@@ -315,7 +316,7 @@ def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
     class Noted(WorkerPool):
         def _start_template(self):
             super()._start_template()
-            started.append(self._template.pid)
+            started.append(self._template)
 
     def fails(stage):
         raise BackendError("the kernels cannot be compiled")
@@ -327,8 +328,9 @@ def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
         iter(gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu"))
     [template] = started
     assert count_pools_and_workers() == before
-    with pytest.raises(ProcessLookupError):
-        os.kill(template, 0)
+    assert template.replies.fileno() == -1
+    fork_server.close()  # waits until the template has ended, which was still to be forked
+    assert template.pid is None or not Path(f"/proc/{template.pid}").exists()
 
 
 def test_a_loader_that_was_not_iterated_can_be_copied():

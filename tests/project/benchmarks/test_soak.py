@@ -20,13 +20,15 @@ def test_workers_are_killed_and_each_damaged_file_is_accounted_for(jpeg_folder: 
     with pytest.warns(RuntimeWarning, match="it was skipped"):
         soak.main([*map(str, (*arguments, *options))])  # too short a run to judge memory and restarts
     report = json.loads(path.read_text())
-    figures, promises = report["figures"], report["promises"]
-    assert figures["epochs"] >= 4
-    assert figures["samples"] + figures["refused"] == figures["epochs"] * 48
-    assert figures["refused"] > 0
-    assert report["kills"] > 0
-    for promise in ("every good sample", "every damaged file", "workers killed", "every slot"):
-        assert [met for text, met in promises.items() if text.startswith(promise)] == [True], promise
+    for kind, samples in (("files", 48), ("table", 960), ("stream", 960)):
+        figures, promises = report[kind]["figures"], report[kind]["promises"]
+        assert figures["epochs"] >= 4
+        assert figures["samples"] + figures["refused"] == figures["epochs"] * samples
+        assert (figures["refused"] > 0) == (kind == "files")
+        assert report[kind]["kills"] > 0
+        for promise in ("every good sample", "every damaged file", "workers killed", "every slot"):
+            assert [met for text, met in promises.items() if text.startswith(promise)] == [True], promise
+    assert report["promises"] == {"nothing left behind: 0 processes": True}
 
 
 def test_a_killer_that_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
