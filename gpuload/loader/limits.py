@@ -129,16 +129,15 @@ def check_workers(workers: int) -> None:
     workers start."""
     if workers:
         pool_count, worker_count = count_pools_and_workers()
-        server_count = int(fork_server.is_running())
-        descriptors = SERVER_DESCRIPTORS * server_count + POOL_DESCRIPTORS * pool_count
-        check_descriptors(workers, releasable=descriptors + WORKER_DESCRIPTORS * worker_count)
-        check_processes(workers, releasable=server_count + pool_count + worker_count)
+        check_descriptors(workers, releasable=POOL_DESCRIPTORS * pool_count + WORKER_DESCRIPTORS * worker_count)
+        check_processes(workers, releasable=pool_count + worker_count)
 
 
 def check_descriptors(workers: int, *, releasable: int = 0) -> None:
     """Raise a LimitError, with figures and advice, if there are too few free file descriptors for worker processes.
     `releasable` descriptors are in use but count as free."""
-    others = POOL_DESCRIPTORS + SERVER_DESCRIPTORS + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    others = POOL_DESCRIPTORS + START_DESCRIPTORS + SPARE_DESCRIPTORS
+    others += 0 if fork_server.is_running() else SERVER_DESCRIPTORS
     required = others + WORKER_DESCRIPTORS * workers
     free = descriptors_left()
     if free is None or required <= free + releasable:
@@ -181,12 +180,12 @@ def _count_tasks(user: int, root: str) -> int:
 
 
 def check_processes(workers: int, *, releasable: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if this many workers, their template and the fork server may not be started. `releasable`
-    processes are running but count as ended."""
-    remaining = processes_left(root)
-    if remaining is not None and workers + 2 > remaining[0] + releasable:
+    """Raise a LimitError if this many workers, their template and, if there is none yet, the fork server may not be
+    started. `releasable` processes are running but count as ended."""
+    remaining, required = processes_left(root), workers + 1 + (not fork_server.is_running())
+    if remaining is not None and required > remaining[0] + releasable:
         raise LimitError(
-            f"num_workers={workers} needs {workers + 2} processes, but only {remaining[0]:,} are left of "
+            f"num_workers={workers} needs {required} processes, but only {remaining[0]:,} are left of "
             f"{remaining[1]}. Use fewer workers, end other programs, or raise the limit"
         )
 

@@ -106,7 +106,7 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
         """
     )
     text, none_started, same, alive, works_later, started = found
-    assert text.startswith("num_workers=3 needs 44 file descriptors in this process (5 per worker and 29 others), ")
+    assert text.startswith("num_workers=3 needs 40 file descriptors in this process (5 per worker and 25 others), ")
     assert "but only 20 of the " in text
     assert none_started
     assert same

@@ -42,6 +42,7 @@ from gpuload.loader.limits import (
 )
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
+from gpuload.workers import fork_server
 
 MB = 1_000_000
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -224,7 +225,8 @@ def test_no_limit_or_no_list_of_open_files_is_none(monkeypatch):
     check_descriptors(100_000)
 
 
-def test_too_few_descriptors_are_refused_with_the_remedies(allow):
+def test_too_few_descriptors_are_refused_with_the_remedies(allow, monkeypatch):
+    monkeypatch.setattr(fork_server, "is_running", lambda: False)
     needed = limits.POOL_DESCRIPTORS + 5 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
     needed += limits.SPARE_DESCRIPTORS + limits.SERVER_DESCRIPTORS
     allow(needed)
@@ -326,6 +328,7 @@ def only_this_process(scandir):
 
 def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, monkeypatch):
     nproc(monkeypatch, resource.RLIM_INFINITY)
+    monkeypatch.setattr(fork_server, "is_running", lambda: False)
     root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
     check_processes(8, root=root)  # and the template and the fork server
     check_processes(10, releasable=2, root=root)
