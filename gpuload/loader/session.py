@@ -724,7 +724,12 @@ def _values_to_compare(options: Options) -> dict[str, Any]:
 
 def libraries_for(options: Options) -> dict[str, str]:
     """Return the libraries that workers import, as in `gpuload.workers.inherited.imported_libraries`."""
-    return imported_libraries(_objects_to_send(options)) if options.workers.processes else {}
+    if not options.workers.processes:
+        return {}
+    libraries = imported_libraries(_objects_to_send(options))
+    if options.order.iterable and not is_deterministic(options.order.dataset):
+        libraries["torch"] = torch.__file__  # workers set torch's get_worker_info()
+    return libraries
 
 
 def _objects_to_send(options: Options) -> list[Any]:

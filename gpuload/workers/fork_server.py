@@ -111,6 +111,7 @@ class ForkServer(Forker):
 
     def reap(self) -> None:
         """Close the descriptors of a server that has ended, and find out why."""
+        self.read_messages()
         ending = self.wait()
         self.close_descriptors()
         if self._importing:

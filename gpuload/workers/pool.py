@@ -34,10 +34,10 @@ and records `LEFT` on the board. No chunk is lost, and the exit does not count a
 Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and imports the
 modules that the dataset needs. Until the template is ready, workers are *due*. If no worker can be forked from it, or
 if it exits by itself before it is ready, each worker is started as a separate interpreter. A template that dies later
-is replaced, which counts as a death; its workers continue, and workers that are not forked yet remain due. If a
-A worker that was requested from a template is *pending* until it says that it exists, which is the first thing that it
-does. If it never does, it has taken no chunk, and becomes due again. If a process cannot be started while others work,
-the pool tries again every second.
+is replaced, which counts as a death; its workers continue, and workers that are not forked yet remain due. A worker
+that was requested from a template is *pending* until it says that it exists, which is the first thing that it does. If
+it never does, it has taken no chunk, and becomes due again. If a process cannot be started while other workers run, the
+pool tries again every second.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
 workers; it only closes its copies of the descriptors.
