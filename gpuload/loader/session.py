@@ -726,7 +726,10 @@ def libraries_for(options: Options) -> dict[str, str]:
     """Return the libraries that workers import, as in `gpuload.workers.inherited.imported_libraries`."""
     if not options.workers.processes:
         return {}
-    libraries = imported_libraries(_objects_to_send(options))
+    objects = _objects_to_send(options)
+    if type(options.dataset_to_send).__module__.startswith("gpuload."):  # workers read it without its libraries
+        objects = [value for value in (options.batches.collate_fn, options.workers.worker_init_fn) if value is not None]
+    libraries = imported_libraries(objects)
     if options.order.iterable and not is_deterministic(options.order.dataset):
         libraries["torch"] = torch.__file__  # workers set torch's get_worker_info()
     return libraries

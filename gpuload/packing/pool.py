@@ -29,9 +29,10 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.transforms import Chain
 from gpuload.workers.job import Job as LoadingJob
-from gpuload.workers.pool import RestartingEngine, WorkerPool
+from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Lost, Reply, Request
 from gpuload.workers.ray import RayPool, RayWorkers, connect_ray
+from gpuload.workers.restarting import RestartingEngine
 
 __all__ = ["make_parts"]
 

@@ -322,8 +322,9 @@ def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
 def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
     """Return the modules of installed packages that a worker imports for these objects, each with the file of its
     package: those that the objects' code refers to, and all that the user's modules have imported with it."""
-    search = _Search(objects)
-    names, modules, searched = set(search.libraries), set(search.modules), set()
+    objects = list(objects)
+    names, searched, path = set(_Search(objects).libraries), set[str](), _workers_path()
+    modules = {name for name in map(_module_by_reference, objects) if name and _is_importable(sys.modules[name], path)}
     while modules:
         searched.add(module_name := modules.pop())
         for value in list(vars(sys.modules[module_name]).values()):
@@ -335,6 +336,13 @@ def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
                 modules.add(str(name))
     files = {name: getattr(sys.modules.get(_package(name)), "__file__", None) for name in sorted(names)}
     return {name: file for name, file in files.items() if isinstance(file, str)}
+
+
+def _module_by_reference(obj: Any) -> str:
+    """Return the user's module that is imported to unpickle an object; "" if there is none."""
+    owner = obj if isinstance(obj, type | types.FunctionType) else type(obj)
+    is_local = "<locals>" in owner.__qualname__ or owner.__module__ == "__main__"
+    return "" if is_local or not is_users_module(sys.modules.get(owner.__module__)) else owner.__module__
 
 
 def _library_values(module: types.ModuleType) -> dict[str, Any]:
@@ -379,12 +387,11 @@ def _is_library(module: Any) -> bool:
 class _Search:
     """A search for values in modules that follows references between functions. It finds a value if a function names
     the value, and either names the value's module or is defined there. It finds a library if a function names one of
-    the library's modules, functions or classes. `modules` are the user's modules that workers import."""
+    the library's modules, functions or classes."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.values: dict[str, dict[str, Any]] = {}
         self.libraries: dict[str, types.ModuleType] = {}
-        self.modules: set[str] = set()
         self._path = _workers_path()
         self._functions_to_search: list[types.FunctionType] = []
         self._seen_ids: set[int] = set()
@@ -425,8 +432,6 @@ class _Search:
         is_compared = (
             module != "__main__" and is_users_module(loaded_module) and _is_importable(loaded_module, self._path)
         )
-        if is_compared:
-            self.modules.add(module)
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             if isinstance(value, types.ModuleType):

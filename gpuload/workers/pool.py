@@ -51,7 +51,6 @@ import os
 import select
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -65,7 +64,6 @@ import numpy as np
 from gpuload.errors import WorkerError, visible
 from gpuload.ring.ring import Ring, move_processes, reserve_standard_streams, run_on_cpus
 from gpuload.workers.counters import field_indices
-from gpuload.workers.faults import Deaths
 from gpuload.workers.fork_server import launch_template, make_template
 from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job, append_changes
@@ -84,7 +82,6 @@ from gpuload.workers.protocol import (
     LEFT,
     MESSAGE_BYTES,
     Board,
-    Engine,
     Event,
     Lost,
     Queue,
@@ -92,11 +89,12 @@ from gpuload.workers.protocol import (
     Request,
     read_with_file,
 )
+from gpuload.workers.restarting import RestartingEngine
 from gpuload.workers.shipping import Parcel, copy_warning, ship
 from gpuload.workers.signals import deferred_signals, signals_enabled
 from gpuload.workers.start import SLOW_START_S, Start
 
-__all__ = ["RestartingEngine", "WorkerPool", "count_pools_and_workers"]
+__all__ = ["WorkerPool", "count_pools_and_workers"]
 
 CLOSE_GRACE_S = 1.0
 SLOW_SAMPLE_S = 60.0  # without a timeout, there is a warning if a sample takes longer
@@ -104,53 +102,6 @@ WATCH_INTERVAL_S = 1.0
 RETRY_INTERVAL_S = 1.0  # after a process could not be started
 logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-class RestartingEngine(Engine):
-    """Base class of engines whose workers can die: counts deaths and collects warnings.
-
-    Attributes:
-        pending_warnings: warnings for the next `gather` to issue, before it collects events: if a filter turns a
-            warning into an exception, no event is lost.
-    """
-
-    def __init__(self, ring: Ring) -> None:
-        super().__init__(ring)
-        self.deaths = Deaths()
-        self.pending_warnings: list[str] = []
-        self._warned_topics: set[str] = set()
-        self._closed = False
-
-    def gather(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._check_usable()
-            while self.pending_warnings:
-                warnings.warn(self.pending_warnings.pop(0), RuntimeWarning, stacklevel=2)
-            try:
-                self._step(max(0.0, deadline - time.monotonic()), events)
-            except WorkerError as error:
-                self.failure = error
-                raise
-            if events or time.monotonic() >= deadline:
-                return events
-
-    def _step(self, wait_s: float, events: list[Event]) -> None:
-        """Process the messages and deaths since the last call, waiting for up to `wait_s` seconds if there are none;
-        add the events to `events`."""
-        raise NotImplementedError
-
-    def _check_usable(self) -> None:
-        if self._closed or self._halted:
-            raise RuntimeError("this Loader's workers are closed; create a new Loader")
-        if self.failure is not None:
-            raise WorkerError(f"this epoch has failed: {self.failure}")
-
-    def _warn_once(self, topic: str, text: str) -> None:
-        if topic not in self._warned_topics:
-            self._warned_topics.add(topic)
-            self.pending_warnings.append(text)
 
 
 class WorkerPool(RestartingEngine):

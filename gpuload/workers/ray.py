@@ -46,8 +46,9 @@ from gpuload.workers.counters import FIELDS, field_indices
 from gpuload.workers.faults import Deaths
 from gpuload.workers.feed import CHUNKS_PER_WORKER
 from gpuload.workers.job import Job
-from gpuload.workers.pool import RestartingEngine, WorkerPool
+from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
+from gpuload.workers.restarting import RestartingEngine
 from gpuload.workers.shipping import Parcel, pack
 
 __all__ = ["Host", "RayPool", "RayWorkers", "connect_ray"]

@@ -28,7 +28,6 @@ def test_workers_are_killed_and_each_damaged_file_is_accounted_for(jpeg_folder: 
         assert report[kind]["kills"] > 0
         for promise in ("every good sample", "every damaged file", "workers killed", "every slot"):
             assert [met for text, met in promises.items() if text.startswith(promise)] == [True], promise
-    assert report["promises"] == {"nothing left behind: 0 processes": True}
 
 
 def test_a_killer_that_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
