@@ -339,10 +339,14 @@ def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
 
 
 def _module_by_reference(obj: Any) -> str:
-    """Return the user's module that is imported to unpickle an object; "" if there is none."""
-    owner = obj if isinstance(obj, type | types.FunctionType) else type(obj)
-    is_local = "<locals>" in owner.__qualname__ or owner.__module__ == "__main__"
-    return "" if is_local or not is_users_module(sys.modules.get(owner.__module__)) else owner.__module__
+    """Return the user's module that is imported to unpickle an instance; "" if there is none, or if the contents of the
+    module are pickled by value."""
+    import cloudpickle
+
+    name, by_value = type(obj).__module__, cloudpickle.list_registry_pickle_by_value()
+    is_by_value = name == "__main__" or any(name == other or name.startswith(f"{other}.") for other in by_value)
+    is_by_value = is_by_value or "<locals>" in type(obj).__qualname__
+    return "" if is_by_value or not is_users_module(sys.modules.get(name)) else name
 
 
 def _library_values(module: types.ModuleType) -> dict[str, Any]:
