@@ -17,7 +17,7 @@ from gpuload.datasets.files import prefetch
 from gpuload.datasets.sample import Encoded, read
 from gpuload.datasets.scan import Paths
 
-__all__ = ["FolderCopy", "SubsetCopy", "without_torch"]
+__all__ = ["FolderCopy", "SubsetCopy", "has_copy", "without_torch"]
 
 FOLDER: Final = ("torchvision.datasets.folder", "ImageFolder")
 SUBSET: Final = ("torch.utils.data.dataset", "Subset")
@@ -29,20 +29,30 @@ def without_torch(dataset: Any) -> Any:
     Copies exist for torchvision's ``ImageFolder(loader=gpuload.read)`` without transforms, and for torch's `Subset` of
     such a dataset. Subclasses are returned unchanged.
     """
-    kind = type(dataset).__module__, type(dataset).__qualname__
-    if kind == SUBSET and _is_unchanged(dataset, "__getitem__", "__getitems__", "__len__"):
-        inner = without_torch(dataset.dataset)
-        return dataset if inner is dataset.dataset else SubsetCopy(inner, dataset.indices)
+    if not has_copy(dataset):
+        return dataset
+    if _kind(dataset) == SUBSET:
+        return SubsetCopy(without_torch(dataset.dataset), dataset.indices)
+    return FolderCopy(dataset.samples)
+
+
+def has_copy(dataset: Any) -> bool:
+    """Return whether `without_torch` returns a copy of a dataset."""
+    kind = _kind(dataset)
+    if kind == SUBSET:
+        return _is_unchanged(dataset, "__getitem__", "__getitems__", "__len__") and has_copy(dataset.dataset)
     transforms = [getattr(dataset, name, None) for name in ("transform", "target_transform", "transforms")]
-    if (
+    return (
         kind == FOLDER
         and getattr(dataset, "loader", None) is read
         and transforms == [None] * 3
         and _is_unchanged(dataset, "__getitem__", "__len__")
         and not hasattr(dataset, "__getitems__")
-    ):
-        return FolderCopy(dataset.samples)
-    return dataset
+    )
+
+
+def _kind(dataset: Any) -> tuple[str, str]:
+    return type(dataset).__module__, type(dataset).__qualname__
 
 
 def _is_unchanged(dataset: Any, *methods: str) -> bool:

@@ -21,7 +21,7 @@ from gpuload import transforms
 from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_device_cached
-from gpuload.datasets.without_torch import without_torch
+from gpuload.datasets.without_torch import has_copy, without_torch
 from gpuload.decode import Decode
 from gpuload.errors import explain_unknown_arguments
 from gpuload.loader.limits import (
@@ -293,10 +293,13 @@ class Options:
     def dataset_to_send(self) -> Any:
         """Return the dataset to send to workers now: a copy that needs no torch if possible, but the original if there
         is a `worker_init_fn`, which may inspect it."""
+        return without_torch(self.order.dataset) if self.sends_copy else self.order.dataset
+
+    @property
+    def sends_copy(self) -> bool:
+        """Whether `dataset_to_send` is a copy."""
         workers = self.workers
-        if not workers.count or workers.worker_init_fn is not None:
-            return self.order.dataset
-        return without_torch(self.order.dataset)
+        return bool(workers.count) and workers.worker_init_fn is None and has_copy(self.order.dataset)
 
     @property
     def is_plain(self) -> bool:

@@ -718,7 +718,7 @@ def job_for(
 
 def _values_to_compare(options: Options) -> dict[str, Any]:
     """Return the values in modules that the workers' code refers to."""
-    objects = _objects_to_send(options)
+    objects = [*_functions_to_send(options), *_parts_of_dataset(options)]
     return {"module_values": module_values(objects), "library_values": library_values(objects)}
 
 
@@ -726,20 +726,26 @@ def libraries_for(options: Options) -> dict[str, str]:
     """Return the libraries that workers import, as in `gpuload.workers.inherited.imported_libraries`."""
     if not options.workers.processes:
         return {}
-    objects = _objects_to_send(options)
-    if type(options.dataset_to_send).__module__.startswith("gpuload."):  # workers read it without its libraries
-        objects = [value for value in (options.batches.collate_fn, options.workers.worker_init_fn) if value is not None]
+    objects = _functions_to_send(options)
+    # Workers read gpuload's own datasets, and copies, without the libraries of the objects that are in these.
+    if not options.sends_copy and not type(options.order.dataset).__module__.startswith("gpuload."):
+        objects += _parts_of_dataset(options)
     libraries = imported_libraries(objects)
     if options.order.iterable and not is_deterministic(options.order.dataset):
         libraries["torch"] = torch.__file__  # workers set torch's get_worker_info()
     return libraries
 
 
-def _objects_to_send(options: Options) -> list[Any]:
-    objects = [options.batches.collate_fn, options.workers.worker_init_fn]
-    for _, part in find_objects(options.order.dataset):
-        objects += [part, *getattr(part, "__dict__", {}).values()]
-    return [value for value in objects if value is not None]
+def _functions_to_send(options: Options) -> list[Any]:
+    functions = (options.batches.collate_fn, options.workers.worker_init_fn)
+    return [function for function in functions if function is not None]
+
+
+def _parts_of_dataset(options: Options) -> list[Any]:
+    """Return the dataset, the objects within it, and the values of their attributes."""
+    parts = [part for _, part in find_objects(options.order.dataset)]
+    values = [value for part in parts for value in getattr(part, "__dict__", {}).values() if value is not None]
+    return parts + values
 
 
 def engine_for(

@@ -8,7 +8,8 @@ ends with this process, or once it has had no session for a while. Sessions do n
 have been forked.
 
 If there can be no fork server, the template is a separate interpreter: within a worker, while `multiprocessing` imports
-the main module of a spawned process, if the server has failed, and if it has imported another module than this process.
+the main module of a spawned process, if the server has failed, and if it has imported another module than this process
+or uses a descriptor that the session needs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from subprocess import _args_from_interpreter_flags as interpreter_flags  # type: ignore[attr-defined]
 from typing import Final
 
 from gpuload.datasets.worker import THIS_PROCESS
@@ -31,7 +31,15 @@ from gpuload.errors import WorkerError
 from gpuload.ring.ring import reserve_standard_streams
 from gpuload.workers.inherited import import_path, module_origins, warning_filters
 from gpuload.workers.job import write_job
-from gpuload.workers.process import ForkedProcess, Forker, LaunchedProcess, Template, TemplateLost, worker_environment
+from gpuload.workers.process import (
+    ForkedProcess,
+    Forker,
+    ForkerLost,
+    LaunchedProcess,
+    Template,
+    interpreter_command,
+    worker_environment,
+)
 from gpuload.workers.protocol import (
     MESSAGE_BYTES,
     SERVER_IMPORTS,
@@ -58,7 +66,6 @@ class ForkServer(Forker):
 
     def __init__(self, key: object, path: list[str]) -> None:
         self.key = key
-        self._unanswered = 0
         self._answered_at: float | None = None
         self._importing = ""
         settings = {"path": path, "argv": sys.argv[:1], "idle_limit_s": IDLE_LIMIT_S}
@@ -70,7 +77,6 @@ class ForkServer(Forker):
 
     def request_imports(self, libraries: dict[str, str]) -> None:
         send_request(self.replies, ({"libraries": libraries, "filters": warning_filters()}, None), [])
-        self._unanswered += 1
 
     def fork_template(self, shared: Sequence[int], libraries: dict[str, str], *ends: int) -> ForkedProcess:
         """Request a template; the arguments are those of `make_template`, and the descriptors of each process."""
@@ -81,13 +87,11 @@ class ForkServer(Forker):
             "numbers": list(shared),
             "requested_at": time.monotonic(),
         }
-        forked = self.fork(details, ends, shared)
-        self._unanswered += 1
-        return forked
+        return self.fork(details, ends, shared)
 
     def idle_since(self) -> float | None:
         self.read_messages()
-        return None if self._unanswered else self._answered_at
+        return None if self._importing else self._answered_at
 
     def read_messages(self) -> None:
         """Read what the server has said since the last call."""
@@ -99,7 +103,6 @@ class ForkServer(Forker):
                     self._leave_out(message.removeprefix(SERVER_LEAVES_OUT).decode(errors="replace"))
                 elif message == SERVER_READY:
                     self._importing, self._answered_at = "", time.monotonic()
-                    self._unanswered -= 1
 
     def _next_message(self) -> bytes:
         with contextlib.suppress(OSError):  # there is none
@@ -159,7 +162,7 @@ def make_template(shared: Sequence[int], path: list[str], libraries: Mapping[str
     with _lock:
         while (server := _current_server(path)) is not None:
             fork = partial(server.fork_template, shared, _without_left_out(libraries))
-            with contextlib.suppress(TemplateLost):
+            with contextlib.suppress(ForkerLost):
                 return Template(fork)
     return launch_template(shared)
 
@@ -207,19 +210,12 @@ def _current_server(path: list[str]) -> ForkServer | None:
     if THIS_PROCESS.is_worker or _is_importing_main() or key in _failed_keys:
         return None
     if _server is not None and _server.key != key:
-        _retire()
-    if _server is None:
-        _server = ForkServer(key, path)
-    return _server
-
-
-def _retire() -> None:
-    """Make the server end once its sessions have ended."""
-    global _server
-    if _server is not None:
         _server.finish()
         _retired.append(_server)
         _server = None
+    if _server is None:
+        _server = ForkServer(key, path)
+    return _server
 
 
 def _make_key(path: list[str]) -> object:
@@ -230,8 +226,7 @@ def _make_key(path: list[str]) -> object:
     with contextlib.suppress(OSError):
         cgroup = Path("/proc/self/cgroup").read_text()
     return (
-        sys.executable,
-        tuple(interpreter_flags()),
+        tuple(interpreter_command()),
         tuple(path),
         tuple(sorted(worker_environment().items())),
         tuple(lines),

@@ -60,38 +60,47 @@ def serve_forks(
             if fd in children:
                 poll.unregister(fd)
                 _report_end(fd, *children.pop(fd))
-                continue
-            request = receive_request(control)
-            if request is None:
+            elif (request := receive_request(control)) is None:
                 is_open = False
                 poll.unregister(control)
-                continue
-            (details, changes), fds = request
-            prepare(details)
-            if not fds:
-                continue
-            try:
-                if len(fds) < FIRST_DESCRIPTORS + len(changes["files"]):
-                    raise OSError("too many open files in the process that forks")
-                pid = os.fork()
-            except OSError as error:  # too many processes, or no memory
-                _refuse(fds, error)
-                continue
-            if pid == 0:
-                signal.signal(signal.SIGCHLD, inherited_handler)
-                control.close()
-                for pidfd, (_, pipe) in children.items():
-                    os.close(pidfd)
-                    os.close(pipe)
-                _run_child(run_child, details, changes, fds)
-            status_fd, _, lifeline_fd, *_ = fds
-            with contextlib.suppress(OSError):  # it may have ended
-                arm_lifeline(lifeline_fd, pid)  # it may be stopped before it does this itself
-            for descriptor in fds[1:]:
-                os.close(descriptor)
-            pidfd = os.pidfd_open(pid)  # the PID is not reused before waitpid() is called
-            children[pidfd] = pid, status_fd
-            poll.register(pidfd, select.POLLIN)
+            else:
+                (details, changes), fds = request
+                prepare(details)
+                if (pid := _fork(changes, fds)) is None:
+                    continue
+                if pid == 0:
+                    signal.signal(signal.SIGCHLD, inherited_handler)
+                    control.close()
+                    for pidfd, (_, pipe) in children.items():
+                        os.close(pidfd)
+                        os.close(pipe)
+                    _run_child(run_child, details, changes, fds)
+                pidfd = os.pidfd_open(pid)  # the PID is not reused before waitpid() is called
+                children[pidfd] = pid, fds[0]
+                poll.register(pidfd, select.POLLIN)
+
+
+def _fork(changes: dict[str, Any], fds: list[int]) -> int | None:
+    """Fork a child for a request. Return its process ID, 0 in the child; None if the request has no descriptors or the
+    child could not be forked, which the parent is told. Close all descriptors here but the status pipe."""
+    if not fds:
+        return None
+    try:
+        if len(fds) < FIRST_DESCRIPTORS + len(changes["files"]):
+            raise OSError("too many open files in the process that forks")
+        pid = os.fork()
+    except OSError as error:  # too many processes, or no memory
+        if len(fds) > 1:
+            _answer(fds[1], str(error).encode())
+        for descriptor in fds:
+            os.close(descriptor)
+        return None
+    if pid:
+        with contextlib.suppress(OSError):  # the child may have ended
+            arm_lifeline(fds[2], pid)  # it may be stopped before it does this itself
+        for descriptor in fds[1:]:
+            os.close(descriptor)
+    return pid
 
 
 def flush_streams() -> None:
@@ -99,14 +108,6 @@ def flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
-
-
-def _refuse(fds: list[int], error: OSError) -> None:
-    """Answer a request with an error, and close its descriptors."""
-    if len(fds) > 1:
-        _answer(fds[1], str(error).encode())
-    for descriptor in fds:
-        os.close(descriptor)
 
 
 def _answer(reply_fd: int, message: bytes, descriptors: tuple[int, ...] = ()) -> None:

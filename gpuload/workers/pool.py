@@ -69,9 +69,9 @@ from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job, append_changes
 from gpuload.workers.process import (
     FORK_LIMIT_S,
+    ForkerLost,
     Process,
     Template,
-    TemplateLost,
     WorkerProcess,
     check_platform,
     describe_exit,
@@ -375,7 +375,6 @@ class WorkerPool(RestartingEngine):
         self._start_due()
 
     def _start_due(self) -> None:
-        job_fd, *shared_memory_fds = self._job_fds
         if time.monotonic() < self._retry_at:
             return
         if self._is_template_fit and self._template is None:
@@ -385,13 +384,13 @@ class WorkerPool(RestartingEngine):
                 self._retry_later(error)
         while self._due_workers and (self._template.ready if self._template else not self._is_template_fit):
             number, added = next(iter(self._due_workers.items()))
-            queue = self._queues[number % len(self._queues)]
+            queue, (job_fd, *shared_memory_fds) = self._queues[number % len(self._queues)], self._job_fds
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
             # A ctrl-C between the start of a process and its entry in the team would leave a process that nobody ends.
             with deferred_signals(), reserve_standard_streams(), run_on_cpus(self._cpus_for(self._target_size)):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
-                except TemplateLost:  # the worker remains due until there is a new template
+                except ForkerLost:  # the worker remains due until there is a new template
                     return
                 except (WorkerError, OSError) as error:
                     if not added:
@@ -464,10 +463,10 @@ class WorkerPool(RestartingEngine):
             self._accept(template, message, file)
             return
         template.read_readiness(message)
-        if template.foreign_module:
+        if template.misfit_reason:
             logger.info(
-                "the template is a separate interpreter, since the fork server has imported another %s",
-                template.foreign_module,
+                "the template is a separate interpreter, since it cannot be forked from the fork server: %s",
+                template.misfit_reason,
             )
             self._libraries = None
             self._end_template()

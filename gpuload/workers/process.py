@@ -41,7 +41,7 @@ from gpuload.workers.protocol import (
     FORKED,
     MESSAGE_BYTES,
     STACK_SIGNAL,
-    TEMPLATE_FOREIGN,
+    TEMPLATE_MISFIT,
     TEMPLATE_READY,
     TEMPLATE_UNFIT,
     Note,
@@ -58,13 +58,14 @@ __all__ = [
     "Ending",
     "ForkedProcess",
     "Forker",
+    "ForkerLost",
     "LaunchedProcess",
     "Process",
     "Template",
-    "TemplateLost",
     "WorkerProcess",
     "check_platform",
     "describe_exit",
+    "interpreter_command",
     "make_environment",
     "worker_environment",
 ]
@@ -121,6 +122,7 @@ class LaunchedProcess:
 
     pid: int | None
     pidfd: int | None
+    forker: Forker | None = None  # the process that forks it
 
     def __init__(self, role: int | str, descriptors: Sequence[int]) -> None:
         self._process = _launch(role, descriptors)
@@ -159,7 +161,6 @@ class ForkedProcess(LaunchedProcess):
 
     Attributes:
         pid, pidfd: None until `set_ids` is called.
-        forker: the process that forks it.
     """
 
     def __init__(self, forker: Forker, pipe: int) -> None:
@@ -288,17 +289,15 @@ class Process:
 
     def forker_status(self) -> int | None:
         """Return the exit status of this process's forker, which has ended."""
-        return self._process.forker._process.wait() if isinstance(self._process, ForkedProcess) else None
+        return None if self._process.forker is None else self._process.forker._process.wait()
 
     def stuck_forker(self, limit_s: float) -> Forker | None:
         """Return the forker of this process if the process has been pending for more than `limit_s` seconds in which
         the forker could have forked it."""
-        if self.pidfd is not None or not isinstance(self._process, ForkedProcess):
+        forker = self._process.forker
+        if self.pidfd is not None or forker is None or (idle_since := forker.idle_since()) is None:
             return None
-        idle_since = self._process.forker.idle_since()
-        if idle_since is None or time.monotonic() - max(idle_since, self.started_at) < limit_s:
-            return None
-        return self._process.forker
+        return forker if time.monotonic() - max(idle_since, self.started_at) > limit_s else None
 
     @property
     def has_ended(self) -> bool:
@@ -316,7 +315,7 @@ class Process:
     def stack(self) -> str:
         """Return the Python stacks of the process's threads, the innermost call first, or else a text that says why
         they are not available. For a pending process, return the stacks of its forker."""
-        if isinstance(self._process, ForkedProcess) and self._process.pid is None:
+        if self.pid is None and self._process.forker is not None:
             return self._process.forker.stack()
         size = old_size = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
@@ -441,7 +440,8 @@ class Forker(Process):
         super().__init__(name, start)
 
     def idle_since(self) -> float | None:
-        """Return since when this process forks others without delay, in monotonic seconds; None if it is busy."""
+        """Return since when this process has had nothing else to do than to fork others, in monotonic seconds; None if
+        it is starting or importing."""
         raise NotImplementedError
 
     def end(self, deadline: float) -> None:
@@ -460,7 +460,7 @@ class Forker(Process):
         descriptors to pass to the new process.
 
         Raises:
-            TemplateLost: this process has ended.
+            ForkerLost: this process has ended.
             OSError: the request could not be sent.
         """
         changes, files = self._settings_at_start.changes()
@@ -477,11 +477,11 @@ class Forker(Process):
                     raise
                 self.ready = False
                 self._signal(signal.SIGKILL)  # if it has not ended, it has got a part of the request
-                raise TemplateLost(self.name) from error
+                raise ForkerLost(self.name) from error
             return ForkedProcess(self, pipe)
 
 
-class TemplateLost(Exception):
+class ForkerLost(Exception):
     """The process that was to fork another one has ended."""
 
 
@@ -494,13 +494,13 @@ class Template(Forker):
 
     Attributes:
         unfit_reason: the reason why workers cannot be forked from it; set by `read_readiness`.
-        foreign_module: a module that it would have to import itself, not from the fork server; "" if there is none.
+        misfit_reason: the reason why it cannot be forked from the fork server; set by `read_readiness`.
         was_ready: whether the template has ever been ready; `ready` becomes False when the template is lost.
         start: the durations of the phases of the template's start.
     """
 
     def __init__(self, start: Callable[[int, int, int], LaunchedProcess]) -> None:
-        self.unfit_reason, self.foreign_module, self.was_ready, self.start = "", "", False, Start()
+        self.unfit_reason, self.misfit_reason, self.was_ready, self.start = "", "", False, Start()
         self._ready_at: float | None = None
         super().__init__(_describe_role("template"), start)
 
@@ -511,8 +511,8 @@ class Template(Forker):
         if self.ready:
             self._ready_at = time.monotonic()
             self.start = Start.unpack(text.removeprefix(TEMPLATE_READY), self.started_at)
-        elif text.startswith(TEMPLATE_FOREIGN):
-            self.foreign_module = text.removeprefix(TEMPLATE_FOREIGN).decode()
+        elif text.startswith(TEMPLATE_MISFIT):
+            self.misfit_reason = text.removeprefix(TEMPLATE_MISFIT).decode(errors="replace")
         else:
             self.unfit_reason = text.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
 
@@ -566,11 +566,14 @@ def _wait_readable(fd: int, timeout_s: float | None) -> bool:
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
+def interpreter_command() -> list[str]:
+    """Return the command that starts an interpreter with the options of this one."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), "-P"]  # type: ignore[attr-defined]
+
+
 def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     command = [
-        sys.executable,
-        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-        "-P",
+        *interpreter_command(),
         str(Path(__file__).with_name("bootstrap.py")),
         str(role),
         ",".join(map(str, descriptors)),

@@ -75,7 +75,7 @@ __all__ = [
     "SERVER_LEAVES_OUT",
     "SERVER_READY",
     "STACK_SIGNAL",
-    "TEMPLATE_FOREIGN",
+    "TEMPLATE_MISFIT",
     "TEMPLATE_READY",
     "TEMPLATE_UNFIT",
     "Board",
@@ -110,7 +110,7 @@ HELLO = b"hello"
 HELLO_FAILED = b"failed"  # a worker could not start; followed by the exception's kinds, the failed step, the traceback
 TEMPLATE_READY = b"ready"  # workers can be forked from the template; followed by its packed `Stopwatch`
 TEMPLATE_UNFIT = b"unfit"  # no worker can be forked from the template; followed by the reason
-TEMPLATE_FOREIGN = b"foreign"  # the fork server has another module than the main process; followed by its name
+TEMPLATE_MISFIT = b"misfit"  # the template cannot be forked from the fork server; followed by the reason
 # What the fork server says: it imports a module, whose name follows; it will end because of this module, and the reason
 # follows; it has imported everything that a request asked for.
 SERVER_IMPORTS = b"imports"

