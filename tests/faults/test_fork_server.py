@@ -282,6 +282,49 @@ def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(s
     """)
 
 
+def test_where_a_library_has_taken_its_descriptors_the_template_is_an_interpreter_of_its_own(succeed_with):
+    succeed_with("""
+        code = f"if os.getpid() != {os.getpid()}:\\n"
+        code += "    for number in range(3, 100):\\n"
+        code += "        try: os.fstat(number)\\n"
+        code += "        except OSError: os.dup2(os.open('/dev/null', os.O_RDONLY), number)\\n"
+        write("library", code)
+        with load(dataset_with("library")) as loader:
+            whole(loader)
+            assert started_as("template") == templates() and len(templates()) == 1
+        wanted = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
+        assert any(text.startswith(wanted) for text in logged), logged
+    """)
+
+
+def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imported(succeed_with):
+    succeed_with("""
+        write("library", "import warnings; warnings.warn('this library is old', FutureWarning)")
+        warnings.filterwarnings("ignore", "this library is old")
+        with load(dataset_with("library")) as loader:
+            whole(loader)
+        assert len(importers("library")) == 1
+    """)
+
+
+def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
+    """Each of them sets the result of torch's `get_worker_info()`."""
+    succeed_with("""
+        class Stream:
+            def __iter__(self):
+                info = torch.utils.data.get_worker_info()
+                return iter(range(info.id, 40, info.num_workers))
+        class WithoutTorch:
+            def __iter__(self):
+                info = gl.get_worker_info()
+                return iter(range(info.id, 40, info.num_workers))
+        for dataset in (Stream(), WithoutTorch()):
+            with load(dataset) as loader:
+                assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+                assert all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in [*servers(), *templates()])
+    """)
+
+
 def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed_with):
     succeed_with("""
         write("library", f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())")
