@@ -18,8 +18,6 @@ import time
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from gpuload.workers import template
 from gpuload.workers.forking import flush_streams, serve_forks
 from gpuload.workers.inherited import LibrarySettings, is_users_module, module_origins
@@ -103,7 +101,8 @@ def _become_template(server_fds: list[int], libraries: _Libraries, details: dict
     fds = _move_descriptors(fds, [None, None, None, *details["numbers"]])
     settings = read_settings(fds[3])
     sys.argv[:] = settings["argv"]
-    np.random.seed()  # otherwise unseeded numbers would be the same in each session
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()  # otherwise unseeded numbers would be the same in each session
     template.serve(settings, fds, libraries.stopwatch_since(details["requested_at"]))
 
 

@@ -383,8 +383,11 @@ class Pairs:
 
 
 def read(loader):
+    """An epoch's samples, and the processes of the workers, of which one may have made them all."""
     samples = [sample for batch in loader for sample in batch]
-    return [(path, label, name) for path, label, name, _ in samples], {pid for *_, pid in samples}
+    pids = set(loader._session.engine.pids)
+    assert {pid for *_, pid in samples} <= pids
+    return [(path, label, name) for path, label, name, _ in samples], pids
 
 
 @pytest.mark.parametrize("count", [8, 200])
