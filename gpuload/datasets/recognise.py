@@ -302,13 +302,18 @@ def find_unrecognized_targets(
         index for index, (kind, mode) in files.items() if mode in ("1", "P") or (mode == "L" and kind != "JPEG")
     }
     coloured_sizes_hw = {size for index, size in sizes_hw.items() if index not in grey_leaves}
-    leaf_indices = itertools.count()
+    leaf_indices, has_coco_box = itertools.count(), False
     warnings_by_path: dict[str, str] = {}
     for node, key_path, name in walk_key_paths(structure):
         warning = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
-                warning = _unchanged_warning("a list", "gpuload.Boxes(boxes, format='xyxy')")
+                warning = _unchanged_warning("a list", _boxes_advice("boxes", name))
+            elif moves and key_path.endswith('["bbox"]') and node[3] == (LEAF,) * 4 and not has_coco_box:
+                has_coco_box = True  # the other objects' boxes need no warning each
+                warning = _unchanged_warning(
+                    "a list", "all boxes of the image as one gpuload.Boxes([o['bbox'] for o in objects], format='xywh')"
+                )
         elif (index := next(leaf_indices)) in files:
             has_mask_name = MASK_NAME.search(name) and len(sizes_hw) > 1
             if has_mask_name or (index in grey_leaves and sizes_hw[index] in coloured_sizes_hw):
@@ -331,7 +336,7 @@ def _stray_warning(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str
     shape = tuple(value.shape)
     noun = "array" if isinstance(value, np.ndarray) else "tensor"
     if BOX_NAME.search(name) and len(shape) == 2 and shape[1] == 4:
-        return _unchanged_warning(describe_leaf(value), f"gpuload.Boxes({noun}, format='xyxy')")
+        return _unchanged_warning(describe_leaf(value), _boxes_advice(noun, name))
     if POINT_NAME.search(name) and len(shape) > 1 and shape[-1] in (2, 3):
         return _unchanged_warning(
             describe_leaf(value), f"gpuload.Keypoints({noun}{'' if shape[-1] == 2 else '[..., :2]'})"
@@ -344,6 +349,10 @@ def _stray_warning(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str
     may_be_image = dtype_of(value) in PIXELS and not MASK_NAME.search(name)
     image = f"; if it is an image, gpuload.Image({noun}{layout})" if may_be_image else ""
     return _unchanged_warning(f"{describe_leaf(value)} of the image's size", mask, "it is a mask") + image
+
+
+def _boxes_advice(boxes: str, name: str) -> str:
+    return f"gpuload.Boxes({boxes}, format='xyxy')" + ", with 'xywh' if they are COCO's" * (name == "bbox")
 
 
 def _unchanged_warning(leaf: str, remedy: str, condition: str = "it belongs to the image") -> str:

@@ -53,6 +53,16 @@ MODES: Final = ("RGB", "L", "RGBA", "unchanged")
 PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 FORMATS: Final = ("xyxy", "xywh", "cxcywh")
+# The names of formats in other libraries and files, with the translation.
+OTHER_FORMATS: Final = {
+    "coco": "which is 'xywh' here: left, top, width, height in pixels",
+    "bbox": "but COCO's bbox is 'xywh' here: left, top, width, height in pixels",
+    "pascal_voc": "which is 'xyxy' here: left, top, right, bottom in pixels",
+    "yolo": "whose boxes lie in 0 … 1, but boxes are in pixels here: multiply the array by (width, height, width, "
+    "height) of the image, and pass 'cxcywh'",
+    "albumentations": "whose boxes lie in 0 … 1, but boxes are in pixels here: multiply the array by (width, height, "
+    "width, height) of the image, and pass 'xyxy'",
+}
 # Pillow's modes with more than 8 bits. All have one channel: Pillow reduces colours to 8 bits. It never uses these
 # modes for files with at most 8 bits per channel.
 DEEP: Final[dict[str, str]] = {
@@ -444,6 +454,8 @@ def format_name(name: str, value: Any) -> BoxFormat:
     """
     box_format = getattr(value, "value", value)
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
+    if (meaning := OTHER_FORMATS.get(box_format)) is not None:
+        raise ValueError(f"{name} is {value!r}, {meaning}")
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
             f"{name} is {value!r}, but rotated boxes are not supported; pass one of {', '.join(map(repr, FORMATS))}"

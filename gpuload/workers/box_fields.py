@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target
+from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target, to_xyxy
 from gpuload.datasets.tree import flatten, is_tensor
 from gpuload.decode.header import is_transposed, read_header
 from gpuload.decode.options import Decode
@@ -30,6 +30,7 @@ __all__ = [
     "format_size",
     "mask_mismatch",
     "size_warning",
+    "unit_warning",
 ]
 
 WARNING_PREFIX: Final = "the boxes of "  # the beginning of each `size_warning`
@@ -360,6 +361,39 @@ def size_warning(
         f"{format_size(canvas_hw)} (height × width), but it is decoded to {format_size(size_hw)}: "
         f"{_size_advice(canvas_hw, leaf, size_hw, decode)}"
     )
+
+
+def unit_warning(targets: Mapping[str, Any], size_hw: tuple[int, int]) -> str:
+    """Return a warning for the user if the boxes or keypoints of an image seem to have another unit than the image's
+    pixels; "" if not.
+
+    Args:
+        targets: the boxes and keypoints of a sample, keyed by their location in the sample.
+        size_hw: the height and width of the image.
+    """
+    for location, target in targets.items():
+        values = target.array[np.isfinite(target.array)]
+        noun, factors = "keypoints", "(width, height)"
+        if isinstance(target, Boxes):
+            noun, factors = "boxes", "(width, height, width, height)"
+        has_fractions = values.dtype.kind == "f" and bool((values % 1).any())
+        if has_fractions and min(size_hw) > 2 and values.min() >= 0 and values.max() <= 1:
+            return (
+                f"all {noun} of {location} lie in 0 … 1 ({values.min():.3g} … {values.max():.3g}), but {noun} are in "
+                f"pixels, and the image has {format_size(size_hw)} (height × width): multiply by {factors}"
+            )
+        if isinstance(target, Boxes) and len(target.array):
+            boxes = to_xyxy(target.array, target.format)
+            centers = (boxes[:, :2] + boxes[:, 2:]) / 2
+            is_outside = ((centers < 0) | (centers > size_hw[::-1])).any(axis=1)
+            if is_outside.mean() > 0.5:
+                box = [round(edge, 1) for edge in boxes[is_outside.argmax()].tolist()]
+                return (
+                    f"{is_outside.sum()} of {len(boxes)} boxes of {location} lie outside their image, which has "
+                    f"{format_size(size_hw)} (height × width), such as {box} (left, top, right, bottom): if the image "
+                    f"was resized, resize the boxes too; if not, check the format, which is {target.format!r}"
+                )
+    return ""
 
 
 def _size_advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:

@@ -48,6 +48,7 @@ from gpuload.workers.box_fields import (
     format_size,
     mask_mismatch,
     size_warning,
+    unit_warning,
 )
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
@@ -55,7 +56,7 @@ from gpuload.workers.job import Job
 __all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "make_columns"]
 
 CUT_BYTES = 8 << 20  # files of about this total size are cut together before their first image is decoded
-SEARCHED_SAMPLES = 16  # the number of samples per worker that are searched for unrecognized targets
+SEARCHED_SAMPLES = 16  # the number of samples per worker whose targets are checked
 
 Region = list[int]  # top, left, height, width
 
@@ -166,7 +167,7 @@ class SampleReader:
 
     @property
     def is_search_over(self) -> bool:
-        """Return whether the first samples were searched for unrecognized targets, and all warnings were sent."""
+        """Return whether the first samples were searched for targets to warn of, and all warnings were sent."""
         return not self._searches_left and not self.warning
 
     @property
@@ -242,10 +243,14 @@ class SampleReader:
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
     def _search_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        """Search a sample for unrecognized targets."""
+        """Search a sample for unrecognized targets, and for targets in another unit than pixels."""
         warning = find_unrecognized_targets(
             sample.structure, leaves, sample.images, targets, moves=self._job.moves_pixels
         )
+        if not warning and (self._job.moves_pixels or self._needs_boxes) and not self._has_warned_of_sizes:
+            paths, image = key_paths_of(sample.structure), next(iter(sample.images.values()))
+            points = {paths[leaf]: target for leaf, target in sample.points.items()}
+            warning = unit_warning(points, (image.height, image.width))
         self._searches_left -= 1
         if warning:
             self._searches_left, self._warnings = 0, [warning, *self._warnings]

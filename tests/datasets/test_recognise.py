@@ -227,6 +227,16 @@ TOLD = {
         {"bboxes": BOXES.tolist(), "image": RGB},
         f"sample[\"bboxes\"], a list, {MOVES} belongs to the image, return gpuload.Boxes(boxes, format='xyxy')",
     ),
+    "boxes by COCO's name": (
+        {"image": RGB, "bbox": BOXES},
+        f'sample["bbox"], float32 array 2×4, {MOVES} belongs to the image, return '
+        "gpuload.Boxes(array, format='xyxy'), with 'xywh' if they are COCO's",
+    ),
+    "COCO's annotations": (
+        (RGB, [{"bbox": [1, 2, 3, 4], "id": 7}, {"bbox": [5, 6, 7, 8], "id": 8}]),
+        f'sample[1][0]["bbox"], a list, {MOVES} belongs to the image, return all boxes of the image as one '
+        "gpuload.Boxes([o['bbox'] for o in objects], format='xywh')",
+    ),
     "keypoints": (
         {"image": RGB, "keypoints": torch.zeros(2, 17, 3)},
         f'sample["keypoints"], float32 tensor 2×17×3, {MOVES} belongs to the image, return '

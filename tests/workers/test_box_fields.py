@@ -1,4 +1,5 @@
-"""Images of another size than their targets were made for: COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes."""
+"""Images of another size than their targets were made for (COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes),
+and targets in another unit than pixels."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from originals import torchvision
 from pictures import smooth_image
 from PIL import Image as PILImage
@@ -163,3 +165,73 @@ def test_what_is_no_size(canvas_hw: Any) -> None:
     text = f"Boxes(canvas_hw=…) must be the height and the width of the image, got {canvas_hw!r}"
     with pytest.raises(ValueError, match=exactly(text)):
         gl.Boxes([[1, 2, 3, 4]], canvas_hw=canvas_hw)
+
+
+FLIP = [gl.transforms.RandomHorizontalFlip()]
+NORMALIZED = [[0.1, 0.2, 0.3, 0.4]]
+
+
+def sample_with(target: Any) -> Callable[[], Any]:
+    return lambda: (gl.Image(np.zeros((HEIGHT, WIDTH, 3), np.uint8)), {"target": target})
+
+
+@pytest.mark.parametrize(
+    ("target", "warning"),
+    [
+        (
+            gl.Boxes(NORMALIZED),
+            'all boxes of sample[1]["target"] lie in 0 … 1 (0.1 … 0.4), but boxes are in pixels, and the image has '
+            "24×40 (height × width): multiply by (width, height, width, height)",
+        ),
+        (gl.Boxes([[0.5, 0.5, 1, 1]], "cxcywh"), 'all boxes of sample[1]["target"] lie in 0 … 1 (0.5 … 1)'),
+        (
+            gl.Keypoints([[[0.5, 0.25], [np.nan, np.nan]]]),
+            'all keypoints of sample[1]["target"] lie in 0 … 1 (0.25 … 0.5), but keypoints are in pixels, and the '
+            "image has 24×40 (height × width): multiply by (width, height)",
+        ),
+        (
+            gl.Boxes([[10, 10, 20, 20], [50, 10, 70, 20], [10, 40, 20, 80]], "xyxy"),
+            '2 of 3 boxes of sample[1]["target"] lie outside their image, which has 24×40 (height × width), such as '
+            "[50, 10, 70, 20] (left, top, right, bottom): if the image was resized, resize the boxes too; if not, "
+            "check the format, which is 'xyxy'",
+        ),
+    ],
+)
+def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
+    data = Items([sample_with(gl.Boxes([[1, 2, 3, 4]])), sample_with(target), sample_with(target)])
+    for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
+        with pytest.warns(RuntimeWarning, match=f"^{re.escape(warning)}") as caught:
+            boxes_of(data, transforms=transforms)
+        assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        gl.Boxes([]),
+        gl.Boxes([[0, 0, 1, 1]]),  # one pixel
+        gl.Boxes([[0.5, 0.5, 1.5, 1.5]]),
+        gl.Boxes([[25, 10, 50, 20], [10, 10, 20, 20], [50, 10, 70, 20]]),  # clipped to the image
+        gl.Keypoints([[0, 0], [1, 0]]),
+        gl.Keypoints([[100, 100], [200, 200]]),  # may leave the image
+    ],
+)
+def test_targets_in_pixels_are_not_warned_of(target: Any) -> None:
+    boxes_of(Items([sample_with(target)]), transforms=FLIP)
+
+
+def test_targets_that_no_transform_reads_may_have_any_unit() -> None:
+    data = Items([sample_with(gl.Boxes(NORMALIZED))])
+    boxes_of(data, transforms=None)
+    boxes_of(data, transforms=[gl.transforms.ToDtype("float32", scale=True)])
+    with pytest.warns(RuntimeWarning, match="lie in 0 … 1"):  # drops boxes of less than a pixel
+        boxes_of(data, transforms=[gl.transforms.SanitizeBoundingBoxes(labels_getter=None)])
+
+
+def test_augment_warns_of_targets_in_another_unit_than_pixels() -> None:
+    augment = gl.Augment(FLIP)
+    images = torch.zeros(2, 3, HEIGHT, WIDTH, dtype=torch.uint8)
+    with pytest.warns(RuntimeWarning, match="lie in 0 … 1") as caught:
+        augment(images, [gl.Boxes(NORMALIZED), gl.Boxes(NORMALIZED)])
+    assert len(caught) == 1
+    augment(images, [gl.Boxes(NORMALIZED), gl.Boxes(NORMALIZED)])
