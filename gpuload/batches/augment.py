@@ -24,7 +24,7 @@ from gpuload.batches.gathering import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.targets import TargetStage, target_warning
-from gpuload.datasets.sample import Boxes
+from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
 from gpuload.order.ranks import find_rank
@@ -63,6 +63,9 @@ class Augment(torch.nn.Module):
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
         seed: 0 ≤ seed < 2**64.
+        images: the names of the images in the batch: dict keys, fields of dataclasses, or paths as in messages, such as
+            ``"batch[0]"``. Everything else that is not a target passes through unchanged. Default: all tensors that can
+            be images; a warning names a leaf of floats that probably is none, such as a heat map beside images.
         device: the device that augments and returns images. Batches on the CPU are copied to it, asynchronously if they
             are in page-locked memory. Default: the device of each batch.
 
@@ -92,6 +95,7 @@ class Augment(torch.nn.Module):
         ragged: Literal["error", "list", "pad"] = "error",
         pad_to: int | None = None,
         backend: str = "auto",
+        images: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         options = {
@@ -101,10 +105,12 @@ class Augment(torch.nn.Module):
             "pad_to": pad_to,
             "backend": backend,
         }
+        self._images = _check_image_names(images)
         self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
         self._loaded = False  # whether epoch and position come from a state, so that the next `set_epoch` keeps them
+        self._warned_of_images = False  # whether a leaf was reported that is probably not an image
         self._warned = False  # whether the transforms were checked for targets that they do not move
 
     def _set_up(self) -> None:
@@ -118,8 +124,9 @@ class Augment(torch.nn.Module):
                 "UniformTemporalSubsample chooses frames before they are decoded, in a Loader's workers, but Augment "
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
+        searches = chain.moves_pixels and self._images is None  # for targets that are not declared
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
-        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=chain.moves_pixels))
+        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 
@@ -197,7 +204,7 @@ class Augment(torch.nn.Module):
             CollateError: labels are missing, or cannot be mixed; samples cannot be combined.
             RuntimeError: called in a worker of a DataLoader without `positions`.
         """
-        tree = BatchTree(batch[0] if len(batch) == 1 else batch)
+        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images)
         device = self._device_of(tree)
         for leaf in tree.images:
             _check_images(leaf)
@@ -306,6 +313,9 @@ class Augment(torch.nn.Module):
         reader.clear_warning()
         if columns.has_targets and not self._warned:
             self._warned, messages = True, [*messages, target_warning(self._chain, columns)]
+        if self._images is None and not self._warned_of_images:
+            messages.append(tree.warning)
+            self._warned_of_images = bool(messages[-1])
         for message in filter(None, messages):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
         return columns
@@ -383,6 +393,14 @@ def _make_view(
     return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
 
 
+def _check_image_names(images: Any) -> frozenset[str] | None:
+    if images is None:
+        return None
+    if isinstance(images, str) or not all(isinstance(name, str) for name in images):
+        raise TypeError(f"Augment(images=…) must be names, such as images=('image',), got {images!r}")
+    return frozenset(images)
+
+
 def _check_images(leaf: Leaf) -> None:
     """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) floats
     outside 0 … 1."""
@@ -406,9 +424,8 @@ def _check_images(leaf: Leaf) -> None:
             low, high = (float(end) for end in tensor.detach().aminmax())
             if not (low >= 0 and high <= 1):
                 raise ValueError(
-                    f"{path} contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass pixel "
-                    "values 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before, clip the "
-                    "output of a filter that overshoots with .clamp(0, 1), and remove tensors that are not images"
+                    f"{path} {explain_float_range(low, high)}; if it is not an image, select the images with "
+                    "Augment(images=…)"
                 )
 
 

@@ -8,7 +8,7 @@ never by value, since values may be on a device. This module runs in the caller'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,17 @@ import torch
 
 from gpuload.datasets.recognise import MASK_NAME
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
-from gpuload.datasets.tree import LEAF, Structure, describe, flatten, key_paths_of, leaf_count, rebuild, unflatten
+from gpuload.datasets.tree import (
+    LEAF,
+    Structure,
+    describe,
+    describe_leaf,
+    flatten,
+    leaf_count,
+    rebuild,
+    unflatten,
+    walk_key_paths,
+)
 
 __all__ = ["BatchTree", "Leaf"]
 
@@ -25,6 +35,9 @@ TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Ke
 PER_IMAGE: Final = "per image"  # the structure kind of a list of dicts and of a tuple of values
 IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DTYPES_TEXT: Final = "uint8, uint16, or floats from 0 to 1"
+IMAGES_TEXT: Final = (
+    f"Augment needs N×C×H×W tensors, N×T×C×H×W clips, or lists of N C×H×W tensors, of dtype {DTYPES_TEXT}"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +55,12 @@ class Leaf:
     value: Any
     path: str
     per_image: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the images are floats with another number of channels than three."""
+        _, image = self.entries[0]
+        return image.is_floating_point() and image.shape[-3] != 3
 
     @property
     def entries(self) -> list[tuple[str, Any]]:
@@ -88,6 +107,11 @@ class Leaf:
 class BatchTree:
     """A batch, split into leaves.
 
+    Args:
+        batch: the batch.
+        images: the names of the leaves that are images, as dict keys, fields, or paths such as ``batch[0]``. None means
+            all leaves that can be images.
+
     Attributes:
         leaves: all leaves, depth first; images: the leaves that are images.
         count: the number N of images or clips.
@@ -97,17 +121,24 @@ class BatchTree:
             targets differ.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, images: Set[str] | None = None) -> None:
         values: list[Any] = []
         folded_leaves: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
         self._structure = _fold_lists(structure, iter(values), folded_leaves)
         self._sample_structure = _sample_structure(self._structure)
-        paths = [path.replace("sample", "batch", 1) for path in key_paths_of(self._sample_structure)]
-        self.leaves = [
-            Leaf(_kind_of(value, path), value, path, per_image)
-            for (value, per_image), path in zip(folded_leaves, paths, strict=True)
-        ]
+        located = [(path.replace("sample", "batch", 1), name) for path, name in _names_of(self._sample_structure)]
+        if images is not None:
+            _check_names(images, located)
+        self.leaves = []
+        for (value, per_image), (path, name) in zip(folded_leaves, located, strict=True):
+            is_selected = images is None or not images.isdisjoint((path, name))
+            kind = _kind_of(value, path) if is_selected or _has_target(value) else "value"
+            if images is not None and is_selected and kind == "value":
+                raise TypeError(
+                    f"Augment(images=…) selects {path}, {describe_leaf(value)}, but {IMAGES_TEXT}; leave it out"
+                )
+            self.leaves.append(Leaf(kind, value, path, per_image))
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_describe_missing_images(structure, values))
@@ -118,6 +149,20 @@ class BatchTree:
     @property
     def has_targets(self) -> bool:
         return any(leaf.kind in ("mask", "points") for leaf in self.leaves)
+
+    @property
+    def warning(self) -> str:
+        """A warning for the user about the first leaf that is probably not an image, such as a heat map; "" if there is
+        none. A leaf of floats with another number of channels than three is suspected beside other images."""
+        suspects = [leaf for leaf in self.images if leaf.is_suspect]
+        if not suspects or len(suspects) == len(self.images):
+            return ""
+        suspect, names = suspects[0], [leaf.path for leaf in self.images if not leaf.is_suspect]
+        return (
+            f"{suspect.path}, {describe_leaf(suspect.entries[0][1])}, is transformed and normalized as an image, like "
+            f"{names[0]}; select the images by name, as in Augment(…, images=('image',)): all others stay unchanged, "
+            "and masks can be declared as gpuload.Mask"
+        )
 
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
@@ -193,6 +238,24 @@ def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     return parts if container == "list" else tuple(parts)
 
 
+def _names_of(structure: Structure) -> list[tuple[str, str]]:
+    """Return the key path and the innermost name of each leaf."""
+    return [(path, name) for node, path, name in walk_key_paths(structure) if node == LEAF]
+
+
+def _check_names(images: Set[str], located: Sequence[tuple[str, str]]) -> None:
+    names = [name or path for path, name in located]
+    if unknown := sorted(set(images).difference(*located)):
+        raise ValueError(
+            f"Augment(images=…) has {', '.join(map(repr, unknown))}, but the batch has only "
+            f"{', '.join(map(repr, names))}"
+        )
+
+
+def _has_target(value: Any) -> bool:
+    return _is_target(value[0] if isinstance(value, list) and value else value)
+
+
 def _kind_of(value: Any, path: str) -> str:
     """Return the kind of a leaf.
 
@@ -244,7 +307,4 @@ def _is_image(value: Any) -> bool:
 def _describe_missing_images(structure: Structure, values: Sequence[Any]) -> str:
     if len(values) == 1 and _is_image(values[0]):
         return f"Augment needs a batch, got one image of shape {tuple(values[0].shape)}; use augment(image[None])[0]"
-    return (
-        f"there are no images in {describe(structure, values)}: Augment needs N×C×H×W tensors, N×T×C×H×W clips, or "
-        f"lists of N C×H×W tensors, of dtype {DTYPES_TEXT}; convert arrays with torch.from_numpy"
-    )
+    return f"there are no images in {describe(structure, values)}: {IMAGES_TEXT}; convert arrays with torch.from_numpy"

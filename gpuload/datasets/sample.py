@@ -40,6 +40,7 @@ __all__ = [
     "as_meta",
     "check_mode",
     "explain_deep_pixels",
+    "explain_float_range",
     "format_name",
     "from_xyxy",
     "plain_meta",
@@ -487,6 +488,15 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
         are_integers = np.issubdtype(boxes.dtype, np.integer)
         boxes[:, :2] += boxes[:, 2:] // 2 if are_integers else boxes[:, 2:] / 2
     return boxes.astype(dtype)
+
+
+def explain_float_range(low: float, high: float) -> str:
+    """Return what is wrong with a float image whose pixel values go from `low` to `high`, with the remedies."""
+    return (
+        f"contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass pixel values 0 … 255 as "
+        "uint8, normalize with T.Normalize in the transforms instead of before, and clip the output of a filter that "
+        "overshoots with .clamp(0, 1)"
+    )
 
 
 def explain_deep_pixels(name: str, mode: str, code: str = "gpuload.Image(array)") -> str | None:

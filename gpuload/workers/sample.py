@@ -19,7 +19,18 @@ import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.recognise import find_leaves, find_unrecognized_targets, subsample_clips, unfold_clips
-from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
+from gpuload.datasets.sample import (
+    META,
+    Boxes,
+    Encoded,
+    Image,
+    Keypoints,
+    Mask,
+    Target,
+    explain_float_range,
+    plain_meta,
+    to_xyxy,
+)
 from gpuload.datasets.tree import (
     Structure,
     describe,
@@ -38,6 +49,8 @@ from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
+from gpuload.transforms.chain import Chain
+from gpuload.transforms.convert import Normalize
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
@@ -164,6 +177,7 @@ class SampleReader:
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._target_conflict = explain_target_conflict(job.chain)
+        self._normalizes_fractions = _normalizes_fractions(job.chain)
 
     @property
     def is_search_over(self) -> bool:
@@ -247,7 +261,7 @@ class SampleReader:
         warning = find_unrecognized_targets(
             sample.structure, leaves, sample.images, targets, moves=self._job.moves_pixels
         )
-        if not warning and (self._job.moves_pixels or self._needs_boxes) and not self._has_warned_of_sizes:
+        if not warning and (self._job.chain.moves_pixels or self._needs_boxes) and not self._has_warned_of_sizes:
             paths, image = key_paths_of(sample.structure), next(iter(sample.images.values()))
             points = {paths[leaf]: target for leaf, target in sample.points.items()}
             warning = unit_warning(points, (image.height, image.width))
@@ -367,6 +381,8 @@ class SampleReader:
             end = offset + height * width * channels
             try:
                 self._decode(picture, slot[offset:end])
+                if picture.dtype_axes == ("float32", 3) and self._normalizes_fractions:
+                    _check_fractions(slot[offset:end].view(np.float32))
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
@@ -397,6 +413,25 @@ class SampleReader:
             cropped = leaf.array[..., top : top + height, left : left + width]
             channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
             out.reshape(channels.shape)[...] = channels
+
+
+def _normalizes_fractions(chain: Chain) -> bool:
+    """Return whether a `Normalize` has the mean and std of images in 0 … 1, so that float images must be in this range.
+    More than three channels, as of satellites, can have any range, and so can the results of the user's own
+    transforms."""
+    transforms = [] if chain.calls else [transform for line in chain.lines for transform in line.transforms]
+    return any(
+        isinstance(transform, Normalize)
+        and len(transform.mean) <= 3
+        and max(*map(abs, transform.mean), *transform.std) <= 1
+        for transform in transforms
+    )
+
+
+def _check_fractions(pixels: np.ndarray) -> None:
+    low, high = float(pixels.min()), float(pixels.max())
+    if low < 0 or high > 1:
+        raise ValueError(f"the image {explain_float_range(low, high)}")
 
 
 def make_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:

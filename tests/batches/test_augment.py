@@ -516,6 +516,35 @@ def test_images_that_are_refused(images, message):
         gl.Augment([T.RandomResizedCrop(24), NORMALIZE])(images)
 
 
+def test_leaf_that_is_probably_no_image_is_warned_of_once_unless_the_images_are_selected():
+    batch = {"image": torch.rand(2, 3, 8, 8), "heat": torch.rand(2, 2, 8, 8)}
+    augment = gl.Augment([T.RandomHorizontalFlip(1)])
+    with pytest.warns(
+        RuntimeWarning, match=re.escape('batch["heat"], float32 tensor 2×2×8×8, is transformed')
+    ) as caught:
+        augment(batch)
+    assert caught[0].filename == __file__
+    flipped = augment(batch)
+    assert torch.equal(flipped["heat"], batch["heat"].flip(-1))
+    for selecting in (
+        gl.Augment([T.RandomHorizontalFlip(1)], images=("image",)),
+        pickle.loads(pickle.dumps(selecting_augment())),
+    ):
+        selected = selecting(batch)
+        assert selected["heat"] is batch["heat"]
+        assert torch.equal(selected["image"], flipped["image"])
+
+
+def selecting_augment() -> gl.Augment:
+    return gl.Augment([T.RandomHorizontalFlip(1)], images=["image"])
+
+
+@pytest.mark.parametrize("images", ["image", [0]])
+def test_images_that_are_not_names_are_refused(images):
+    with pytest.raises(TypeError, match=re.escape("must be names, such as images=('image',), got")):
+        gl.Augment([], images=images)
+
+
 def test_colours_of_floats_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=re.escape("ColorJitter takes uint8 images, but image 0 is float32")):
         gl.Augment(CLASSIC)(torch.zeros(2, 3, 40, 56))

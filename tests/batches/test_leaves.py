@@ -154,3 +154,49 @@ def test_a_mask_file_is_refused():
     message = "batch[1] is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
     with pytest.raises(TypeError, match=re.escape(message)):
         tree.sample(0)
+
+
+HEAT_MAP = torch.rand(2, 2, 8, 9)
+
+
+def test_selected_images_are_the_only_images():
+    batch = {
+        "image": IMAGES,
+        "heat": HEAT_MAP,
+        "scenes": [{"image": IMAGES[0]}] * 2,
+        "mask": gl.Mask(np.zeros((2, 8, 9))),
+    }
+    kinds = {leaf.path: leaf.kind for leaf in BatchTree(batch, {"image", 'batch["heat"]'}).leaves}
+    assert kinds == {
+        'batch["heat"]': "images",
+        'batch["image"]': "images",
+        'batch["mask"]': "mask",
+        'batch["scenes"]["image"]': "images",
+    }
+    assert [leaf.kind for leaf in BatchTree((IMAGES, HEAT_MAP), {"batch[0]"}).leaves] == ["images", "value"]
+
+
+def test_selected_images_that_are_no_images_are_refused_by_name():
+    batch = {"image": IMAGES, "action": torch.zeros(2, 7)}
+    with pytest.raises(ValueError, match=re.escape("has 'img', but the batch has only 'action', 'image'")):
+        BatchTree(batch, {"img"})
+    with pytest.raises(TypeError, match=re.escape('selects batch["action"], float32 tensor 2×7, but Augment needs')):
+        BatchTree(batch, {"image", "action"})
+
+
+@pytest.mark.parametrize(
+    ("batch", "suspect"),
+    [
+        ({"image": IMAGES, "heat": HEAT_MAP}, 'batch["heat"], float32 tensor 2×2×8×9, is transformed and normalized as '
+         "an image, like batch[\"image\"]; select the images by name, as in Augment(…, images=('image',))"),
+        ((IMAGES.float(), torch.rand(2, 1, 8, 9)), "batch[1], float32 tensor 2×1×8×9, is transformed"),
+        ((IMAGES, [HEAT_MAP[0], HEAT_MAP[1]]), "batch[1], float32 tensor 2×8×9, is transformed"),
+        ({"image": IMAGES, "normals": torch.rand(2, 3, 8, 9)}, ""),
+        ((IMAGES, IMAGES[:, :1]), ""),
+        ((HEAT_MAP, HEAT_MAP), ""),
+    ],
+)  # fmt: skip
+def test_warning_names_floats_beside_images_that_are_probably_no_images(batch, suspect):
+    warning = BatchTree(batch).warning
+    assert warning.startswith(suspect)
+    assert bool(warning) == bool(suspect)

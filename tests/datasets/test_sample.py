@@ -260,6 +260,45 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
     assert images.isnan().all()
 
 
+class FloatImages:
+    def __init__(self, values, channels=3):
+        self.values, self.channels = values, channels
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return gl.Image(np.full((8, 9, self.channels), self.values[index], np.float32))
+
+
+@pytest.mark.parametrize("value", [255, -0.5])
+def test_floats_outside_0_to_1_are_refused_before_a_normalize_of_fractions(value):
+    text = (
+        f"ValueError: the image contains floats from {value} to {value}, but float images must be in 0 … 1; pass pixel"
+    )
+    options = {"num_workers": 0, "device": "cpu"}
+    for transforms in ([T.Normalize([0.5] * 3, [0.2] * 3)], [T.MultiView([T.Normalize([0.5] * 3, [0.2] * 3)] * 2)]):
+        with (
+            gl.Loader(FloatImages([0, 1, value]), 3, transforms=transforms, **options) as loader,
+            pytest.raises(gl.SampleError, match=f"^sample 2,.*{re.escape(text)}"),
+        ):
+            list(loader)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "channels"),
+    [
+        ([T.CenterCrop(4)], 3),
+        ([T.ToDtype("float32"), T.Normalize([120.0] * 3, [50.0] * 3)], 3),
+        ([T.Normalize([0.5] * 4, [0.2] * 4)], 4),  # such as reflectances and an index of vegetation
+        ([T.Lambda(lambda images: images / 255, per="image"), T.Normalize([0.5] * 3, [0.2] * 3)], 3),
+    ],
+)
+def test_floats_of_other_units_are_not_refused(transforms, channels):
+    with gl.Loader(FloatImages([255.0], channels), transforms=transforms, num_workers=0, device="cpu") as loader:
+        assert len(list(loader)) == 1
+
+
 IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
 MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
 
