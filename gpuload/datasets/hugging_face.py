@@ -10,18 +10,23 @@ from __future__ import annotations
 import copy
 import errno
 import operator
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 from gpuload.datasets.file_id import FileMappings
 from gpuload.datasets.files import read_file
 from gpuload.datasets.joined import Dataset
+from gpuload.datasets.recognise import BOX_NAME, MASK_NAME, POINT_NAME
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import one_line
 
 __all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
+
+ANNOTATION_NAME: Final = re.compile(r"annotation|label|target|ground_?truth|^gt$", re.IGNORECASE)
 
 
 class WrappedRows(Dataset):
@@ -34,13 +39,16 @@ class WrappedRows(Dataset):
         dataset: the wrapped dataset, with the decoding of images disabled.
         features: the dataset's features.
         column_names: the names of the dataset's columns.
+        exif: see `Encoded`.
     """
 
     def __init__(self, dataset: Any, mode: Mode | None, prefix: str) -> None:
         _check_format(dataset.format["type"], prefix)
         self.dataset = copy.deepcopy(dataset)  # shares the tables, but not the features, which change below
         columns = _sample_columns(self.dataset)
-        self._plan = _build_plan({name: self.dataset.info.features[name] for name in columns}, mode)
+        features = {name: self.dataset.info.features[name] for name in columns}
+        self.exif = _choose_exif(features)
+        self._plan = _build_plan(features, mode, self.exif)
         _check_images(self._plan, columns, prefix)
 
     @property
@@ -112,6 +120,7 @@ class WrappedStream:
 
     Attributes:
         dataset: the wrapped dataset, with the decoding of images disabled.
+        exif: see `Encoded`.
     """
 
     def __init__(self, dataset: Any, mode: Mode | None, prefix: str) -> None:
@@ -123,7 +132,8 @@ class WrappedStream:
                 "dataset.cast(datasets.Features({…})), with datasets.Image() for images"
             )
         features = copy.deepcopy(dataset.features)
-        self._plan = _build_plan(features, mode)
+        self.exif = _choose_exif(features)
+        self._plan = _build_plan(features, mode, self.exif)
         _check_images(self._plan, list(features), prefix)
         self.dataset = dataset.decode(False)
 
@@ -211,22 +221,67 @@ def _sample_columns(dataset: Any) -> list[str]:
     )
 
 
-def _build_plan(feature: Any, mode: Mode | None) -> Any:
-    """Return a plan that describes where a column has images, and disable the decoding of these images. A plan is the
-    mode of an image, a dict of plans, a list of one plan, or None for no images."""
-    if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
+class _ImagePlan(NamedTuple):
+    """How the images of a column are decoded, see `Encoded`."""
+
+    mode: Mode
+    exif: bool | None
+
+
+def _is_image(feature: Any) -> bool:
+    return (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image")
+
+
+def _item_feature(feature: Any) -> Any:
+    """Return the feature of a list's entries; None if the feature is not a list."""
+    return feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
+
+
+def _choose_exif(features: Mapping[str, Any]) -> bool | None:
+    """Return whether images are turned upright, as `datasets` does. Masks, boxes and keypoints may have been made for
+    the images as they are stored, so with these, return None and warn."""
+    targets = list(_target_names(features))
+    if not targets:
+        return True
+    warnings.warn(
+        f"the images beside {', '.join(map(repr, targets))} are decoded as they are stored, since these may have been "
+        "made for the stored images; if they were made for upright images, pass decode=gpuload.Decode(exif=True) to "
+        "the Loader",
+        RuntimeWarning,
+        stacklevel=5,  # points at the caller of `wrap`
+    )
+    return None
+
+
+def _target_names(feature: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of columns that seem to hold masks, boxes or keypoints."""
+    if any(pattern.search(name) for pattern in (MASK_NAME, BOX_NAME, POINT_NAME)) or (
+        _is_image(feature) and ANNOTATION_NAME.search(name)
+    ):
+        yield name
+    elif isinstance(feature, Mapping):
+        for key, part in feature.items():
+            yield from _target_names(part, key)
+    elif (item := _item_feature(feature)) is not None:
+        yield from _target_names(item, name)
+
+
+def _build_plan(feature: Any, mode: Mode | None, exif: bool | None) -> Any:
+    """Return a plan that describes where a column has images, and disable the decoding of these images. A plan is an
+    `_ImagePlan`, a dict of plans, a list of one plan, or None for no images."""
+    if _is_image(feature):
         feature.decode = False
         if mode is None and feature.mode is not None:
             try:
-                return check_mode(feature.mode)
+                return _ImagePlan(check_mode(feature.mode), exif)
             except ValueError as error:
                 raise TypeError(f"datasets.Image(mode={feature.mode!r}): {error}; pass mode= to wrap()") from None
-        return mode or "RGB"
+        return _ImagePlan(mode or "RGB", exif)
     if isinstance(feature, Mapping):
-        plans = {name: _build_plan(part, mode) for name, part in feature.items()}
+        plans = {name: _build_plan(part, mode, exif) for name, part in feature.items()}
         return {name: plan for name, plan in plans.items() if plan is not None} or None
-    item_feature = feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
-    plan = None if item_feature is None else _build_plan(item_feature, mode)
+    item_feature = _item_feature(feature)
+    plan = None if item_feature is None else _build_plan(item_feature, mode, exif)
     return None if plan is None else [plan]
 
 
@@ -245,7 +300,7 @@ def _convert_images(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
         if path is None:
             raise ValueError("an image of the row has neither bytes nor a path; set it to None, or remove the row")
         data = read(path)
-    return Encoded(data, plan, path if path is None else display_path(path))
+    return Encoded(data, plan.mode, path if path is None else display_path(path), plan.exif)
 
 
 def _read_local(path: str) -> bytes:

@@ -36,7 +36,16 @@ from gpuload.datasets.tree import (
 )
 from gpuload.errors import DecodeError
 
-__all__ = ["MASK_NAME", "find_leaves", "find_unrecognized_targets", "is_image_array", "subsample_clips", "unfold_clips"]
+__all__ = [
+    "BOX_NAME",
+    "MASK_NAME",
+    "POINT_NAME",
+    "find_leaves",
+    "find_unrecognized_targets",
+    "is_image_array",
+    "subsample_clips",
+    "unfold_clips",
+]
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)

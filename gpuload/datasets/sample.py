@@ -38,6 +38,7 @@ __all__ = [
     "Mode",
     "Target",
     "as_meta",
+    "check_exif",
     "check_mode",
     "explain_deep_pixels",
     "explain_float_range",
@@ -83,6 +84,13 @@ def check_mode(mode: Mode, name: str = "mode") -> Mode:
     return mode
 
 
+def check_exif(exif: bool | None, name: str = "exif") -> bool | None:
+    """Return `exif` if it is True, False or None; otherwise raise TypeError."""
+    if exif is not None and not isinstance(exif, bool):
+        raise TypeError(f"{name} must be True, False or None, got {exif!r}")
+    return exif
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """An image file's bytes, not yet decoded.
@@ -93,9 +101,11 @@ class Encoded:
             channels. With ``"unchanged"``, a PNG or TIFF with 16 bits per channel (grey, RGB or RGBA) is decoded to
             uint16, a TIFF of floats to float32.
         source: the origin of the bytes for error messages, usually a path.
+        exif: whether the image is turned upright by its EXIF orientation, unless ``Decode(exif=…)`` says so for all
+            images. None means that the dataset does not know, and is decoded as False.
 
     Raises:
-        TypeError: `data` is not bytes-like.
+        TypeError: `data` is not bytes-like; `exif` is not True, False or None.
         ValueError: `mode` is not one of the four.
 
     Example:
@@ -106,6 +116,7 @@ class Encoded:
     data: bytes
     mode: Mode = "RGB"
     source: str | None = None
+    exif: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes):
@@ -117,9 +128,11 @@ class Encoded:
                     "to read a file, call gpuload.read(path)"
                 ) from None
         check_mode(self.mode, "Encoded(mode=…)")
+        check_exif(self.exif, "Encoded(exif=…)")
 
     def __repr__(self) -> str:
-        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r})"
+        exif = "" if self.exif is None else f", exif={self.exif}"
+        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r}{exif})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -85,8 +85,9 @@ def wrap(
     Workers read a ``datasets.Dataset`` with pyarrow alone if that gives the same samples. They read a stream with
     `datasets`, which divides it among ranks and workers; its state is part of the loader's state (docs/data.md).
 
-    Hugging Face turns images upright according to their EXIF tags; torchvision does not. To get Hugging Face's pixels,
-    pass ``decode=Decode(exif=True)`` to the Loader. Missing images (None) stay None. Reading a missing file
+    Hugging Face's images are turned upright according to their EXIF tags, as `datasets` does, unless there are masks,
+    boxes or keypoints beside them, of which a warning tells; torchvision's are not. ``Decode(exif=…)`` in the Loader
+    decides otherwise. Missing images (None) stay None. Reading a missing file
     raises an OSError that names it.
 
     Raises:

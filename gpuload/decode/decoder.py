@@ -95,10 +95,14 @@ class Decoder:
 
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation without decoding; raises the errors of `read_header`."""
-        return read_header(encoded.data, self._options)
+        return read_header(encoded.data, self._options, exif=self.turns_upright(encoded))
+
+    def turns_upright(self, encoded: Encoded) -> bool:
+        """Return whether an image is turned upright: `Decode.exif` decides, or else `Encoded.exif`."""
+        return bool(encoded.exif if self._options.exif is None else self._options.exif)
 
     def size_hw(self, header: Header) -> tuple[int, int]:
-        """Return the height and width that regions refer to: upright with ``exif=True``, else as stored."""
+        """Return the height and width that regions refer to: upright if `turns_upright`, else as stored."""
         if is_transposed(header.orientation):
             return header.width, header.height
         return header.height, header.width

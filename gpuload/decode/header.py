@@ -91,7 +91,7 @@ class Header(NamedTuple):
     Attributes:
         format: "JPEG", "PNG", …, determined by the content, not by the file name.
         height, width: the stored size in pixels.
-        orientation: the EXIF orientation, 1 to 8; always 1 if `Decode.exif` is off.
+        orientation: the EXIF orientation, 1 to 8; 1 if it was not asked for.
         mode: Pillow's name for the stored pixel format: "L", "RGB", "CMYK", "P", "I;16" …
         jpeg: the JPEG's markers if the JPEG-only decoders can try it, else None.
         opened: Pillow's open image for all other files, else None.
@@ -106,8 +106,8 @@ class Header(NamedTuple):
     opened: PillowImage | None
 
 
-def read_header(data: bytes, options: Decode) -> Header:
-    """Read the header of an image file.
+def read_header(data: bytes, options: Decode, *, exif: bool = False) -> Header:
+    """Read the header of an image file, with its orientation if `exif`; `Decode.exif` is not used.
 
     Raises:
         DecodeError: the file is not an image, its format is unknown, its header is damaged, or it needs more bytes,
@@ -130,16 +130,16 @@ def read_header(data: bytes, options: Decode) -> Header:
                 _check_scans(scans, height, width, options)
                 jpeg = jpeg._replace(is_complete=is_complete)
             if jpeg.is_plain:
-                orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
+                orientation = read_orientation(jpeg.exif, jpeg.xmp) if exif else 1
                 mode = "L" if jpeg.components == 1 else "RGB"
                 return Header("JPEG", height, width, orientation, mode, jpeg, None)
-        return _read_with_pillow(data, "JPEG", options, scans)
+        return _read_with_pillow(data, "JPEG", options, exif, scans)
     format_name = sniff(data)
     if format_name is None:
         if not data:
             raise DecodeError("the file is empty (0 bytes); expected an image")
         raise DecodeError(explain_non_image(data, len(data)))
-    return _read_with_pillow(data, format_name, options)
+    return _read_with_pillow(data, format_name, options, exif)
 
 
 def has_end_marker(data: bytes, header: Header) -> bool:
@@ -152,7 +152,7 @@ def has_end_marker(data: bytes, header: Header) -> bool:
     return True
 
 
-def _read_with_pillow(data: bytes, format_name: str, options: Decode, scans: int = 1) -> Header:
+def _read_with_pillow(data: bytes, format_name: str, options: Decode, exif: bool, scans: int = 1) -> Header:
     try:
         opened = open_image(data, format_name)
     except Exception as error:
@@ -163,7 +163,7 @@ def _read_with_pillow(data: bytes, format_name: str, options: Decode, scans: int
     _check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
     _check_scans(scans, opened.height, opened.width, options)
     orientation = 1
-    if options.exif:
+    if exif:
         with contextlib.suppress(Exception):  # a broken EXIF block means no orientation; damaged pixels raise later
             orientation = opened.orientation()
     return Header(format_name, opened.height, opened.width, orientation, opened.mode, None, opened)

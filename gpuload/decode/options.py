@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
+from gpuload.datasets.sample import check_exif
 
 __all__ = ["Decode", "Scale", "select_device_samples"]
 
@@ -38,8 +39,9 @@ class Decode:
             pixel values (0–255) differ by a few units, as docs/performance.md shows. All other images are decoded as
             with ``"exact"``, and so are all images if the first transform is not a resize or crop with antialiasing;
             `Loader.plan` reports this.
-        exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
-            by default, as in torchvision's ``ImageFolder``. TIFFs are always upright, because Pillow turns them.
+        exif: turn all images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does,
+            or, with False, none. By default, as the dataset says (`Encoded.exif`): off, as in torchvision's
+            ``ImageFolder``, except for Hugging Face's images. TIFFs are always upright, because Pillow turns them.
         index: use the index in cuttable JPEGs to cut out crops. Set it to False for JPEGs from untrusted sources: a
             forged index with a valid checksum can make a crop show the wrong pixels.
         max_pixels: refuse an image with more pixels according to its header, before memory is allocated. None means no
@@ -69,7 +71,7 @@ class Decode:
     device_share: float | None = None
     device_memory: int = 1 << 30
     scale: Scale = "exact"
-    exif: bool = False
+    exif: bool | None = None
     index: bool = True
     max_pixels: int | None = MAX_PIXELS
     max_scans: int | None = 256
@@ -78,9 +80,9 @@ class Decode:
     max_memory: int | None = 2 << 30
 
     def __post_init__(self) -> None:
-        for name in ("exif", "index"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"Decode({name}=…) must be True or False, got {value!r}")
+        check_exif(self.exif, "Decode(exif=…)")
+        if not isinstance(self.index, bool):
+            raise TypeError(f"Decode(index=…) must be True or False, got {self.index!r}")
         self._check_where()
         if self.scale not in get_args(Scale):
             raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")

@@ -174,7 +174,8 @@ def _fill_header_fields(image: Encoded, header: Header, row: np.ndarray) -> None
     jpeg = header.jpeg or (scan_markers(data) if header.format == "JPEG" else None)
     row["format"], row["height"], row["width"] = FORMATS.index(header.format), header.height, header.width
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
-    row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
+    row["sampling"] = SAMPLINGS.index(_sampling(data, jpeg))
+    row["orientation"] = 1 if image.exif else _orientation(data, header)  # turned upright when it is decoded
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
     implied_format = FORMAT_BY_ENDING.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE

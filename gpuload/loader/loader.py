@@ -52,6 +52,7 @@ from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
 from gpuload.stage.plan import MAX_CELL_CHARACTERS, shorten, table
 from gpuload.transforms import Chain, Compose
+from gpuload.workers.dataset_changes import find_objects
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.fork_server import start_imports
 from gpuload.workers.ray import RayWorkers
@@ -379,6 +380,14 @@ class Loader:
         )
         log.report_loaded_state(loaded_state)
 
+    @property
+    def _turns_upright(self) -> bool:
+        """Whether `Decode.exif`, or else a dataset, turns images upright."""
+        exif = self._options.workers.decode.exif
+        if exif is not None:
+            return exif
+        return any(getattr(inner, "exif", None) is True for _, inner in find_objects(self.dataset))
+
     def _make_state(self, place: Place) -> State:
         options = self._options
         return State(
@@ -388,7 +397,7 @@ class Loader:
             seed=options.order.seed,
             order=order_name(options.order),
             # Rotating images by their Exif orientation changes their sizes, and therefore the random parameters.
-            transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
+            transforms=options.chain.fingerprint() + "-exif" * self._turns_upright,
         )
 
     def plan(self) -> Plan:

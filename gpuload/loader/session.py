@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -718,7 +718,8 @@ def job_for(
 
 def _values_to_compare(options: Options) -> dict[str, Any]:
     """Return the values in modules that the workers' code refers to."""
-    objects = [*_functions_to_send(options), *_parts_of_dataset(options)]
+    parts = (part for _, part in find_objects(options.order.dataset))
+    objects = [*_functions_to_send(options), *_with_values(parts)]
     return {"module_values": module_values(objects), "library_values": library_values(objects)}
 
 
@@ -727,9 +728,11 @@ def libraries_for(options: Options) -> dict[str, str]:
     if not options.workers.processes:
         return {}
     objects = _functions_to_send(options)
-    # Workers read gpuload's own datasets, and copies, without the libraries of the objects that are in these.
-    if not options.sends_copy and not type(options.order.dataset).__module__.startswith("gpuload."):
-        objects += _parts_of_dataset(options)
+    if not options.sends_copy:
+        # Workers read gpuload's own datasets without the libraries of the objects within these.
+        found = list(find_objects(options.order.dataset))
+        own_paths = [path for path, part in found if type(part).__module__.startswith("gpuload.")]
+        objects += _with_values(part for path, part in found if not any(path[: len(p)] == p for p in own_paths))
     libraries = imported_libraries(objects)
     if options.order.iterable and not is_deterministic(options.order.dataset):
         libraries["torch"] = torch.__file__  # workers set torch's get_worker_info()
@@ -741,11 +744,12 @@ def _functions_to_send(options: Options) -> list[Any]:
     return [function for function in functions if function is not None]
 
 
-def _parts_of_dataset(options: Options) -> list[Any]:
-    """Return the dataset, the objects within it, and the values of their attributes."""
-    parts = [part for _, part in find_objects(options.order.dataset)]
-    values = [value for part in parts for value in getattr(part, "__dict__", {}).values() if value is not None]
-    return parts + values
+def _with_values(objects: Iterable[Any]) -> list[Any]:
+    """Return these objects and the values of their attributes."""
+    objects = list(objects)
+    return objects + [
+        value for each in objects for value in getattr(each, "__dict__", {}).values() if value is not None
+    ]
 
 
 def engine_for(

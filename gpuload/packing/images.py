@@ -31,8 +31,12 @@ RESIZABLE_MODES: Final = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "RGB"
 MAX_EXIF_BYTES: Final = 65_000  # the maximum size of EXIF data in one segment of a JPEG
 ORIENTATION: Final = 0x0112
 BYTES_PER_VALUE: Final = 2  # per pixel and channel; black-and-white noise takes 1.2 bytes at quality 100
-HEADER_DECODE: Final = Decode(exif=True)  # built once, because building it takes as long as reading a header
+HEADER_DECODE: Final = Decode()  # built once, because building it takes as long as reading a header
 DRAFT_SCALE: Final = 2  # the minimum size at which a JPEG is decoded, relative to the target size
+
+
+class UnfitSample(TypeError):
+    """The error for a sample of a type that the store cannot hold, which usually affects all samples."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,19 @@ class ImageOptions:
 class ImageConverter:
     """A converter of single images to the data that a store holds.
 
+    Args:
+        options: the options of the job.
+        exif: whether the images are turned upright when they are read; None means as the first image says.
+
     Attributes:
+        exif: as the argument.
         unchanged_counts: the number of images that could not be changed as requested, by reason.
     """
 
-    def __init__(self, options: ImageOptions) -> None:
+    def __init__(self, options: ImageOptions, exif: bool | None = None) -> None:
         self._options = options
-        self._decoder = Decoder(Decode(exif=options.exif))
+        self._decoder = Decoder(Decode(exif=options.exif or None))
+        self.exif = exif
         self.unchanged_counts: Counter[str] = Counter()
 
     def convert_to_bytes(self, encoded: Encoded) -> bytes:
@@ -67,7 +77,14 @@ class ImageConverter:
             GpuloadError: jpegtran is not installed.
         """
         options, data = self._options, encoded.data
-        header = read_header(data, HEADER_DECODE)
+        if self.exif is None:
+            self.exif = bool(encoded.exif)
+        if self.exif != bool(encoded.exif):
+            raise UnfitSample(
+                f"its image has exif={encoded.exif}, but earlier images have exif={self.exif}: a set turns either all "
+                "of its images upright or none; pack them to two sets"
+            )
+        header = read_header(data, HEADER_DECODE, exif=True)
         needs_resize = options.short_side is not None and min(header.height, header.width) > options.short_side
         if needs_resize and _is_resizable(header):
             return self._make_cuttable(self._resize(data, header), header)

@@ -151,6 +151,8 @@ def _find_problem(manifest: dict[str, Any]) -> str | None:
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
         return f"'to' is {short_repr(to)}; expected one of {', '.join(READERS)}"
+    read: Any = manifest.get("read")
+    is_upright = isinstance(read, dict) and isinstance(read.get("options"), dict) and "exif" in read["options"]
     schema = {
         "format": FORMAT,
         "to": to,
@@ -158,7 +160,7 @@ def _find_problem(manifest: dict[str, Any]) -> str | None:
         "digits": int,
         "samples": int,
         "read": _reader_description(
-            to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())
+            to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values()), is_upright
         ),
         "parts": [_part_schema(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
@@ -199,7 +201,9 @@ def _part_schema(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
-def describe_reader(to: str, form: str, records: list[dict[str, Any]], entry_type: Any) -> dict[str, Any]:
+def describe_reader(
+    to: str, form: str, records: list[dict[str, Any]], entry_type: Any, *, exif: bool
+) -> dict[str, Any]:
     """Describe the dataset that reads the set: its class, and the path and arguments to pass to the class."""
     fields_by_position = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*extensions))) for extensions in fields_by_position]
@@ -211,12 +215,12 @@ def describe_reader(to: str, form: str, records: list[dict[str, Any]], entry_typ
         _, shape, is_data = entry_type
         layout = "data" if is_data else LAYOUTS[len(shape)]
     return _reader_description(
-        to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout
+        to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout, exif
     )
 
 
 def _reader_description(
-    to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any
+    to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any, exif: bool
 ) -> dict[str, Any]:
     """Describe the dataset that reads a set. Given schemas instead of values, return the schema of the description."""
     dataset, path, _ = READERS[to]
@@ -233,6 +237,7 @@ def _reader_description(
         case _:
             options = {"layout": layout}
             options |= {"labels": LABELS} if form == "pair" else {}
+    options |= {"exif": True} if exif and to != "array" else {}
     return {"dataset": dataset, "path": path, "options": options}
 
 

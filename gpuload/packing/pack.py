@@ -129,7 +129,8 @@ def pack(
         skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
         check: decode every image to find all damage. Otherwise only headers, the ends of files, and resized images are
             checked.
-        exif: with ``to="array"``, turn images upright, as ``Decode(exif=True)`` does.
+        exif: with ``to="array"``, turn images upright, as ``Decode(exif=True)`` does. By default, and in other stores,
+            images are upright if they are in the dataset (`Encoded.exif`), as Hugging Face's are.
         ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
             cluster of this machine. All machines must see the source and the folder under the same paths. `workers`
             then counts the workers of the entire cluster; default: the number of its CPUs.
@@ -390,7 +391,7 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
-            "read": manifest.describe_reader(job.to, job.form, records, job.entry_type),
+            "read": manifest.describe_reader(job.to, job.form, records, job.entry_type, exif=bool(job.exif)),
             "parts": [{name: record[name] for name in PART_FIELDS} for record in records],
             "files": hashes,
             "left_out": [sample for record in records for sample in record["bad"]],

@@ -46,6 +46,7 @@ class Job:
         form: the structure of a sample: an image alone, a pair of image and target, or a dict.
         entry_type: for ``"array"``, the dtype and shape of each entry, and whether entries are arrays rather than
             images; for ``"parquet"``, the schema.
+        exif: whether the images are turned upright when they are read, see `Encoded`.
         digits: the number of digits in a key.
     """
 
@@ -56,6 +57,7 @@ class Job:
     bounds: list[int]
     form: Literal["alone", "pair", "dict"] = "pair"
     entry_type: Any = None
+    exif: bool | None = None
     digits: int = 8
 
     @property
@@ -112,11 +114,8 @@ def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_
     sample_count = len(dataset)
     job = Job(dataset, folder, to, options, [0, sample_count], digits=max(8, len(str(sample_count - 1))))
     trial_indices = np.unique(np.linspace(0, sample_count - 1, min(TRIAL_SAMPLES, sample_count)).astype(int)).tolist()
-    trials = [
-        trial
-        for index in trial_indices
-        for trial in job.prepare_samples(range(index, index + 1), ImageConverter(options))
-    ]
+    converter = ImageConverter(options)
+    trials = [trial for index in trial_indices for trial in job.prepare_samples(range(index, index + 1), converter)]
     intact = [(sample, prepared) for _, sample, prepared in trials if not isinstance(prepared, Exception)]
     if not intact:
         error = trials[0][2]
@@ -140,7 +139,7 @@ def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_
         entry_type = array.dtype.str, array.shape, is_data
     elif to == "parquet":
         entry_type = _infer_schema(first_prepared)
-    return replace(job, bounds=bounds, entry_type=entry_type, form=form)
+    return replace(job, bounds=bounds, entry_type=entry_type, form=form, exif=converter.exif)
 
 
 def _sample_bytes(to: Store, prepared: Any) -> int:

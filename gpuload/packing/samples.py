@@ -23,7 +23,7 @@ from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask, plain_meta
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
 from gpuload.errors import DecodeError
-from gpuload.packing.images import ImageConverter
+from gpuload.packing.images import ImageConverter, UnfitSample
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
 
@@ -36,10 +36,6 @@ EXTENSIONS: Final = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "AVIF": "avif",
     "JPEG2000": "jp2", "PPM": "ppm", "QOI": "qoi",
 }  # fmt: skip
-
-
-class UnfitSample(TypeError):
-    """The error for a sample of a type that the store cannot hold, which usually affects all samples."""
 
 
 def read_samples(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:

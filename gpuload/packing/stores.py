@@ -97,7 +97,7 @@ def make_part(job: Job, part_number: int, report: Report) -> dict[str, Any]:
         GpuloadError: the store cannot hold the dataset's samples, or the disk is full.
         OSError: a file cannot be written.
     """
-    part = Part(job, part_number, report, ImageConverter(job.options))
+    part = Part(job, part_number, report, ImageConverter(job.options, job.exif))
     write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_array}[job.to]
     with explain_full_disk(job.folder):
         record = {

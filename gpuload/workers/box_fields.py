@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target, to_xyxy
 from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.decode import Decoder
 from gpuload.decode.header import is_transposed, read_header
 from gpuload.decode.options import Decode
 from gpuload.errors import visible
@@ -400,14 +401,13 @@ def _size_advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, in
     """Return the remedy if an image has another size than its targets expect; `leaf` is the dataset's image."""
     if expected_hw != size_hw[::-1]:
         return "scale the targets as the image was scaled, or return the image that they were made for"
-    is_rotated = isinstance(leaf, Encoded) and is_transposed(
-        read_header(leaf.data, dataclasses.replace(decode, exif=True)).orientation
-    )
+    is_rotated = isinstance(leaf, Encoded) and is_transposed(read_header(leaf.data, decode, exif=True).orientation)
     if not is_rotated:
         return "height and width are swapped; rotate the image or the targets"
-    if decode.exif:
+    if Decoder(decode).turns_upright(leaf):
         return (
-            "its EXIF tag rotates it, but the targets are for the image as it is stored; remove exif=True from Decode"
+            "its EXIF tag rotates it, but the targets are for the image as it is stored; use "
+            "Loader(decode=gpuload.Decode(exif=False))"
         )
     return "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 

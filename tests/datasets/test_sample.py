@@ -260,6 +260,12 @@ def test_a_float_array_is_an_image_only_if_it_says_so():
     assert images.isnan().all()
 
 
+def test_exif_of_encoded_is_true_false_or_none():
+    assert repr(gl.Encoded(b"abc", exif=False)) == "Encoded(3 bytes, mode='RGB', source=None, exif=False)"
+    with pytest.raises(TypeError, match=re.escape("Encoded(exif=…) must be True, False or None, got 1")):
+        gl.Encoded(b"abc", exif=1)  # pyright: ignore
+
+
 class FloatImages:
     def __init__(self, values, channels=3):
         self.values, self.channels = values, channels

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -446,12 +447,15 @@ def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> No
     wrapped = gl.wrap(rows)
     assert len(wrapped) == len(rows) == 6
     assert wrapped[1] == {
-        "image": gl.Encoded(jpeg(1), source="1.jpg"),
+        "image": gl.Encoded(jpeg(1), source="1.jpg", exif=True),
         "label": 1,
-        "views": [gl.Encoded(jpeg(1), "L"), gl.Encoded(jpeg(2), "L")],
-        "deep": {"image": gl.Encoded(jpeg(1)), "parts": [{"image": gl.Encoded(jpeg(1)), "name": "leg"}]},
+        "views": [gl.Encoded(jpeg(1), "L", exif=True), gl.Encoded(jpeg(2), "L", exif=True)],
+        "deep": {
+            "image": gl.Encoded(jpeg(1), exif=True),
+            "parts": [{"image": gl.Encoded(jpeg(1), exif=True), "name": "leg"}],
+        },
     }
-    assert wrapped[-1]["image"] == gl.read(tmp_path / "5.jpg")
+    assert wrapped[-1]["image"].data == gl.read(tmp_path / "5.jpg").data
     assert list(wrapped[0]) == wrapped.column_names == list(wrapped.features) == ["image", "label", "views", "deep"]
     assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of 'image', 'label', 'views', 'deep')"
     assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
@@ -476,6 +480,75 @@ def test_rows_in_a_loader(hf: ModuleType, rows: Any, tmp_path: Path, workers: in
         np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), whole[top : top + 16, left : left + 16])
 
 
+def turned_rows(hf: ModuleType, **columns: Any) -> Any:
+    """Rows with a photograph that EXIF turns by a quarter, and a column for each pair of a feature and a value."""
+    file, exif = io.BytesIO(), PILImage.Exif()
+    exif[0x0112] = 6
+    PILImage.fromarray(smooth_image(20, 30, 1)).save(file, "JPEG", exif=exif)
+    columns = {"image": (hf.Image(), {"bytes": file.getvalue(), "path": None})} | columns
+    features = hf.Features({name: feature for name, (feature, _) in columns.items()})
+    return hf.Dataset.from_list([{name: value for name, (_, value) in columns.items()}] * 2, features=features)
+
+
+def test_images_of_hugging_face_are_turned_upright_as_datasets_does(hf: ModuleType) -> None:
+    rows = turned_rows(hf)
+    upright = np.asarray(rows[0]["image"])
+    assert upright.shape == (30, 20, 3)
+    for dataset in (rows, rows.to_iterable_dataset()):
+        for decode, expected in [
+            (gl.Decode(), upright),
+            (gl.Decode(exif=True), upright),
+            (gl.Decode(exif=False), np.rot90(upright)),
+        ]:
+            with gl.Loader(gl.wrap(dataset), 2, num_workers=0, device="cpu", decode=decode) as loader:
+                [batch] = loader
+            np.testing.assert_array_equal(batch["image"][0].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda hf: {"mask": (hf.Image(), None)}, "'mask'"),
+        (lambda hf: {"annotation": (hf.Image(), None)}, "'annotation'"),
+        (lambda hf: {"objects": ({"bbox": hf.List(hf.List(hf.Value("float32"), 4))}, {"bbox": []})}, "'bbox'"),
+        (
+            lambda hf: {"boxes": (hf.List(hf.Value("float32")), []), "keypoints": (hf.List(hf.Value("float32")), [])},
+            "'boxes', 'keypoints'",
+        ),
+    ],
+)
+def test_images_beside_targets_are_decoded_as_stored_with_one_warning(
+    hf: ModuleType, make: Callable[[Any], Any], named: str
+) -> None:
+    rows = turned_rows(hf, **make(hf))
+    message = (
+        f"the images beside {named} are decoded as they are stored, since these may have been made for the stored "
+        "images; if they were made for upright images, pass decode=gpuload.Decode(exif=True) to the Loader"
+    )
+    with pytest.warns(RuntimeWarning, match=exactly(message)) as caught:
+        wrapped = gl.wrap(rows)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert wrapped[0]["image"].exif is None
+
+
+def test_labels_and_annotations_that_are_no_images_are_not_targets(hf: ModuleType) -> None:
+    rows = turned_rows(hf, label=(hf.Value("int64"), 1), annotation=(hf.Value("string"), "a"))
+    assert gl.wrap(rows)[0]["image"].exif is True
+
+
+def test_state_of_images_that_were_not_turned_upright_is_resumed_only_with_a_warning(hf: ModuleType) -> None:
+    rows = turned_rows(hf)
+    for dataset in (gl.wrap(rows), torch.utils.data.Subset(gl.wrap(rows), [0, 1]), gl.Cached(gl.wrap(rows), 1 << 20)):
+        options = {"num_workers": 0, "device": "cpu", "transforms": [T.CenterCrop(8)]}
+        with gl.Loader(dataset, 1, decode=gl.Decode(exif=False), **options) as loader:
+            state = loader.state_dict()
+        with gl.Loader(dataset, 1, **options) as loader:
+            with pytest.raises(ValueError, match=r"transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"):
+                loader.load_state_dict(state)
+            with pytest.warns(RuntimeWarning, match="transforms was"):
+                loader.load_state_dict(state, strict=False)
+
+
 def test_modes_and_missing_images(hf: ModuleType) -> None:
     def made(image: Any, **options: Any) -> Any:
         return hf.Dataset.from_dict({"x": [image]}, features=hf.Features({"x": hf.Image(**options)}))
@@ -485,7 +558,7 @@ def test_modes_and_missing_images(hf: ModuleType) -> None:
     assert gl.wrap(made(image, mode="RGBA"))[0]["x"].mode == "RGBA"
     assert gl.wrap(made(image, mode="RGBA"), mode="L")[0]["x"].mode == "L"
     assert gl.wrap(made(image, mode="CMYK"), mode="L")[0]["x"].mode == "L"
-    assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1))}
+    assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1), exif=True)}
     assert gl.wrap(made(None))[0] == {"x": None}
     message = (
         "datasets.Image(mode='CMYK'): mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
@@ -600,7 +673,7 @@ def streamed(wrapped: Any, **options: Any) -> gl.Loader:
 def test_a_stream_is_read_undecoded_and_comes_once(stream: Any, workers: int) -> None:
     wrapped = gl.wrap(stream, mode="L")
     sample = next(iter(wrapped))
-    assert sample == {"image": gl.Encoded(jpeg(0), "L", "0.jpg"), "label": 0}
+    assert sample == {"image": gl.Encoded(jpeg(0), "L", "0.jpg", exif=True), "label": 0}
     assert repr(wrapped) == "wrap(datasets.IterableDataset: 'image', 'label')"
     with streamed(wrapped, num_workers=workers) as loader:
         batches = list(loader)

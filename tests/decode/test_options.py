@@ -10,14 +10,14 @@ from gpuload.decode import Decode
 
 def test_defaults_are_those_of_torchvision_and_pillow():
     limits = {"max_scan_pixels": 1 << 31, "max_bytes": 1 << 30, "max_memory": 2 << 30}
-    assert Decode() == Decode(scale="exact", exif=False, max_pixels=178_956_970, max_scans=256, **limits)
+    assert Decode() == Decode(scale="exact", exif=None, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"exif": 1}, TypeError, "Decode(exif=…) must be True or False, got 1"),
+        ({"exif": 1}, TypeError, "Decode(exif=…) must be True, False or None, got 1"),
         ({"index": None}, TypeError, "Decode(index=…) must be True or False, got None"),
         ({"scale": "half"}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got 'half'"),
         ({"scale": True}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got True"),

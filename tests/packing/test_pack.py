@@ -572,3 +572,45 @@ class InShared:
 def test_workers_inherit_shared_memory(tmp_path: Path) -> None:
     gl.pack(dataset := InShared(), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
     assert [image.data for image in open_packed(str(tmp_path / "set"))] == [dataset.data] * 4
+
+
+class Turned:
+    """Photographs that EXIF turns by a quarter, with these values of `Encoded.exif`."""
+
+    def __init__(self, *exif: bool | None) -> None:
+        self.exif = exif
+
+    def __len__(self) -> int:
+        return len(self.exif)
+
+    def __getitem__(self, index: int) -> tuple[gl.Encoded, int]:
+        return gl.Encoded(jpeg_bytes(smooth_image(20, 30, index), exif=TURNED), exif=self.exif[index]), index
+
+
+TURNED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+
+
+@pytest.mark.parametrize("to", STORES)
+@pytest.mark.parametrize("exif", [True, None])
+def test_images_of_a_set_are_upright_if_they_were_in_the_dataset(tmp_path: Path, to: str, exif: bool | None) -> None:
+    needs(to)
+    dataset = Turned(exif, exif or False)
+    packed = gl.pack(dataset, tmp_path / "set", to=to, workers=0)  # pyright: ignore
+    back = open_packed(str(tmp_path / "set"))
+    for (image, _), (original, _) in zip(back, dataset, strict=True):
+        pixels = image.hwc if to == "array" else decoded(image)
+        assert pixels.shape == ((30, 20, 3) if exif else (20, 30, 3))
+        np.testing.assert_array_equal(pixels, decoded(original))
+    assert ("exif=True" in packed.read) == (bool(exif) and to != "array")
+    assert [label for _, label in eval(packed.read, {"gpuload": gl})] == [0, 1]
+    assert gl.verify(tmp_path / "set") == []
+
+
+@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
+def test_images_of_which_some_are_turned_upright_are_not_packed_to_one_set(tmp_path: Path, to: str) -> None:
+    needs(to)
+    message = (
+        "sample 2 of .* cannot be packed: its image has exif=True, but earlier images have exif=False: a set turns"
+    )
+    with pytest.raises(gl.GpuloadError, match=message):
+        gl.pack(Turned(None, False, True), tmp_path / "set", to=to, workers=0)  # pyright: ignore

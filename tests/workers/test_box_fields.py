@@ -90,7 +90,7 @@ def test_a_photograph_that_exif_turns_is_warned_of_once(
     assert len(boxes_of(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
     stored = coco((HEIGHT, WIDTH), targets=())
     assert len(boxes_of(stored)) == 30
-    with pytest.warns(RuntimeWarning, match="the targets are for the image as it is stored; remove exif=True"):
+    with pytest.warns(RuntimeWarning, match="the targets are for the image as it is stored; use Loader"):
         boxes_of(stored, decode=gl.Decode(exif=True))
 
 

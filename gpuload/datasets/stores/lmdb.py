@@ -27,7 +27,7 @@ import numpy as np
 
 from gpuload.datasets.file_id import FileId
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import Encoded, Mode, check_exif, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url
@@ -70,7 +70,7 @@ class LMDB(Store):
         labels: one label per sample, in the order of the keys, as an array or list; instead of `target`.
         decode: a function that gets a sample's key and value, both bytes, and returns the sample; for values in your
             own format.
-        mode: the pixel mode of images, see `Encoded`.
+        mode, exif: the pixel mode of images, and whether they are turned upright, see `Encoded`.
         database: the name of a database, for a file that contains several.
 
     Attributes:
@@ -97,9 +97,11 @@ class LMDB(Store):
         labels: Any = None,
         decode: Callable[[bytes, bytes], Any] | None = None,
         mode: Mode = "RGB",
+        exif: bool | None = None,
         database: str | None = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
+        self.exif = check_exif(exif)
         self._image_pattern = None if image is None else _split_pattern("image", image)
         self._target_pattern = None if target is None else _split_pattern("target", target)
         if target_type not in ("int", "text"):
@@ -156,7 +158,7 @@ class LMDB(Store):
                 f"the value of key {key!r} looks like a pickle, which gpuload never loads, since unpickling can run "
                 "arbitrary code; store the bytes of the image files, or read the values yourself with decode=",
             )
-        encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[index]!r}")
+        encoded = Encoded(data, self.mode, f"{self._file}: key {self.keys[index]!r}", self.exif)
         if self.labels is not None:
             return encoded, value_of(self.labels, index)
         if self._image_pattern is None or self._target_pattern is None:

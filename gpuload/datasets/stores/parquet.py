@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
+from gpuload.datasets.sample import Encoded, Mode, as_meta, check_exif, check_mode
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import client, display_path, is_url, open_seekable, remote_options, scope_of
 from gpuload.datasets.stores.store import (
@@ -63,7 +63,7 @@ class Parquet(Store):
             values.
         columns: additional columns. A sample is then a dict of the image (its key is the column's name without
             ``.bytes``), the target, and these columns. No other columns are read.
-        mode: the pixel mode of images, see `Encoded`.
+        mode, exif: the pixel mode of images, and whether they are turned upright, see `Encoded`.
         cache_bytes: the size of each worker's cache of recently read row groups. The last group is always cached.
         storage_options: for URLs, fsspec options or a `Remote`.
 
@@ -88,6 +88,7 @@ class Parquet(Store):
         target: str | None = "label",
         columns: Sequence[str] = (),
         mode: Mode = "RGB",
+        exif: bool | None = None,
         cache_bytes: int = 256 << 20,
         storage_options: StorageOptions = None,
     ) -> None:
@@ -96,6 +97,7 @@ class Parquet(Store):
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
+        self.exif = check_exif(exif)
         patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         self._remote = remote_options(patterns, storage_options)
         self.files = _find_files(patterns, self._remote)
@@ -200,7 +202,9 @@ class Parquet(Store):
                 problem = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
                 raise decode_error_at(self.files[file_index], problem)
         data = values[self.image].as_py()
-        encoded = Encoded(data, self.mode, f"{display_path(self.files[file_index])}: row group {group}, row {row}")
+        encoded = Encoded(
+            data, self.mode, f"{display_path(self.files[file_index])}: row group {group}, row {row}", self.exif
+        )
         if self.columns:
             names = [name for name in self._column_names if name != self.image]
             return {self._image_key: encoded, **{name: _convert_value(values[name]) for name in names}}

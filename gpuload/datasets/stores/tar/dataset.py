@@ -62,7 +62,7 @@ class TarShards(Store):
         fields: the fields of a sample: ``("jpg", "cls")`` yields tuples; ``"jpg;png"`` selects the first field that
             exists, and ``"__key__"`` is the key. A str yields only the value of that field. None yields a dict of all
             fields and ``"__key__"``.
-        mode: the pixel mode of images, see `Encoded`.
+        mode, exif: the pixel mode of images, and whether they are turned upright, see `Encoded`.
         stream: read the archives in one pass, as an iterable dataset. This also works for compressed archives (gzip,
             bzip2, xz, zstd), pipes, and ``"-"``, the standard input. A stream has no index, and only shuffles within a
             buffer.
@@ -108,6 +108,7 @@ class TarShards(Store):
         *,
         fields: str | Sequence[str] | None = None,
         mode: Mode = "RGB",
+        exif: bool | None = None,
         stream: bool = False,
         shuffle_buffer: int = 0,
         workers: int | None = None,
@@ -118,7 +119,7 @@ class TarShards(Store):
                 f"shuffle_buffer={shuffle_buffer} needs stream=True; to shuffle all samples, use "
                 "gpuload.Loader(dataset, shuffle=True)"
             )
-        self._fields = Fields(fields, mode)
+        self._fields, self.exif = Fields(fields, mode, exif), exif
         shards = as_list(shards)
         self._remote = remote_options(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import Encoded, Image, Mask, Mode, as_meta, check_mode
+from gpuload.datasets.sample import Encoded, Image, Mask, Mode, as_meta, check_exif, check_mode
 from gpuload.datasets.stores.opening import display_path
 from gpuload.datasets.stores.store import read_npy_header
 
@@ -35,14 +35,15 @@ class Fields:
 
     Args:
         fields: as for `TarShards`.
-        mode: the pixel mode of images.
+        mode, exif: see `Encoded`.
 
     Raises:
         TypeError, ValueError: `fields` are not valid.
     """
 
-    def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
+    def __init__(self, fields: str | Sequence[str] | None, mode: Mode, exif: bool | None = None) -> None:
         self.mode: Mode = check_mode(mode)
+        self.exif = check_exif(exif)
         self.is_single = isinstance(fields, str)
         self.selection: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:
@@ -90,7 +91,7 @@ class Fields:
     def _convert_field(self, name: str, data: bytes, shard: str, key: str) -> Any:
         is_image, is_mask, expected, convert = _field_type(name)
         if is_image:
-            image = Encoded(data, self.mode, f"{_display_path(shard)}:{key}.{name}")
+            image = Encoded(data, self.mode, f"{_display_path(shard)}:{key}.{name}", self.exif)
             return Mask(image) if is_mask else image
         try:
             return convert(data)

@@ -52,7 +52,7 @@ class TarStream:
 
     Args:
         shards: as for `TarShards`; also FIFOs, and ``"-"`` for standard input.
-        fields, mode, shuffle_buffer, storage_options: as for `TarShards`.
+        fields, mode, exif, shuffle_buffer, storage_options: as for `TarShards`.
     """
 
     @dataset_arguments
@@ -62,6 +62,7 @@ class TarStream:
         *,
         fields: str | Sequence[str] | None = None,
         mode: Mode = "RGB",
+        exif: bool | None = None,
         shuffle_buffer: int = 0,
         storage_options: StorageOptions = None,
     ) -> None:
@@ -73,7 +74,7 @@ class TarStream:
         self._remote = remote_options(shards, storage_options)
         self.shards = ["-"] if shards == ["-"] else find_shards(shards, self._remote)
         self.shuffle_buffer = int(shuffle_buffer)
-        self.fields = Fields(fields, mode)
+        self.fields, self.exif = Fields(fields, mode, exif), exif
 
     def __iter__(self) -> TarPass:
         return TarPass(self)
