@@ -35,6 +35,7 @@ from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
+from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, make_columns
@@ -125,6 +126,7 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         searches = chain.moves_pixels and self._images is None  # for targets that are not declared
+        self._converts_on_entry = converts_on_entry(chain)
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
@@ -261,7 +263,10 @@ class Augment(torch.nn.Module):
         self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage
     ) -> Any:
         chain, seed = self._chain, self._seed
-        sources = [_Images(leaf, stage.device, has_siblings=len(tree.images) > 1) for leaf in tree.images]
+        sources = [
+            _Images(leaf, stage.device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
+            for leaf in tree.images
+        ]
         columns = self._read_columns(tree, sources, positions)
         outputs = FinishedColumns(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
@@ -354,12 +359,14 @@ class Augment(torch.nn.Module):
 
 
 class _Images:
-    """A leaf of images on the stage's device: `planes`, and the number of `frames` per clip."""
+    """A leaf of images on the stage's device, converted to uint8 if `converts`: `planes`, and the number of `frames`
+    per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool, converts: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        planes: Any = tree_map(partial(_image_to_device, device=device), leaf.value)
+        convert = _to_levels if converts else _widen_floats
+        planes: Any = tree_map(lambda value: convert(_to_device(value, device)), leaf.value)
         leaf_note = f" of {leaf.path}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{leaf_note}{frame}" for row in range(len(planes)) for frame in frames]
@@ -465,6 +472,12 @@ def _to_device(value: Any, device: torch.device, *, pins_memory: bool = False) -
     return value.as_subclass(torch.Tensor)
 
 
-def _image_to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    images = _to_device(value, device)
+def _widen_floats(images: torch.Tensor) -> torch.Tensor:
     return images.to(torch.float32) if images.is_floating_point() else images
+
+
+def _to_levels(images: torch.Tensor) -> torch.Tensor:
+    """Convert images to uint8, with the values of `gpuload.transforms.convert.to_levels`."""
+    if images.is_floating_point():
+        return images.to(torch.float32).mul(float(LEVELS_PER_UNIT)).to(torch.uint8)
+    return images if images.dtype == torch.uint8 else (images.to(torch.int32) >> 8).to(torch.uint8)

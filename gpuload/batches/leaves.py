@@ -67,7 +67,10 @@ class Leaf:
         """Return the leaf's parts, each with its path: the entries of a list, or the array of a `Mask`."""
         if not isinstance(self.value, list):
             return [(self.path, getattr(self.value, "array", self.value))]
-        return [(f"{self.path}[{n}]", getattr(item, "array", item)) for n, item in enumerate(self.value)]
+        arrays = [getattr(item, "array", item) for item in self.value]
+        if self.kind == "mask":
+            arrays = [array[:, 0] if getattr(array, "ndim", 0) == 4 else array for array in arrays]  # N×1×H×W
+        return [(f"{self.path}[{n}]", array) for n, array in enumerate(arrays)]
 
     def entry(self, row: int, count: int) -> Any:
         """Return one image's entry if the value has one entry for each of `count` images, otherwise the entire value.

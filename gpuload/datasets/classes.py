@@ -17,8 +17,8 @@ __all__ = ["Classes", "check_known_class", "class_names", "format_names", "warn_
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
 MAX_SHOWN: Final = 3  # maximum number of names in a message
 EXPECTED: Final = (
-    "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
-    "such as the train split"
+    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a data set "
+    "that has classes, such as the train split"
 )
 
 
@@ -26,8 +26,9 @@ def class_names(classes: Classes | None) -> list[str] | None:
     """Return the names in the argument `classes` of a dataset, or None if the argument is None.
 
     Raises:
-        TypeError: `classes` is neither a list of str nor a dataset with `classes`, or is unordered (a set).
-        ValueError: there are no names, a name occurs twice, or the dataset has no class names.
+        TypeError: `classes` is neither a list of str, a dict of labels by name, nor a dataset with `classes`.
+        ValueError: there are no names, a name occurs twice, the labels of a dict are not 0, 1, 2, …, or the dataset has
+            no class names.
     """
     if classes is None:
         return None
@@ -37,8 +38,10 @@ def class_names(classes: Classes | None) -> list[str] | None:
             f"classes={_shorten(classes)} has no class names (its targets are numbers, or it has no targets); remove "
             "classes=, or pass a list of names"
         )
+    if isinstance(argument, Mapping):
+        argument = _names_by_label(argument)
     # The order of a set differs between processes.
-    if isinstance(argument, str | bytes | Mapping | Set) or not isinstance(argument, Iterable):
+    if isinstance(argument, str | bytes | Set) or not isinstance(argument, Iterable):
         inner_dataset = getattr(argument, "dataset", None)
         hint = "; pass the data set inside it" if hasattr(inner_dataset, "classes") else ""
         raise TypeError(f"{EXPECTED}, got {_shorten(argument)}{hint}")
@@ -52,6 +55,17 @@ def class_names(classes: Classes | None) -> list[str] | None:
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"classes contains {duplicate!r} twice; names must be unique")
     return [str(name) for name in names]
+
+
+def _names_by_label(class_to_idx: Mapping[Any, Any]) -> list[Any]:
+    """Return the names of torchvision's `class_to_idx` in the order of their labels."""
+    names_by_label = {label: name for name, label in class_to_idx.items()}
+    if set(names_by_label) != set(range(len(class_to_idx))):
+        raise ValueError(
+            f"classes={_shorten(class_to_idx)} must have the labels 0 … {len(class_to_idx) - 1}, each once, as a "
+            "class_to_idx of torchvision has; for other labels, pass a list of names, and change the labels with .map()"
+        )
+    return [names_by_label[label] for label in range(len(class_to_idx))]
 
 
 def check_known_class(name: str, classes: Sequence[str] | Mapping[str, int], where: str) -> None:

@@ -76,7 +76,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
         if leaf_type is Encoded or leaf_type is Image:
             images[index] = leaf
         elif leaf_type is Mask or leaf_type is Boxes or leaf_type is Keypoints:
-            targets[index] = leaf
+            targets[index] = _drop_channel_axis(leaf)
         elif leaf_type not in UNDECLARED:
             module = leaf_type.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
@@ -87,14 +87,20 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
                         if not plain or is_image_array(leaf):
                             images[index] = Image(leaf.numpy(), layout="CHW")
                     elif (target := _convert_tv_target(leaf_type.__name__, leaf, plain)) is not None:
-                        targets[index] = target
+                        targets[index] = _drop_channel_axis(target)
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"{key_paths_of(structure)[index]}: {error}") from None
     if plain and not images:  # torchvision's targets have no image to move with
-        targets = {index: target for index, target in targets.items() if target is leaves[index]}
+        targets = {index: target for index, target in targets.items() if type(target) is type(leaves[index])}
     elif not images:
         images = {**_find_undeclared_image(structure, leaves, targets)}
     return images, targets
+
+
+def _drop_channel_axis(target: Target) -> Target:
+    """Return the target, with a mask of N×1×H×W as N×H×W."""
+    is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4
+    return Mask(target.array[:, 0]) if is_deep else target
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:

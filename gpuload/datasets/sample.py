@@ -195,9 +195,9 @@ class Mask:
     """One value per pixel of an image, such as a class. The values move with the pixels, and are never interpolated.
 
     Args:
-        array: H×W, or N×H×W for N masks of one image, such as one per instance: bool, integers or floats, or anything
-            that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are the
-            mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours.
+        array: H×W, or N×H×W (or N×1×H×W) for N masks of one image, such as one per instance: bool, integers or floats,
+            or anything that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are
+            the mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours.
 
     Attributes:
         array: the array, or the `Encoded`. Integer types that torch lacks are widened.
@@ -217,10 +217,9 @@ class Mask:
         if isinstance(self.array, Encoded):
             return
         array = _to_numeric_array("Mask", self.array)
-        if array.ndim not in (2, 3):
-            remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
+        if array.ndim not in (2, 3) and not (array.ndim == 4 and array.shape[1] == 1):
             raise ValueError(
-                f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}{remedy}"
+                f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}"
             )
         if 0 in array.shape[-2:]:
             raise ValueError(f"a mask must have pixels, got shape {array.shape}")
@@ -505,8 +504,9 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
 
 def explain_float_range(low: float, high: float) -> str:
     """Return what is wrong with a float image whose pixel values go from `low` to `high`, with the remedies."""
+    found = "NaN" if low != low else f"floats from {low:g} to {high:g}"
     return (
-        f"contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass pixel values 0 … 255 as "
+        f"contains {found}, but float images must be in 0 … 1; pass pixel values 0 … 255 as "
         "uint8, normalize with T.Normalize in the transforms instead of before, and clip the output of a filter that "
         "overshoots with .clamp(0, 1)"
     )

@@ -75,14 +75,14 @@ class Finish:
             (is_late, outline.numbers) for is_late, outline in outlines if outline.numbers is not None
         ):
             if is_late:
-                late_channels = len(record.mean) or late_channels
+                late_channels = _channels_of(record) if record.mean else late_channels
             elif record.mean:
                 normalize = record
                 factor = unit if factor is None else factor
             elif record.dtype == "uint8" != image_dtype:
                 raise ValueError(
-                    f"ToDtype('uint8') accepts only uint8 images, but these images are {image_dtype}; remove the "
-                    "ToDtype, or convert the images in the dataset"
+                    f"ToDtype('uint8') accepts only uint8 images, but these images are {image_dtype}; put "
+                    "ToDtype('uint8', scale=True) first, before all transforms that change pixels, or remove it"
                 )
             elif record.dtype not in (None, "uint8"):
                 factor, dtype_of_chain = unit if record.scale else 1.0, record.dtype
@@ -93,7 +93,7 @@ class Finish:
             return cls(result_dtype, (factor,), (0.0,), late_channels, image_dtype)
         pairs = list(zip(normalize.mean, normalize.std, strict=True))
         scale, bias = tuple(factor / s for _, s in pairs), tuple(-m / s for m, s in pairs)
-        return cls(result_dtype, scale, bias, len(pairs), image_dtype)
+        return cls(result_dtype, scale, bias, _channels_of(normalize), image_dtype)
 
     @property
     def is_identity(self) -> bool:
@@ -130,6 +130,11 @@ class Finish:
                 torch.mul(image, scale, out=output).add_(bias)
             else:
                 output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
+
+
+def _channels_of(normalize: Numbers) -> int | None:
+    """Return the number of channels that a `Normalize` requires; None if it has one mean and std for any number."""
+    return len(normalize.mean) if len(normalize.mean) > 1 else None
 
 
 UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # leaves uint8 levels unchanged

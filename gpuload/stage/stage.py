@@ -34,6 +34,7 @@ from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.arguments import dtype_name, is_module
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flatten
+from gpuload.transforms.convert import Normalize
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
@@ -110,14 +111,16 @@ class Stage:
 
     def prepare(self) -> None:
         """Compile the kernels that batches may need, so that no batch waits for the compiler. They are compiled for
-        three channels, or one if `Normalize` requires it; for other images, kernels are compiled on first use."""
+        three channels, and for one if a `Normalize` has one mean; for other images, kernels are compiled on first
+        use."""
         kernels: set[Any] = set()
         for line, runner in zip(self._chain.lines, self._runners, strict=True):
             for channels in (3, 1):
                 out_channels = reduce(lambda n, transform: transform.output_channels(n), line.transforms, channels)
                 if runner.finish.channels in (None, out_channels):
                     kernels |= runner.kernels(channels, channels_last=self._channels_last)
-                    break
+                    if not any(isinstance(t, Normalize) and len(t.mean) == 1 for t in line.transforms):
+                        break
         if kernels:
             self._backend.compile(kernels)
 
@@ -288,8 +291,8 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
     colour_name = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
     if colour_name is not None and dtype != "uint8":
         raise ValueError(
-            f"{colour_name} takes uint8 images, but {label} is {dtype}; remove it, replace it with a custom "
-            "transform, or convert the images first (for floats in 0 … 1: (x * 255).round().to(torch.uint8))"
+            f"{colour_name} takes uint8 images, but {label} is {dtype}; put T.ToDtype('uint8', scale=True) first, "
+            "which converts floats in 0 … 1 and uint16, replace it with a custom transform, or remove it"
         )
     if colour_name is not None and channels not in (1, 3):
         raise ValueError(

@@ -111,6 +111,8 @@ def flag(name: str, value: Any) -> bool:
 def finite_number(name: str, value: Any, *, allows_negative: bool = True) -> float:
     """Return the value as a float; raise a ValueError if it is not finite, or is negative and `allows_negative` is
     False."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array or a tensor without axes
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)

@@ -3,9 +3,9 @@ selection of a clip's frames."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -19,14 +19,46 @@ from gpuload.transforms.base import (
     copy_for_finished_images,
     declaration,
 )
-from gpuload.transforms.program.ops import Numbers, Outline
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Numbers, Outline
 
-__all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
+if TYPE_CHECKING:
+    from gpuload.transforms.chain import Chain
+
+__all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample", "converts_on_entry", "to_levels"]
+
+LEVELS_PER_UNIT: Final = np.float32(255.999)  # torchvision's: 256 levels of equal width
+
+
+def converts_on_entry(chain: Chain) -> bool:
+    """Return whether images are converted to uint8 before all transforms: whether `ToDtype("uint8", scale=True)` comes
+    before the first transform that changes pixels, in each view."""
+    return all(_starts_with_conversion(line.transforms) for line in chain.lines)
+
+
+def _starts_with_conversion(transforms: Iterable[Transform]) -> bool:
+    for transform in transforms:
+        if isinstance(transform, ToDtype) and transform.dtype == "uint8" and transform.scale:
+            return True
+        if any(issubclass(outline.kind, CHANGES_PIXELS) for outline in transform.outline) or transform.gathers > 1:
+            return False
+    return False
+
+
+def to_levels(pixels: np.ndarray) -> np.ndarray:
+    """Convert pixels of any image dtype to uint8, as torchvision's `ToDtype(torch.uint8, scale=True)` does: float32 in
+    0 … 1 to ⌊255.999 x⌋, and uint16 without its lower 8 bits."""
+    if pixels.dtype == np.float32:
+        return (pixels * LEVELS_PER_UNIT).astype(np.uint8)
+    return pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
 
 
 @declaration
 class ToDtype(Transform):
     """Convert to a dtype.
+
+    ``ToDtype("uint8", scale=True)`` before all transforms that change pixels converts floats in 0 … 1 and uint16 images
+    with the values of torchvision, so that colour transforms can follow. Elsewhere, it requires uint8 images, which it
+    does not change.
 
     Args:
         dtype: the dtype of images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"uint8"``, as a string or as a
@@ -35,7 +67,7 @@ class ToDtype(Transform):
             Masks can become ``"uint8"``, ``"int16"``, ``"int32"``, ``"int64"``, ``"bool"`` or ``"float32"``, and are
             never scaled.
         scale: whether to scale 0 … 255 (uint16 images: 0 … 65535) to 0 … 1; otherwise values are not changed. Values of
-            float32 images are never changed.
+            float32 images are changed only by a conversion to uint8.
         mask_dtype: the dtype of masks, as an alternative to a dict.
 
     Raises:
@@ -99,7 +131,7 @@ def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
 
 def _check_channel_numbers(name: str, value: Any) -> tuple[float, ...]:
     if not is_sequence(value):
-        raise TypeError(f"{name} must be a sequence with one number for each channel, got {value!r}")
+        raise TypeError(f"{name} must be a sequence with a number for each channel, or one for all, got {value!r}")
     return tuple(finite_number(f"{name}[{channel}]", number) for channel, number in enumerate(value))
 
 
@@ -110,7 +142,7 @@ class Normalize(Transform):
     Images that are still uint8 or uint16 are scaled to 0 … 1 first (torchvision refuses them); float32 images are not.
 
     Args:
-        mean, std: one number for each channel.
+        mean, std: one number for each channel, or one for all channels.
         inplace: for compatibility with torchvision; has no effect.
 
     Raises:
@@ -129,7 +161,7 @@ class Normalize(Transform):
         super().__post_init__()
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
-                f"Normalize needs one mean and one std for each channel, got {len(self.mean)} and "
+                f"Normalize needs as many means as stds, for each channel or for all, got {len(self.mean)} and "
                 f"{len(self.std)}: mean={self.mean}, std={self.std}"
             )
         if not (np.array(self.std) > 0).all():

@@ -41,6 +41,7 @@ from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.convert import converts_on_entry
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, Counters
@@ -470,6 +471,8 @@ class RowCopier:
         """Return whether a job reads images of an `ArrayFile`, and neither user code nor boxes need single samples."""
         chain = job.chain
         if not row_bytes(job.dataset):
+            return False
+        if job.dataset.dtype != np.uint8 and converts_on_entry(chain):
             return False
         return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or box_droppers(chain))
 

@@ -50,7 +50,7 @@ from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
 from gpuload.transforms.chain import Chain
-from gpuload.transforms.convert import Normalize
+from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
@@ -177,6 +177,7 @@ class SampleReader:
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._target_conflict = explain_target_conflict(job.chain)
+        self._converts_on_entry = converts_on_entry(job.chain)
         self._normalizes_fractions = _normalizes_fractions(job.chain)
 
     @property
@@ -252,7 +253,7 @@ class SampleReader:
             header, hwc = None, image.hwc
             (height, width, channels), dtype = hwc.shape, "uint8" if hwc.itemsize == 1 else hwc.dtype.name
             self._counters.bytes_read += hwc.nbytes
-        if dtype == "uint8":
+        if dtype == "uint8" or self._converts_on_entry:
             return Picture(image, header, height, width, channels)
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
@@ -381,7 +382,8 @@ class SampleReader:
             end = offset + height * width * channels
             try:
                 self._decode(picture, slot[offset:end])
-                if picture.dtype_axes == ("float32", 3) and self._normalizes_fractions:
+                is_float_image = picture.dtype_axes == ("float32", 3) and not isinstance(picture.leaf, Mask)
+                if is_float_image and self._normalizes_fractions:
                     _check_fractions(slot[offset:end].view(np.float32))
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
@@ -404,9 +406,14 @@ class SampleReader:
             self._decoder.decode_resized(leaf, header, region_tlhw, resize.eighths, resize.interpolation, out)
         elif isinstance(leaf, Encoded):
             cut, picture.cut = picture.cut, None
-            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), cut)
+            out = out.reshape(height, width, -1)
+            if self._converts_on_entry and leaf.mode == "unchanged":
+                out[...] = _convert(self._decoder.decode(leaf, header, region_tlhw, None, cut))
+            else:
+                self._decoder.decode(leaf, header, region_tlhw, out, cut)
         elif isinstance(leaf, Image):
-            out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
+            pixels = leaf.hwc[top : top + height, left : left + width]
+            out.reshape(height, width, -1)[...] = _convert(pixels) if self._converts_on_entry else pixels
         elif header is not None:
             self._decoder.decode_mask(leaf.array, header, region_tlhw, out.reshape(height, width))
         else:
@@ -428,10 +435,17 @@ def _normalizes_fractions(chain: Chain) -> bool:
     )
 
 
-def _check_fractions(pixels: np.ndarray) -> None:
+def _check_fractions(pixels: np.ndarray, *, allows_nan: bool = True) -> None:
     low, high = float(pixels.min()), float(pixels.max())
-    if low < 0 or high > 1:
+    if low < 0 or high > 1 or (low != low and not allows_nan):
         raise ValueError(f"the image {explain_float_range(low, high)}")
+
+
+def _convert(pixels: np.ndarray) -> np.ndarray:
+    """Convert an image to uint8, see `to_levels`."""
+    if pixels.dtype == np.float32:
+        _check_fractions(pixels, allows_nan=False)
+    return to_levels(pixels)
 
 
 def make_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:

@@ -502,7 +502,7 @@ def test_the_plan_says_how_images_are_read(backend, how):
     [
         (torch.full((4, 3, 40, 56), 255.0), "batch contains floats from 255 to 255, but float images must be in "
          "0 … 1; pass pixel values 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before"),
-        (torch.full((4, 3, 40, 56), torch.nan), "batch contains floats from nan to nan"),
+        (torch.full((4, 3, 40, 56), torch.nan), "batch contains NaN, but float images must be in 0 … 1"),
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
         ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must have the same dtype and "
          "number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] is float32 of shape "
@@ -656,6 +656,13 @@ def test_a_state_that_is_none():
         gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
 
 
-def test_kornias_masks_are_told_what_to_write():
-    with pytest.raises(ValueError, match=re.escape("got shape (4, 1, 40, 56); write mask[:, 0]")):
-        gl.Mask(np.zeros((4, 1, 40, 56)))
+def test_masks_with_a_channel_axis_move_like_masks_without():
+    """Kornia, torchgeo and segmentation-models-pytorch use such masks."""
+    augment, images = gl.Augment([T.RandomHorizontalFlip(1)]), torch.zeros(2, 3, 8, 9, dtype=torch.uint8)
+    masks = torch.randint(0, 9, (2, 1, 8, 9))
+    assert torch.equal(augment(images, gl.Mask(masks))[1], masks.flip(-1))
+    for found in (
+        augment(images, [gl.Mask(masks)] * 2)[1],
+        [a["a"] for a in augment(images, [{"a": gl.Mask(masks)}] * 2)[1]],
+    ):
+        assert all(torch.equal(mask, masks[:, 0].flip(-1)) for mask in found)

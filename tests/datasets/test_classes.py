@@ -11,8 +11,8 @@ import pytest
 from gpuload.datasets.classes import class_names
 
 TAKEN = (
-    "classes must be the names of the classes in the order of their labels, as a list, or a data set that has classes, "
-    "such as the train split, got "
+    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a data "
+    "set that has classes, such as the train split, got "
 )
 
 
@@ -35,7 +35,10 @@ class Subset:
         return "Subset()"
 
 
-@pytest.mark.parametrize("given", [["b", "a"], ("b", "a"), np.array(["b", "a"]), iter(["b", "a"]), Split(["b", "a"])])
+@pytest.mark.parametrize(
+    "given",
+    [["b", "a"], ("b", "a"), np.array(["b", "a"]), iter(["b", "a"]), Split(["b", "a"]), {"a": 1, "b": np.int64(0)}],
+)
 def test_names_keep_their_order(given: Any) -> None:
     assert class_names(given) == ["b", "a"]
 
@@ -51,7 +54,13 @@ def test_the_list_of_a_data_set_is_copied() -> None:
     [
         ("ant", TypeError, f"{TAKEN}'ant'"),
         ({"ant", "bee"} - {"bee"}, TypeError, f"{TAKEN}{{'ant'}}"),
-        ({"ant": 3}, TypeError, f"{TAKEN}{{'ant': 3}}"),
+        ({}, ValueError, f"{TAKEN}no names"),
+        (
+            {"ant": 1, "bee": 2},
+            ValueError,
+            "classes={'ant': 1, 'bee': 2} must have the labels 0 … 1, each once, as a class_to_idx of torchvision has; "
+            "for other labels, pass a list of names, and change the labels with .map()",
+        ),
         (10, TypeError, f"{TAKEN}10"),
         (["ant", 3], TypeError, f"{TAKEN}a list that contains 3"),
         (Split([("tench", "Tinca")]), TypeError, f"{TAKEN}a list that contains ('tench', 'Tinca')"),

@@ -126,7 +126,7 @@ def test_formats_are_taken_in_any_case(name):
     [
         (lambda: gl.Mask(np.zeros((4, 5), complex)), TypeError, "takes an array of numbers, got complex128"),
         (lambda: gl.Mask(np.zeros((0, 5))), ValueError, r"must have pixels, got shape \(0, 5\)"),
-        (lambda: gl.Mask(np.zeros((1, 1, 4, 5))), ValueError, "must be H×W, or N×H×W"),
+        (lambda: gl.Mask(np.zeros((1, 2, 4, 5))), ValueError, "must be H×W, or N×H×W"),
         (lambda: gl.Boxes(np.ones((1, 4), bool)), TypeError, "takes an array of numbers, got bool"),
         (lambda: gl.Boxes([1, 2, 3, 4]), ValueError, r"boxes must be an \(n, 4\) array.*got shape \(4,\)"),
         (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
@@ -289,6 +289,13 @@ def test_floats_outside_0_to_1_are_refused_before_a_normalize_of_fractions(value
             pytest.raises(gl.SampleError, match=f"^sample 2,.*{re.escape(text)}"),
         ):
             list(loader)
+
+
+def test_masks_of_floats_may_have_any_values():
+    sample = gl.Image(np.zeros((8, 9, 3), np.float32)), gl.Mask(np.full((1, 8, 9), 91, np.float32))
+    with gl.Loader([sample], transforms=[T.Normalize([0.5] * 3, [0.2] * 3)], num_workers=0, device="cpu") as loader:
+        [(_, mask)] = loader
+    assert (mask == 91).all()
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_images_of_several_dtypes_in_one_batch_are_refused():
 
 
 def test_colour_operations_refuse_floats_by_name():
-    text = "ColorJitter takes uint8 images, but sample[0] of sample 0 is float32; remove it, replace it "
+    text = "ColorJitter takes uint8 images, but sample[0] of sample 0 is float32; put T.ToDtype('uint8', "
     with pytest.raises(ValueError, match=re.escape(text)):
         batches(SCENES["float32"], [T.CenterCrop(32), T.ColorJitter(0.4)])
 

@@ -58,7 +58,7 @@ class InterpolationMode(enum.Enum):
         (lambda: T.ToDtype("float32", mask_dtype="int4"), ValueError, "for masks must be one of 'uint8', 'int16'"),
         (lambda: T.ToDtype({"Mask": "int64"}, mask_dtype="int64"), ValueError, "in a dict, use the key Mask"),
         (lambda: T.ToDtype("float32", scale=1), TypeError, "ToDtype(scale=…) must be True or False, got 1"),
-        (lambda: T.Normalize(0.5, (0.5,)), TypeError, "Normalize(mean=…) must be a sequence with one number"),
+        (lambda: T.Normalize(0.5, (0.5,)), TypeError, "Normalize(mean=…) must be a sequence with a number"),
         (lambda: T.Normalize((0.5,), (0.5, 0.5)), ValueError, "got 1 and 2: mean=(0.5,), std=(0.5, 0.5)"),
         (lambda: T.Normalize((0.5,), (0.0,)), ValueError, "Normalize(std=…) must be greater than 0, got (0.0,)"),
         (lambda: T.Normalize((0.5, "x"), (1, 1)), TypeError, "Normalize(mean=…)[1] must be a number, got 'x'"),

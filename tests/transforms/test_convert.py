@@ -1,9 +1,16 @@
-"""Where `Normalize` may stand: what is meant for levels is refused for 0 … 1, and the other way round."""
+"""`Normalize` for pixel values and for 0 … 1, and the conversion of floats and uint16 by `ToDtype("uint8")`."""
 
 from __future__ import annotations
 
+import io
+import re
+
+import lacking
 import numpy as np
 import pytest
+import torch
+from originals import torchvision
+from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -45,3 +52,150 @@ def test_what_the_messages_say_gives_the_same_numbers():
 @pytest.mark.parametrize("before", [[], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True)]])
 def test_what_may_be_meant_is_taken(before, normalize):
     T.Chain([*before, normalize])
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        pytest.param("kornia", marks=lacking.needs("kornia")),
+        pytest.param("dali", marks=lacking.needs("nvidia.dali")),
+    ],
+)
+def test_normalize_with_one_mean_and_std_applies_to_any_number_of_channels(backend):
+    for channels in (1, 3):
+        levels = torch.randint(0, 256, (2, channels, 8, 9), dtype=torch.uint8)
+        found = gl.Augment([T.CenterCrop(6), T.Normalize([0.5], [0.25])], backend=backend)(levels)
+        expected = gl.Augment([T.CenterCrop(6), T.Normalize([0.5] * channels, [0.25] * channels)], backend=backend)(
+            levels
+        )
+        assert torch.equal(found, expected)
+
+
+def test_normalize_with_one_mean_and_std_after_a_custom_transform():
+    floats = torch.rand(2, 3, 8, 9)
+    chain = [T.Lambda(lambda images: images * 2, per="image"), T.Normalize([0.5], [0.25])]
+    torch.testing.assert_close(gl.Augment(chain)(floats), (floats * 2 - 0.5) / 0.25)
+
+
+def test_tensors_and_arrays_without_axes_are_numbers():
+    mean = [0.5, 0.25, 0.75]
+    assert T.Normalize(torch.tensor(mean), torch.tensor(mean)) == T.Normalize(np.array(mean), mean)
+    assert T.RandomHorizontalFlip(torch.tensor(0.25)) == T.RandomHorizontalFlip(np.array(0.25))
+    assert T.ColorJitter(torch.tensor(0.25)) == T.ColorJitter(0.25)
+    assert T.RandomRotation(torch.tensor(10)) == T.RandomRotation(10)
+
+
+TO_UINT8 = T.ToDtype("uint8", scale=True)
+
+
+class Images:
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return gl.Image(self.images[index])
+
+
+def loaded(dataset, transforms, **options):
+    with gl.Loader(dataset, 32, transforms=transforms, device="cpu", **{"num_workers": 0, **options}) as loader:
+        return torch.cat(list(loader))
+
+
+def unit_floats():
+    """Return float32 20×24×25×3 in 0 … 1, among them the bounds of each level."""
+    floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
+    bounds = (np.arange(257) / 255.999).astype(np.float32)
+    floats[0].flat[: 3 * 257] = np.clip(
+        np.concatenate([bounds, np.nextafter(bounds, np.float32(0)), np.nextafter(bounds, np.float32(1))]), 0, 1
+    )
+    return floats
+
+
+def nchw(images):
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+def test_to_uint8_at_the_head_gives_torchvisions_values_of_floats_and_uint16(tmp_path):
+    floats, deep = unit_floats(), np.random.default_rng(1).integers(0, 65536, (20, 24, 25, 3)).astype(np.uint16)
+    original = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
+    for images in (floats, deep):
+        expected = original(nchw(images))
+        assert torch.equal(loaded(Images(images), [TO_UINT8]), expected)
+        assert torch.equal(gl.Augment([TO_UINT8])(nchw(images)), expected)
+        np.save(tmp_path / "images.npy", images)  # more than the samples that are checked before rows are copied
+        assert torch.equal(loaded(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_augment_narrows_and_widens_floats_before_it_converts_them(dtype):
+    images = nchw(unit_floats()).to(dtype)
+    assert torch.equal(gl.Augment([TO_UINT8])(images), gl.Augment([TO_UINT8])(images.float()))
+
+
+def test_image_files_of_16_bits_are_converted_at_the_head():
+    deep = np.random.default_rng(1).integers(0, 65536, (24, 25)).astype(np.uint16)
+    file = io.BytesIO()
+    PILImage.fromarray(deep).save(file, "PNG")
+    files = [gl.Encoded(file.getvalue(), "unchanged")]
+    levels = torch.from_numpy((deep >> 8).astype(np.uint8))
+    assert torch.equal(loaded(files, [TO_UINT8, T.CenterCrop(20)])[0, 0], levels[2:22, 2:22])
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [TO_UINT8, T.RandomResizedCrop(16), T.ColorJitter(0.3, 0.3)],
+        [T.ClampBoundingBoxes(), TO_UINT8, T.RandomHorizontalFlip(), T.RandAugment()],
+        [T.MultiView([[TO_UINT8, T.ColorJitter(0.3)], [TO_UINT8, T.RandomGrayscale(0.5)]])],
+    ],
+)
+def test_images_that_are_converted_at_the_head_give_the_bits_of_uint8_images(transforms):
+    floats = unit_floats()
+    levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(nchw(floats)).permute(0, 2, 3, 1).numpy())
+    options = {"batch_size": 20, "device": "cpu", "num_workers": 0, "transforms": transforms}
+    with gl.Loader(Images(floats), **options) as loader, gl.Loader(Images(levels), **options) as expected:
+        assert_equal(next(iter(loader)), next(iter(expected)))
+    assert_equal(gl.Augment(transforms)(nchw(floats)), gl.Augment(transforms)(nchw(levels)))
+
+
+def assert_equal(found, expected):
+    for image, other in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (found, expected)), strict=True):
+        assert image.dtype == torch.uint8
+        assert torch.equal(image, other)
+
+
+@pytest.mark.parametrize(("value", "found"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])
+def test_floats_outside_0_to_1_are_refused_at_the_head(value, found):
+    image = np.full((8, 9, 3), 0.5, np.float32)
+    image[2, 3] = value
+    message = f"contains {found}, but float images must be in 0 … 1"
+    with pytest.raises(gl.SampleError, match=f"^sample 0,.* ValueError: the image {re.escape(message)}"):
+        loaded(Images([image]), [TO_UINT8, T.ColorJitter(0.3)])
+    with pytest.raises(ValueError, match=f"^batch {re.escape(message)}"):
+        gl.Augment([TO_UINT8, T.ColorJitter(0.3)])(nchw(image[None]))
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.RandomHorizontalFlip(), TO_UINT8],
+        [T.ToDtype("uint8")],
+        [T.MultiView([[TO_UINT8], [T.RandomHorizontalFlip(), TO_UINT8]])],
+    ],
+)
+def test_floats_are_refused_where_to_uint8_is_not_at_the_head(transforms):
+    text = "accepts only uint8 images, but these images are float32; put ToDtype('uint8', scale=True) first"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loaded(Images(unit_floats()), transforms)
+    levels = (unit_floats() * 255).astype(np.uint8)
+    loaded([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
+
+
+def test_colours_of_floats_are_refused_with_to_uint8_as_the_remedy():
+    text = "ColorJitter takes uint8 images, but sample 0 is float32; put T.ToDtype('uint8', scale=True) first"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loaded(Images(unit_floats()), [T.ColorJitter(0.3)])

@@ -161,6 +161,16 @@ def test_no_batch_launches_another_kernel(launched, compiled, make_images, make_
     assert launched - compiled == set()
 
 
+def test_normalize_with_one_mean_compiles_for_grey_and_coloured_images(launched, compiled, make_images, make_batch):
+    made = T.Chain([T.CenterCrop(8), T.Normalize([0.5], [0.25])])
+    stage = compile_stage(made, device="cpu", backend="fused", dtype="float16")
+    stage.prepare()
+    for channels in (3, 1):
+        stage(*make_batch(made, make_images(3, 2, channels, low=16, high=30)))
+    assert launched
+    assert launched - compiled == set()
+
+
 SIZE = 8
 # The images of the recipes: some need no resize, some no crop, and some are smaller than the result.
 SIZES = [(SIZE, SIZE), (SIZE + 1, SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]

@@ -311,7 +311,11 @@ def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
             "float32",
             "ColorJitter takes uint8 images, but image 0 is float",
         ),
-        (T.GaussianBlur(3), "uint16", "GaussianBlur takes uint8 images, but image 0 is uint16; remove it, replace"),
+        (
+            T.GaussianBlur(3),
+            "uint16",
+            "GaussianBlur takes uint8 images, but image 0 is uint16; put T.ToDtype('uint8', scale=True) first",
+        ),
         (T.RandAugment(), "float32", "RandAugment takes uint8 images, but image 0 is float32"),
         (T.AugMix(), "float32", "AugMix takes uint8 images, but image 0 is float32"),
         (T.ToDtype("uint8"), "float32", "ToDtype('uint8') accepts only uint8 images, but these images are float32"),
