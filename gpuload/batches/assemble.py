@@ -55,6 +55,9 @@ NO_CONTEXT = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # smaller arrays are copied instead of lent
 AllocatePlan = Callable[[int], tuple[Slot, np.ndarray] | None]
 TENSORLESS_TYPES = (int, float, str, bytes, type, type(None))  # types that contain no tensors
+PILLOW_HINT = (
+    "; it got the images as C×H×W tensors. To get Pillow's images, return these from the dataset, without transforms"
+)
 
 
 def columns_of(batch: Batch, starts: Sequence[int], *, splits_blocks: bool) -> Columns:
@@ -440,7 +443,8 @@ class Assembly:
             value = collate_fn(argument)
         except Exception as error:
             problem = one_line(f"{type(error).__name__}: {error}")
-            raise _collate_error(columns, problem, "", error_class_names(error)) from error
+            hint = PILLOW_HINT if columns.images else ""
+            raise _collate_error(columns, problem, "", error_class_names(error), hint) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _move_to_device(self, value: Any) -> Any:
@@ -517,9 +521,10 @@ def _restore_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
     return ragged.view_as(dtypes[0])
 
 
-def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence[str]) -> CollateError:
+def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence[str], hint: str = "") -> CollateError:
     return CollateError(
         f"collate_fn raised {cause} for a batch of {len(columns)} samples, the first of which is {columns.name(0)}"
+        + hint
         + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else ""),
         kinds,
     )

@@ -43,6 +43,7 @@ __all__ = [
     "find_leaves",
     "find_unrecognized_targets",
     "is_image_array",
+    "is_pillow_image",
     "subsample_clips",
     "unfold_clips",
 ]
@@ -57,13 +58,17 @@ Images = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 
 
-def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Images, Targets]:
+def find_leaves(
+    structure: Structure, leaves: Sequence[Any], *, plain: bool, keeps_pillow_images: bool = False
+) -> tuple[Images, Targets]:
     """Return the images and the targets of a sample, each keyed by leaf index.
 
     Args:
         structure, leaves: the flattened sample.
         plain: whether there are no gpuload transforms. If so, only declared images count as images, and TVTensors that
             gpuload cannot transform stay unchanged.
+        keeps_pillow_images: whether PIL images are values like any others, unless the sample has gpuload's targets,
+            which need an image.
 
     Raises:
         DecodeError: a PIL image has more than 8 bits per channel.
@@ -71,6 +76,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
     """
     images: Images = {}
     targets: Targets = {}
+    keeps_pillow_images = keeps_pillow_images and not any(isinstance(leaf, Target) for leaf in leaves)
     for index, leaf in enumerate(leaves):
         leaf_type = type(leaf)
         if leaf_type is Encoded or leaf_type is Image:
@@ -79,8 +85,9 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
             targets[index] = _drop_channel_axis(leaf)
         elif leaf_type not in UNDECLARED:
             module = leaf_type.__module__
-            if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                images[index] = _convert_pil_image(leaf, key_paths_of(structure)[index])
+            if is_pillow_image(leaf):
+                if not keeps_pillow_images:
+                    images[index] = _convert_pil_image(leaf, key_paths_of(structure)[index])
             elif module.startswith("torchvision.tv_tensors"):
                 try:
                     if leaf_type.__name__ in ("Image", "Video"):
@@ -101,6 +108,11 @@ def _drop_channel_axis(target: Target) -> Target:
     """Return the target, with a mask of N×1×H×W as N×H×W."""
     is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4
     return Mask(target.array[:, 0]) if is_deep else target
+
+
+def is_pillow_image(leaf: Any) -> bool:
+    """Return whether a leaf is a PIL image."""
+    return type(leaf).__module__.startswith("PIL.") and hasattr(leaf, "getbands")
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:

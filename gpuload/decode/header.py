@@ -122,7 +122,7 @@ def read_header(data: bytes, options: Decode, *, exif: bool = False) -> Header:
         else:
             jpeg = jpeg if options.index else jpeg._replace(index_at=0)
             height, width = jpeg.height, jpeg.width
-            _check_size(
+            check_size(
                 height, width, height * width * (BASE_BYTES if jpeg.has_single_scan else MULTI_SCAN_BYTES), options
             )
             if not jpeg.has_single_scan:
@@ -160,7 +160,7 @@ def _read_with_pillow(data: bytes, format_name: str, options: Decode, exif: bool
             f"the {format_name} header cannot be read: Pillow says {type(error).__name__}: "
             f"{one_line(str(error)) + remedy(format_name, data)}"
         ) from error
-    _check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
+    check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
     _check_scans(scans, opened.height, opened.width, options)
     orientation = 1
     if exif:
@@ -169,7 +169,7 @@ def _read_with_pillow(data: bytes, format_name: str, options: Decode, exif: bool
     return Header(format_name, opened.height, opened.width, orientation, opened.mode, None, opened)
 
 
-def _check_size(height: int, width: int, memory_bytes: int, options: Decode) -> None:
+def check_size(height: int, width: int, memory_bytes: int, options: Decode) -> None:
     """Refuse an image that exceeds the limits; `memory_bytes` is what its decoder would use."""
     limit = options.max_pixels
     if limit is not None and height * width > limit:

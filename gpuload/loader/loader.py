@@ -81,10 +81,10 @@ class Loader:
             cheaper.
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
         batch_sampler: yields lists of keys, one list per batch.
-        collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). It runs in the
-            worker if there are neither images nor transforms, otherwise in this process, where it gets transformed
-            images as C×H×W tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, otherwise
-            a function like `default_collate`.
+        collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). Without
+            transforms, it gets PIL images that the dataset returned as they are, and runs in the worker if there are no
+            other images; otherwise it runs in this process, where it gets images as C×H×W tensors on the device.
+            Default: the dataset's ``_get_collate_fn()`` if it has one, otherwise a function like `default_collate`.
         pin_memory: if CUDA is available, page-lock batches that stay on the CPU (see `device`), and call the
             ``pin_memory()`` method of custom batch types that `collate_fn` returns. Memory that is copied to a GPU is
             always page-locked.

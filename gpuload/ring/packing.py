@@ -30,7 +30,18 @@ from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, T
 from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 
-__all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "write_arrays", "write_content"]
+__all__ = [
+    "ALIGN",
+    "ALIGNMENT",
+    "Packed",
+    "Span",
+    "has_palette",
+    "read_content",
+    "reduce_with_palette",
+    "spans_of",
+    "write_arrays",
+    "write_content",
+]
 
 ALIGN = 64  # the alignment of entries in a slot, in bytes
 ALIGNMENT: Final = 16  # the alignment of small arrays in one buffer, in bytes; a GPU's vector loads need it
@@ -171,6 +182,10 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
         if block is None and any(is_tensor_type(value_type) for value_type in set(map(type, column.values))):
             column.values = [_convert_tensor(value, keep_types) for value in column.values]
             block = _make_block(end, column.values, min_bytes, keep_types) if has_all_rows else None
+        if block is None and any(
+            value_type.__module__.startswith("PIL.") for value_type in set(map(type, column.values))
+        ):
+            column.values = [_WithPalette(value) if has_palette(value) else value for value in column.values]
         if block is not None:
             content.blocks[leaf], filler = block
             del content.values[leaf]
@@ -310,6 +325,8 @@ def _tensor_pickler(base: Any) -> Any:
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
+            if has_palette(obj):
+                return reduce_with_palette(obj)
             if isinstance(obj, type) and (path := _path_in_class(obj)):
                 return _load_class, (obj.__module__, *path)
             if is_tensor(obj) and type(plain := _strip_tv(obj)) is sys.modules["torch"].Tensor and _is_plain(plain):
@@ -319,6 +336,36 @@ def _tensor_pickler(base: Any) -> Any:
             return override(obj) if override is not None else NotImplemented
 
     return Pickler
+
+
+class _WithPalette:
+    """A PIL image with a palette, which is unpickled as this image: Pillow's own pickle drops the palette's alpha."""
+
+    def __init__(self, image: Any) -> None:
+        self._image = image
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_with_palette(self._image)
+
+
+def has_palette(value: Any) -> bool:
+    """Return whether a value is a PIL image with a palette."""
+    return type(value).__module__.startswith("PIL.") and getattr(value, "mode", "") in ("P", "PA")
+
+
+def reduce_with_palette(image: Any) -> tuple[Any, ...]:
+    """Return what pickle needs to restore a PIL image with its palette."""
+    state = image.__getstate__()  # loads the image
+    mode = image.im.getpalettemode()
+    return _restore_with_palette, (type(image), state, mode, image.im.getpalette(mode, mode))
+
+
+def _restore_with_palette(cls: Any, state: Any, mode: str, palette: bytes) -> Any:
+    image = cls.__new__(cls)
+    image.__setstate__(state)
+    image.putpalette(palette, mode)
+    image.load()  # applies the palette
+    return image
 
 
 def _path_in_class(cls: type) -> tuple[str, str] | None:

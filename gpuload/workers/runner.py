@@ -32,6 +32,7 @@ import numpy as np
 from gpuload.datasets.files import size_limits
 from gpuload.datasets.kinds import forget, row_bytes
 from gpuload.datasets.memory import memory_file
+from gpuload.datasets.recognise import is_pillow_image
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transpose_samples
 from gpuload.decode.options import select_device_samples
@@ -344,8 +345,10 @@ class ChunkRunner:
             keeps_meta = takes_meta(self.job.collate_fn)
             batch = [sample.original if keeps_meta else sample.to_plain() for sample in samples]
             if request.iterable is not None and not self._can_send_batches:
+                leaves = [value for sample in samples for value in sample.values.values()]
+                images = {id(leaf): leaf.copy() for leaf in leaves if is_pillow_image(leaf)}  # with their palettes
                 with contextlib.suppress(Exception):  # some samples cannot be copied
-                    batch = copy.deepcopy(batch)
+                    batch = copy.deepcopy(batch, images)
             self._batches[key] = self._collate(batch)
             if len(self._batches) > CACHED_BATCHES:
                 self._batches.pop(next(iter(self._batches)))

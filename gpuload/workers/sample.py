@@ -13,12 +13,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.recognise import find_leaves, find_unrecognized_targets, subsample_clips, unfold_clips
+from gpuload.datasets.recognise import (
+    find_leaves,
+    find_unrecognized_targets,
+    is_pillow_image,
+    subsample_clips,
+    unfold_clips,
+)
 from gpuload.datasets.sample import (
     META,
     Boxes,
@@ -44,7 +50,7 @@ from gpuload.datasets.tree import (
 )
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
-from gpuload.decode.header import has_eoi
+from gpuload.decode.header import check_size, has_eoi
 from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
@@ -68,6 +74,7 @@ from gpuload.workers.job import Job
 
 __all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "make_columns"]
 
+PILLOW_BYTES: Final = 4  # per pixel of a decoded PIL image
 CUT_BYTES = 8 << 20  # files of about this total size are cut together before their first image is decoded
 SEARCHED_SAMPLES = 16  # the number of samples per worker whose targets are checked
 
@@ -177,6 +184,8 @@ class SampleReader:
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._target_conflict = explain_target_conflict(job.chain)
+        # A `collate_fn` gets PIL images as the dataset returned them.
+        self._keeps_pillow_images = job.plain and job.collate_fn is not None and not job.decodes_full_images
         self._converts_on_entry = converts_on_entry(job.chain)
         self._normalizes_fractions = _normalizes_fractions(job.chain)
 
@@ -214,7 +223,9 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(original, leaves)
-        declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
+        declared, targets = find_leaves(
+            structure, leaves, plain=self._job.plain, keeps_pillow_images=self._keeps_pillow_images
+        )
         structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets, self._frames)
         if self._frames:
             structure, leaves, declared, targets = subsample_clips(self._frames, structure, leaves, declared, targets)
@@ -234,12 +245,26 @@ class SampleReader:
             except Exception as error:
                 raise ImageFailure(source, key_paths_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
+        if self._keeps_pillow_images:
+            for leaf, value in values.items():
+                if is_pillow_image(value):
+                    self._load_pillow_image(value, key_paths_of(structure)[leaf])
         sample = Sample(row, original, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
         if self._searches_left and images:
             self._search_targets(sample, leaves, targets)
         return sample
+
+    def _load_pillow_image(self, image: Any, location: str) -> None:
+        """Decode an image that `collate_fn` gets, so that a damaged file is a failure of its sample."""
+        if getattr(image, "fp", None) is None:  # it has been decoded
+            return
+        try:
+            check_size(image.height, image.width, image.height * image.width * PILLOW_BYTES, self._job.decode)
+            image.load()
+        except Exception as error:
+            raise ImageFailure(getattr(image, "filename", "") or None, location) from error
 
     def _make_picture(self, image: Encoded | Image) -> Picture:
         """Return an image as a `Picture`, with its header if it is a file."""

@@ -40,6 +40,7 @@ import numpy as np
 
 from gpuload.datasets.file_id import FileId, FileMappings, MemoryMapping, check_replaced_size
 from gpuload.datasets.tree import is_tensor
+from gpuload.ring.packing import has_palette, reduce_with_palette
 from gpuload.workers.inherited import LibrarySettings, import_path, pickle_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickle_size, write_job
 
@@ -166,6 +167,8 @@ class _Pickler(cloudpickle.Pickler):
             reduced = self._reduce_tensor(torch, obj)
         elif (reducer := self._sharing.get(type(obj))) is not None and _is_shared(obj):
             reduced = reducer(obj)
+        elif has_palette(obj):
+            reduced = reduce_with_palette(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _reduce_table(self, table: Any) -> Reduced:

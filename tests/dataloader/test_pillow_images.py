@@ -1,0 +1,207 @@
+"""PIL images that a dataset returns reach a `collate_fn` as they are, if there are no transforms."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+from pictures import jpeg_bytes, smooth_image
+from PIL import Image as PILImage
+
+import gpuload as gl
+from gpuload import transforms as T
+
+COUNT = 8
+
+
+def paletted(number):
+    """Return an image of mode P whose palette has alpha."""
+    image = PILImage.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) % 4)
+    image.putpalette(bytes(range(number, number + 16)), "RGBA")
+    return image
+
+
+def picture(number):
+    """Return an image of another mode, size and palette for each number; the files are not decoded yet."""
+    if number % 4 == 0:
+        return PILImage.open(io.BytesIO(jpeg_bytes(smooth_image(20, 30 + number, number))))
+    if number % 4 == 1:
+        return paletted(number)
+    if number % 4 == 2:
+        return PILImage.fromarray(np.linspace(-1, number, 48, dtype=np.float32).reshape(6, 8))
+    file = io.BytesIO()
+    PILImage.fromarray(np.eye(7, 9 + number, dtype=bool)).save(file, "PNG")
+    return PILImage.open(file)
+
+
+class Pictures:
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return {"image": picture(index), "number": index}
+
+
+class PicturesAndFiles(Pictures):
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"file": gl.Encoded(jpeg_bytes(smooth_image(20, 30, index)))}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(Pictures().__getitem__, range(COUNT))
+
+
+def as_list(samples):
+    return samples if isinstance(samples, list) else [samples]
+
+
+def assert_original(sample):
+    image, original = sample["image"], picture(sample["number"])
+    assert isinstance(image, PILImage.Image)
+    assert (image.mode, image.size, image.tobytes()) == (original.mode, original.size, original.tobytes())
+    if image.mode == "P":
+        assert image.im.getpalettemode() == "RGBA"
+        assert image.im.getpalette("RGBA", "RGBA") == original.im.getpalette("RGBA", "RGBA")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize("kind", [Pictures, PicturesAndFiles, Stream])
+def test_pillow_images_reach_a_collate_fn_unchanged(workers, options, kind):
+    if kind is Stream and "chunk_size" in options:
+        options = {"batch_size": 3}
+    options = {"batch_size": 4, "device": "cpu", "num_workers": workers, **options}
+    with gl.Loader(kind(), collate_fn=as_list, **options) as loader:
+        samples = [sample for batch in loader for sample in batch]
+    assert [sample["number"] for sample in samples] == list(range(COUNT))
+    for sample in samples:
+        assert_original(sample)
+        assert isinstance(sample.get("file", torch.zeros(0)), torch.Tensor)
+
+
+class Unsendable(list):
+    """A batch that cannot be pickled."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.processes
+def test_copies_of_a_streams_images_are_collated_here_if_the_batch_cannot_be_sent():
+    with gl.Loader(Stream(), 4, collate_fn=Unsendable, num_workers=1, device="cpu") as loader:
+        for batch in loader:
+            assert isinstance(batch, Unsendable)
+            for sample in batch:
+                assert_original(sample)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of JPEGs, of which number 2 is truncated."""
+    paths = []
+    for number in range(6):
+        data = jpeg_bytes(smooth_image(200, 300, number))
+        path = tmp_path / f"{number}.jpg"
+        path.write_bytes(data[: len(data) // 2] if number == 2 else data)
+        paths.append(str(path))
+    return paths
+
+
+class Files:
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return PILImage.open(self.paths[index]), index
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves truncated files open
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_truncated_pillow_image_is_the_failure_of_its_sample(workers, files):
+    options = {"collate_fn": list, "num_workers": workers, "device": "cpu"}
+    with (
+        gl.Loader(Files(files), 3, **options) as loader,
+        pytest.raises(
+            gl.SampleError, match=rf"^sample 2 \({re.escape(files[2])}\),.*OSError: .*truncated.*sample\[0\]"
+        ),
+    ):
+        list(loader)
+    for on_error, expected in [("skip", [0, 1, 3, 4, 5]), ("replace", None)]:
+        with gl.Loader(Files(files), 3, on_error=on_error, **options) as loader:
+            with pytest.warns(RuntimeWarning, match=rf"^sample 2 \({re.escape(files[2])}\), .*truncated"):
+                batches = list(loader)
+            [error] = loader.errors
+        assert error.index == 2
+        samples = [sample for batch in batches for sample in batch]
+        numbers = [number for _, number in samples]
+        assert numbers == expected if expected else (len(numbers) == 6 and 2 not in numbers)
+        for image, number in samples:
+            np.testing.assert_array_equal(np.asarray(image), np.asarray(PILImage.open(files[number])))
+
+
+def test_pillow_image_over_a_limit_of_decode_is_refused_before_it_is_decoded():
+    decode = gl.Decode(max_pixels=20 * 30 - 1)
+    with (
+        gl.Loader(Pictures(), 1, collate_fn=list, num_workers=0, device="cpu", decode=decode) as loader,
+        pytest.raises(gl.SampleError, match="30×20 = 600 pixels, more than max_pixels=599"),
+    ):
+        list(loader)
+
+
+def raise_for_tensors(samples):
+    raise TypeError(f"got a {type(samples[0][0]).__name__}")
+
+
+@pytest.mark.parametrize("case", ["transforms", "files"])
+def test_error_of_a_collate_fn_that_got_tensors_says_how_to_get_pillow_images(case, tmp_path, files):
+    files[2:3] = []
+    (tmp_path / "2.jpg").unlink()
+    dataset = Files(files) if case == "transforms" else gl.ImageFiles(tmp_path).map(lambda image: (image, 0))
+    options = {"transforms": [T.CenterCrop(8)]} if case == "transforms" else {}
+    hint = (
+        "it got the images as C×H×W tensors. To get Pillow's images, return these from the dataset, without transforms"
+    )
+    with (
+        gl.Loader(dataset, 2, collate_fn=raise_for_tensors, num_workers=0, device="cpu", **options) as loader,
+        pytest.raises(gl.CollateError, match=f"got a Tensor.*{re.escape(hint)}"),
+    ):
+        list(loader)
+
+
+def test_images_arrive_as_tensors_if_they_are_declared_or_belong_to_targets():
+    image = PILImage.fromarray(smooth_image(8, 9, 0))
+    for sample in ((gl.Image(image), 0), (image, gl.Boxes([[1, 2, 3, 4]])), (image, gl.Mask(np.zeros((8, 9))))):
+        with gl.Loader([sample], collate_fn=list, num_workers=0, device="cpu") as loader:
+            [[(found, target)]] = loader
+        assert torch.equal(found, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+        assert isinstance(target, int | torch.Tensor)
+
+
+class Held:
+    """A dataset that holds its images."""
+
+    def __init__(self):
+        self.images = [paletted(number) for number in range(COUNT)]
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return list(self.images[index].im.getpalette("RGBA", "RGBA"))
+
+
+@pytest.mark.processes
+def test_palettes_of_a_datasets_images_reach_the_workers_with_their_alpha():
+    with gl.Loader(Held(), collate_fn=list, num_workers=1, device="cpu") as loader:
+        assert [palette for [palette] in loader] == [Held()[index] for index in range(COUNT)]
