@@ -24,6 +24,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
     "docs/determinism.md": (),
     "docs/howto/dataset.md": (),
     "docs/howto/mixing.md": (),
+    "docs/howto/not_on_the_gpu.md": ("loader", "plain_loader", "train"),
     "docs/howto/transform.md": (),
     "docs/index.md": (),
     "docs/quickstart.md": (),
@@ -143,6 +144,12 @@ def keep_your_loader() -> dict[str, Any]:
         "load_dataset": lambda *arguments, **options: streamed.to_iterable_dataset(),
         "LeRobotDataset": episodes,
     }
+
+
+def not_on_the_gpu() -> dict[str, Any]:
+    import torch
+
+    return {"plain_loader": [(torch.zeros(4, 3, 48, 64, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))] * 8}
 
 
 def backends() -> dict[str, Any]:
@@ -269,6 +276,7 @@ SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/howto/keep_your_loader.md": keep_your_loader,
     "docs/howto/moving.md": moving,
     "docs/howto/multispectral.md": multispectral,
+    "docs/howto/not_on_the_gpu.md": not_on_the_gpu,
     "docs/howto/text.md": text,
     "docs/targets.md": targets,
     "docs/transforms.md": transforms,
