@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pictures import jpeg_bytes, smooth_image
+from PIL import ExifTags, Image
 from project.documentation import scene
 from project.documentation.blocks import FENCE, blocks_of
+
+import gpuload as gl
 
 ROOT = Path(__file__).parents[3]
 # Pages whose blocks have a test of their own; here they are only compiled.
@@ -42,6 +47,31 @@ def test_blocks_run(page, images, monkeypatch):
             exec(code, names)
     for loader in [value for value in names.values() if hasattr(value, "close") and hasattr(value, "plan")]:
         loader.close()
+
+
+def test_yolo_boxes_are_in_pixels_of_the_image_as_it_is_decoded(tmp_path):
+    """The boxes of a landscape, and of a portrait that is stored as a landscape; a line with a polygon is refused."""
+    (recipe,) = [block.code for block in blocks_of(ROOT / "docs" / "targets.md") if "class Yolo" in block.code]
+    names = {}
+    exec(recipe.partition("\nloader = ")[0], names)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+    for number, options in enumerate(({}, {"exif": exif})):
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(jpeg_bytes(smooth_image(90, 120, 1), **options))
+        (tmp_path / "labels" / f"{number}.txt").write_text("2 0.5 0.25 0.1 0.5\n")
+    dataset = names["Yolo"](tmp_path)
+    loader = gl.Loader(dataset, 2, decode=gl.Decode(exif=True), ragged="list", num_workers=0, device="cpu")
+    images, targets = next(iter(loader))
+    for number, (height, width) in enumerate([(90, 120), (120, 90)]):
+        assert images[number].shape == (3, height, width)
+        assert dataset[number][1]["boxes"].canvas_hw == (height, width)
+        np.testing.assert_allclose(targets[number]["boxes"], [[width / 2, height / 4, width / 10, height / 2]])
+        assert targets[number]["labels"].tolist() == [2]
+    (tmp_path / "labels" / "1.txt").write_text("2 0.1 0.1 0.5 0.1 0.5 0.5\n")
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        dataset[1]
 
 
 def test_pages_that_are_only_compiled_have_tests():
