@@ -389,9 +389,12 @@ def describe(labels):
 
 
 class Save(pl.Callback):
+    def __init__(self, after):
+        self.after = after
+
     def on_train_batch_end(self, trainer, *others):
-        if trainer.global_step == 5:
-            trainer.save_checkpoint(folder / "five.ckpt")
+        if trainer.global_step == self.after:
+            trainer.save_checkpoint(folder / f"{self.after}.ckpt")
 
 
 def collate(samples):
@@ -399,14 +402,21 @@ def collate(samples):
     return list(images), list(targets)
 
 
-def fit(base, samples, ckpt_path=None, **loading):
-    loader = StatefulDataLoader(samples, batch_size=4, **loading)
+class Plain(pl.LightningModule):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+
+def fit(base, samples, ckpt_path=None, save_after=5, data=None, **loading):
+    loaders = [StatefulDataLoader(samples, batch_size=size, **loading) for size in (4, 7)]
     quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
-        max_epochs=2, callbacks=[Save()], enable_checkpointing=False, default_root_dir=str(folder), **quiet
+        max_epochs=2, callbacks=[Save(save_after)], enable_checkpointing=False, default_root_dir=str(folder), **quiet
     )
     model = mixin(base)()
-    trainer.fit(model, loader, StatefulDataLoader(samples, batch_size=7, **loading), ckpt_path=ckpt_path)
+    source = {"datamodule": data(*loaders)} if data else dict(zip(("train_dataloaders", "val_dataloaders"), loaders))
+    trainer.fit(model, ckpt_path=ckpt_path, **source)
     return model
 
 
@@ -425,10 +435,17 @@ boxed = [(image, {"boxes": gl.Boxes(BOXES)}) for image in IMAGES]
 whole = fit(Classifier, numbered)
 results = {
     "numbered": [whole.seen, expected(lambda rows: torch.arange(14)[rows])],
-    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "five.ckpt").seen, whole.seen[5:]],
+    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "5.ckpt").seen, whole.seen[5:]],
     "validated": whole.validated,
     "boxed": [fit(Detector, boxed, collate_fn=collate).seen, expected(lambda rows: [boxed[0][1]] * len(IMAGES[rows]))],
 }
+by_data = fit(Plain, numbered, data=AugmentedData)
+results["in a DataModule"] = [by_data.seen, results["numbered"][1]]
+results["validated in a DataModule"] = by_data.validated
+for after in (2, 5):
+    fit(Plain, numbered, save_after=after, data=AugmentedData)
+    seen = fit(Plain, numbered, ckpt_path=folder / f"{after}.ckpt", save_after=None, data=AugmentedData).seen
+    results[f"resumed after {after} batches in a DataModule"] = [seen, by_data.seen[after:]]
 (folder / "results.json").write_text(json.dumps(results))
 """
 )
@@ -444,20 +461,29 @@ def augmented(tmp_path_factory, popen):
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize("case", ["numbered", "boxed"])
+@pytest.mark.parametrize("case", ["numbered", "boxed", "in a DataModule"])
 def test_augment_in_the_hooks_that_the_page_names(augmented, case):
     seen, expected = augmented[case]
     assert len(seen) == 8
     assert seen == expected
 
 
-def test_augment_resumed_from_a_checkpoint(augmented):
-    seen, expected = augmented["resumed"]
-    assert len(seen) == 3
+@pytest.mark.parametrize(
+    ("case", "batches"),
+    [
+        ("resumed", 3),
+        ("resumed after 2 batches in a DataModule", 6),
+        ("resumed after 5 batches in a DataModule", 3),
+    ],
+)
+def test_augment_resumed_from_a_checkpoint(augmented, case, batches):
+    seen, expected = augmented[case]
+    assert len(seen) == batches
     assert seen == expected
 
 
-def test_validation_draws_nothing(augmented):
+@pytest.mark.parametrize("case", ["validated", "validated in a DataModule"])
+def test_validation_draws_nothing(augmented, case):
     """A sanity check of two batches, and two epochs."""
-    sanity, epochs = augmented["validated"][:2], augmented["validated"][2:]
+    sanity, epochs = augmented[case][:2], augmented[case][2:]
     assert epochs == sanity * 2
