@@ -122,6 +122,19 @@ def test_the_architecture_names_what_is_in_the_code():
         assert any(block in text for text in sources), block
 
 
+@pytest.mark.parametrize("workflow", ["ci", "docs", "nightly"])
+def test_each_job_that_runs_make_sets_up_python_first_and_names_its_runner(workflow):
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text().split("\njobs:\n")[1]
+    _, *parts = re.split(r"^  ([\w-]+):\n", text, flags=re.MULTILINE)
+    jobs = dict(zip(parts[::2], parts[1::2], strict=True))
+    commands = {name: re.search(r"run: (?:make|\.ci/run)", steps) for name, steps in jobs.items()}
+    assert any(commands.values())
+    for name, command in commands.items():
+        if command is not None:
+            assert "actions/setup-python@" in jobs[name][: command.start()], name
+            assert re.search(r"runs-on: (?:ubuntu-|\[self-hosted, linux, x64)", jobs[name]), name
+
+
 def test_hooks_use_the_ruff_that_is_tested():
     pinned = re.search(r"^ruff==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     hooks = re.findall(r"ruff==[\d.]+", (ROOT / ".pre-commit-config.yaml").read_text())
