@@ -21,6 +21,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Pages whose blocks import and define all that they use, with the names that they say are the reader's own.
 COMPLETE: dict[str, tuple[str, ...]] = {
     "README.md": ("loader", "train"),
+    "docs/decoding.md": (),
     "docs/determinism.md": (),
     "docs/howto/dataset.md": (),
     "docs/howto/mixing.md": (),
@@ -28,6 +29,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
     "docs/howto/transform.md": (),
     "docs/index.md": (),
     "docs/quickstart.md": (),
+    "docs/tuning.md": ("loader", "train"),
 }
 
 
