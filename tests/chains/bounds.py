@@ -31,9 +31,8 @@ STEPS: dict[str, dict[str, float]] = {
     "dali": {"resize bilinear": 1, "brightness": 1, "blur": 1},
 }
 
-# What torch's kernels for CUDA do otherwise than those for the CPU: they round a product and a sum once, so a blend
-# that is truncated may lie a level higher; and a hue, of 256, may be the next one.
-ON_CUDA = {"saturation": 1, "hue": 8}
+# What torch's kernels for CUDA do otherwise than those for the CPU: a hue, of 256, may be the next one.
+ON_CUDA = {"hue": 8}
 
 
 def on_cuda(backend: str) -> Mapping[str, float]:

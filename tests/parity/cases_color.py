@@ -198,6 +198,7 @@ COLOUR = [
         GREY,
     ),
     case("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
+    case("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
     case("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, HUE),
     case(
         "ColorJitter",

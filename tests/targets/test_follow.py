@@ -106,6 +106,24 @@ def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
     assert points[0].tolist() == [[16, 7]]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_quarter_turn_takes_keypoints_to_the_last_pixel_and_a_rotation_to_the_border(seed):
+    """`RandomRotate90` moves them as flips do; `RandomRotation` takes the corner of the first pixel to the corner."""
+    image = np.zeros((20, 30, 3), np.uint8)
+    image[5, 3] = 255
+    places = []
+    for transform in (T.RandomRotate90(p=1), T.RandomRotation((90, 90), expand=True)):
+        sample = (image, gl.Keypoints([[3, 5]]))
+        with gl.Loader([sample], transforms=[transform], num_workers=0, device="cpu", seed=seed) as loader:
+            [[images, points]] = list(loader)
+        [[row, column]] = images[0, 0].nonzero().tolist()
+        places.append((points[0].tolist(), [[column, row]]))
+    (turned, pixel), (rotated, rotated_pixel) = places
+    assert turned == pixel
+    assert rotated_pixel == [[5, 30 - 1 - 3]]
+    assert rotated == [[5, 30 - 3]]
+
+
 RECIPE = (
     T.RandomZoomOut(fill={gl.Image: 5, gl.Mask: 200}, p=0.5),
     T.RandomIoUCrop(),

@@ -1,9 +1,8 @@
-"""Definitions shared by all kernels: the columns of a job, reading pixels, and arithmetic that rounds like the
-reference.
+"""Definitions shared by all kernels: the columns of a job, reading pixels, and rounding like torch.
 
-Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference;
-where the reference rounds once, kernels call `multiply_add`. Triton's interpreter rounds a fused multiply-add twice and
-truncates bfloat16, so both operations are written out for it. All functions are stateless device functions of Triton.
+Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference.
+Triton's interpreter truncates bfloat16, so rounding is written out for it. All functions are stateless device functions
+of Triton.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from triton import knobs
 
 from gpuload.transforms.program.fusing import jobs as R
 
-__all__ = ["INTERPRETED", "clamped_offsets", "fill_outside", "multiply_add", "read", "round_to"]
+__all__ = ["INTERPRETED", "clamped_offsets", "fill_outside", "read", "round_to"]
 
 INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
 
@@ -73,18 +72,6 @@ def clamped_offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, coordina
     """Return the byte offsets of rows or columns from the first one. Coordinates outside the source are clamped."""
     last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
     return tl.minimum(tl.maximum(coordinates, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
-
-
-@triton.jit
-def multiply_add(factor, numbers, summand):
-    """Compute factor · numbers + summand in float32, rounded once. `numbers` must be levels or differences of
-    levels."""
-    if INTERPRETED:
-        # A product of 24 and 9 bits is exact in float64, and so is the sum, except for factors close to 0.
-        result = (factor.to(tl.float64) * numbers.to(tl.float64) + summand.to(tl.float64)).to(tl.float32)
-    else:
-        result = tl.fma(factor + tl.zeros_like(numbers), numbers, summand)
-    return result
 
 
 @triton.jit

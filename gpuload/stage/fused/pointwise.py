@@ -16,7 +16,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.pixels import multiply_add
 from gpuload.stage.reference.color import LUMA, TINY
 from gpuload.transforms.program.fusing.passes import ERASE_BOX, STATISTICS
 from gpuload.transforms.program.ops import code as code_of
@@ -125,13 +124,11 @@ def _look_up(table_ptr, levels):
 
 @triton.jit
 def _saturation(red, green, blue, factor):
-    """Blend with the grey levels as `torch.lerp` does: starting from the nearer end, and rounding once."""
+    """Blend with the grey levels; `color.saturation` explains why the product and the sum must not be fused."""
     grey = _luma(red, green, blue)
-    is_near_grey = tl.abs(factor) < 0.5
-    share = tl.where(is_near_grey, factor, factor - 1.0)
-    red = _truncate(multiply_add(share, red - grey, tl.where(is_near_grey, grey, red)))
-    green = _truncate(multiply_add(share, green - grey, tl.where(is_near_grey, grey, green)))
-    blue = _truncate(multiply_add(share, blue - grey, tl.where(is_near_grey, grey, blue)))
+    red = _truncate((red - grey) * factor + grey)
+    green = _truncate((green - grey) * factor + grey)
+    blue = _truncate((blue - grey) * factor + grey)
     return red, green, blue
 
 
