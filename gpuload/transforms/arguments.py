@@ -41,6 +41,7 @@ __all__ = [
     "label_getter",
     "name_of",
     "probability",
+    "refuse_albumentations",
     "size_pair",
 ]
 
@@ -87,6 +88,19 @@ def name_of(entry: Any) -> str:
         package = entry.__module__.partition(".")[0]
         return entry.__name__ if package == "__main__" else f"{package}'s {entry.__name__}"
     return entry.__name__
+
+
+def refuse_albumentations(name: str, entry: Any) -> None:
+    """Raise a TypeError, with the remedy, for a transform or chain of albumentations, or a class of them, including
+    subclasses that a user defines."""
+    cls = entry if isinstance(entry, type) else type(entry)
+    if any(base.__module__.partition(".")[0] == "albumentations" for base in cls.__mro__):
+        from gpuload.transforms.names import albumentations_remedy  # imported only when an error is raised
+
+        raise TypeError(
+            f"{name} is albumentations' {cls.__name__}, which takes a single image, a NumPy array; "
+            f"{albumentations_remedy(cls.__name__)}"
+        )
 
 
 def integer(name: str, value: Any, *, minimum: int | None) -> int:

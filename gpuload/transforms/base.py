@@ -14,6 +14,7 @@ workers and the main process resolve the chain for the epoch (`Chain.at`) before
 from __future__ import annotations
 
 import copy
+import functools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -245,10 +246,35 @@ def argument(
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
     """Turn a class into a transform: a frozen dataclass. If a caller passes an argument under another library's name,
-    the error suggests gpuload's name."""
+    the error suggests gpuload's name; if the entries of the first argument are passed as separate arguments, the error
+    says how to join them."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    declared.__init__ = explain_unknown_arguments(_find_equivalent_argument)(declared.__init__)
+    init = explain_unknown_arguments(_find_equivalent_argument)(declared.__init__)
+
+    @functools.wraps(init)
+    def checked_init(self: Any, *args: Any, **arguments: Any) -> None:
+        try:
+            init(self, *args, **arguments)
+        except (TypeError, ValueError) as error:
+            if (remedy := _join_first_argument(declared, args)) is None:
+                raise
+            raise type(error)(f"{error}; {remedy}") from None
+
+    declared.__init__ = checked_init
     return declared
+
+
+def _join_first_argument(cls: type[Transform], args: Sequence[Any]) -> str | None:
+    """Return the remedy for a call that passes a height and a width, or several transforms or views, as separate
+    arguments; None for other calls."""
+    if len(args) < 2:
+        return None
+    name = fields(cls)[0].name
+    if name in ("size", "target_size") and isinstance(args[0], int) and isinstance(args[1], int):
+        return f"pass (height, width) as one argument, {cls.__name__}(({args[0]}, {args[1]}))"
+    if name in ("transforms", "chains") and all(isinstance(entry, Transform | list) for entry in args):
+        return f"pass one list, {cls.__name__}([…, …])"
+    return None
 
 
 def _find_equivalent_argument(argument: str) -> str | None:

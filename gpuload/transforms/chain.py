@@ -17,7 +17,7 @@ An invalid order raises a `ValueError` that names both transforms and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,13 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvision_transform, name_of
+from gpuload.transforms.arguments import (
+    depends_on_epoch,
+    is_module,
+    is_torchvision_transform,
+    name_of,
+    refuse_albumentations,
+)
 from gpuload.transforms.base import ChainPosition, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
@@ -79,11 +85,17 @@ class Chain:
                 f"transforms must be a list of gpuload transforms, got torchvision's {_class_name(transforms)}; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
             )
+        refuse_albumentations("transforms", transforms)
         if isinstance(transforms, Compose):
             transforms = transforms.transforms
         elif isinstance(transforms, Transform) or is_module(transforms):
             raise TypeError(
                 f"transforms must be a list, got a single {type(transforms).__name__}; write [{transforms!r}]"
+            )
+        elif isinstance(transforms, Mapping | Set | str):
+            raise TypeError(
+                f"transforms must be a list in the order of application, got a {_class_name(transforms)}: "
+                f"{one_line(repr(transforms))}; pass one list, which applies to all images of a sample"
             )
         try:
             entries = list(transforms or ())
@@ -92,6 +104,7 @@ class Chain:
             raise TypeError(f"transforms must be a list of transforms, got {_class_name(transforms)}{hint}") from None
         for index, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvision_transform(entry) or not is_module(entry)):
+                refuse_albumentations(f"transforms[{index}]", entry)
                 raise TypeError(_invalid_entry_message(entry, index))
         entries: list[Any] = flatten(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite_number, is_module, is_sequence, is_torchvision_transform, probability
+from gpuload.transforms.arguments import (
+    finite_number,
+    is_module,
+    is_sequence,
+    is_torchvision_transform,
+    probability,
+    refuse_albumentations,
+)
 from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_for_rows
@@ -260,6 +267,7 @@ def check_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
         )
     for index, child in enumerate(children):
         if not isinstance(child, Transform):
+            refuse_albumentations(f"{owner}(transforms=…)[{index}]", child)
             raise TypeError(
                 f"{owner}(transforms=…)[{index}] is not a gpuload transform: got {child!r} ({type(child).__name__})"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 
 import numpy as np
 
-from gpuload.transforms.arguments import is_module, name_of
+from gpuload.transforms.arguments import is_module, name_of, refuse_albumentations
 from gpuload.transforms.base import (
     EVERYWHERE,
     ChainPosition,
@@ -185,6 +185,7 @@ class Lambda(Custom):
             raise TypeError(f"Lambda(fn=…) must be a function of images, got {self.fn!r} ({type(self.fn).__name__})")
         if isinstance(self.fn, Transform):
             raise TypeError(f"Lambda(fn=…) is {self.fn!r}, which is already a transform; remove the Lambda around it")
+        refuse_albumentations("Lambda(fn=…)", self.fn)
         if self.per not in get_args(Per):
             raise ValueError(f"Lambda(per=…) must be 'batch' or 'image', got {self.per!r}")
 

@@ -24,6 +24,7 @@ from gpuload.transforms.arguments import (
     is_sequence,
     is_torchvision_transform,
     probability,
+    refuse_albumentations,
     size_pair,
 )
 from gpuload.transforms.base import Transform
@@ -126,6 +127,7 @@ class _Converter:
         if isinstance(entry, Transform):
             yield entry
         elif not _is_from_torchvision(entry):
+            refuse_albumentations(location, entry)
             raise TypeError(_foreign_message(entry, location))
         elif name in UNSUPPORTED:
             error = TypeError if name == "Lambda" else ValueError

@@ -19,6 +19,7 @@ __all__ = [
     "TRANSFORMS",
     "TYPE_CONVERSIONS",
     "UNSUPPORTED",
+    "albumentations_remedy",
     "missing_name_error",
 ]
 
@@ -58,6 +59,9 @@ ALBUMENTATIONS_ONLY: Final = (
     "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "UnsharpMask", "XYMasking", "ZoomBlur",
 )  # fmt: skip
 
+DATASET_REMEDY: Final = (
+    "call albumentations in the dataset's __getitem__ and return gpuload.Image(transform(image=array)['image'])"
+)
 CUSTOM_REMEDY: Final = "for a transform of your own write a subclass of Custom, or Lambda(function)"
 TENSOR_REMEDY: Final = "leave it out: batches hold tensors, whatever the dataset returns"
 PROBABILITY_HINT: Final = "RandomApply([…], p=…) applies it with a probability"
@@ -103,6 +107,7 @@ TRANSFORMS: Final = {
     "create_transform": "write from_timm(config, is_training=…)",
     # albumentations
     "Affine": "write RandomAffine(degrees, translate, scale, shear)",
+    "AutoContrast": "write RandomAutocontrast(p)",
     "BasicTransform": CUSTOM_REMEDY,
     "BBoxSafeRandomCrop": "write RandomIoUCrop()",
     "Blur": "write GaussianBlur(kernel_size)",
@@ -116,6 +121,7 @@ TRANSFORMS: Final = {
     "Equalize": "write RandomEqualize(p)",
     "Erasing": "write RandomErasing(p, scale, ratio)",
     "GaussNoise": f"write GaussianNoise(sigma=…); {PROBABILITY_HINT}",
+    "HorizontalFlip": "write RandomHorizontalFlip(p)",
     "HueSaturationValue": f"write ColorJitter(saturation=…, hue=…); {PROBABILITY_HINT}",
     "ImageCompression": f"write JPEG(quality); {PROBABILITY_HINT}",
     "ImageOnlyTransform": CUSTOM_REMEDY,
@@ -125,6 +131,8 @@ TRANSFORMS: Final = {
     "OneOf": "write RandomChoice([…], p=[…])",
     "OneOrOther": "write RandomChoice([first, second], p=[…])",
     "PadIfNeeded": "write CenterCropOrPad(size), or RandomCrop(size, pad_if_needed=True)",
+    "Perspective": "write RandomPerspective(distortion_scale, p)",
+    "Posterize": "write RandomPosterize(bits, p)",
     "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {PROBABILITY_HINT}",
     "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
     "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
@@ -137,6 +145,7 @@ TRANSFORMS: Final = {
     "ShiftScaleRotate": f"write RandomAffine(degrees, translate, scale); {PROBABILITY_HINT}",
     "SmallestMaxSize": "write Resize(size), where a single number is the shorter side",
     "SelectiveChannelTransform": "write a Custom, which gets all channels",
+    "Solarize": "write RandomSolarize(threshold, p)",
     "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
     "SquareSymmetry": "write RandomRotate90(p=1) and RandomTranspose()",
     "ToFloat": "write ToDtype('float32', scale=True)",
@@ -144,6 +153,7 @@ TRANSFORMS: Final = {
     "ToRGB": "leave it out: gpuload.Encoded decodes every file to RGB",
     "ToTensorV2": TENSOR_REMEDY,
     "Transpose": "write RandomTranspose(p)",
+    "VerticalFlip": "write RandomVerticalFlip(p)",
     # FFCV
     "CenterCropRGBImageDecoder": "write CenterCropOrPad(size), or Resize(size) and CenterCrop(size)",
     "Convert": "write ToDtype('float16'), or gpuload.Loader(dtype='float16')",
@@ -226,5 +236,12 @@ def _hint_for_transform_name(name: str) -> str | None:
     if name in sys.modules["gpuload"].__all__ and name != "transforms":
         return f"write gpuload.{name}"
     if name in ALBUMENTATIONS_ONLY:
-        return "call albumentations in the dataset's __getitem__ and return gpuload.Image(array), or write a Custom"
+        return f"{DATASET_REMEDY}, or write a Custom"
     return TRANSFORMS.get(name) or UNSUPPORTED.get(name)
+
+
+def albumentations_remedy(name: str) -> str:
+    """Return the remedy for a transform of albumentations in a chain."""
+    if name in sys.modules["gpuload.transforms"].__all__ and name not in ("Compose", "Lambda"):
+        return f"write gpuload.transforms.{name}(…), or {DATASET_REMEDY}"
+    return f"{TRANSFORMS[name]}, or {DATASET_REMEDY}" if name in TRANSFORMS else DATASET_REMEDY

@@ -63,6 +63,13 @@ def test_impossible_order(transforms, text):
     [
         (T.CenterCrop(8), "transforms must be a list, got a single CenterCrop; write [CenterCrop(size=(8, 8))]"),
         (3, "transforms must be a list of transforms, got int"),
+        (
+            {"image": T.CenterCrop(8)},
+            "transforms must be a list in the order of application, got a dict: {'image': CenterCrop(size=(8, 8))}; "
+            "pass one list, which applies to all images of a sample",
+        ),
+        ({T.CenterCrop(8)}, "got a set: {CenterCrop(size=(8, 8))}; pass one list"),
+        ("crop", "got a str: 'crop'; pass one list"),
         (len, "got builtin_function_or_method; write [T.Lambda(len)] to call it with a batch"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
         (

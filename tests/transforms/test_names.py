@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -34,11 +35,16 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
         (T, "Loader", "write gpuload.Loader"),
         (T, "Mixup", "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for"),
         (T, "Cutout", "write RandomErasing(p, scale, ratio=(1, 1))"),
-        (T, "CLAHE", "call albumentations in the dataset's __getitem__ and return gpuload.Image(array)"),
+        (
+            T,
+            "CLAHE",
+            "call albumentations in the dataset's __getitem__ and return gpuload.Image(transform(",
+        ),
         (T, "RandomResizedCropRGBImageDecoder", "write RandomResizedCrop(size)"),
         (T, "crop_mirror_normalize", "write CenterCrop(size) or RandomCrop(size), RandomHorizontalFlip(), Normalize("),
         (T, "RandomResizeCrop", "did you mean RandomResizedCrop?"),
-        (T, "Solarize", "did you mean RandomSolarize?"),
+        (T, "Invert", "did you mean RandomInvert?"),
+        (T, "Solarize", "write RandomSolarize(threshold, p)"),
         (T, "random_crop", "did you mean RandomCrop?"),
         (gl, "Laoder", "did you mean Loader?"),
         (gl, "Imagefolder", "did you mean ImageFolder?"),
@@ -162,3 +168,69 @@ def test_a_name_in_the_tables_is_none_of_ours():
             mixing = {"label_smoothing"}
             only = {"SanitizeBoundingBoxes": {"min_area"}, "CutMix": mixing, "MixUp": mixing}
             assert set(inspect.signature(value).parameters) & set(ARGUMENTS) == only.get(name, set())
+
+
+def from_albumentations(name: str, base: type = object) -> type:
+    return type(name, (base,), {"__module__": "albumentations.augmentations.any", "__call__": lambda self: None})
+
+
+IN_THE_DATASET = (
+    "call albumentations in the dataset's __getitem__ and return gpuload.Image(transform(image=array)['image'])"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("HorizontalFlip", f"write RandomHorizontalFlip(p), or {IN_THE_DATASET}"),
+        ("RandomCrop", f"write gpuload.transforms.RandomCrop(…), or {IN_THE_DATASET}"),
+        ("CLAHE", IN_THE_DATASET),
+        ("Compose", IN_THE_DATASET),
+        ("Lambda", IN_THE_DATASET),
+    ],
+)
+def test_a_transform_of_albumentations_in_a_chain_is_refused_with_a_remedy(name, remedy):
+    with pytest.raises(TypeError) as caught:
+        T.Chain([from_albumentations(name)()])
+    text = f"transforms[0] is albumentations' {name}, which takes a single image, a NumPy array; {remedy}"
+    assert str(caught.value) == text
+
+
+def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed():
+    crop = from_albumentations("CropAndPad")
+    subclass = type("Own", (crop,), {"__module__": "__main__"})
+    for make, place in [
+        (lambda: T.Chain(crop()), "transforms"),
+        (lambda: T.Chain([crop]), "transforms[0]"),
+        (lambda: T.Chain([subclass()]), "transforms[0]"),
+        (lambda: T.RandomApply([crop()]), "RandomApply(transforms=…)[0]"),
+        (lambda: T.Lambda(crop(), per="image"), "Lambda(fn=…)"),
+        (lambda: T.from_torchvision([crop()]), "from_torchvision: transforms[0]"),
+    ]:
+        with pytest.raises(TypeError, match=re.escape(f"{place} is albumentations' ")) as caught:
+            make()
+        assert str(caught.value).endswith(IN_THE_DATASET)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: T.Resize(224, 200), "got 200; pass (height, width) as one argument, Resize((224, 200))"),
+        (lambda: T.CenterCrop(8, 9), "were given; pass (height, width) as one argument, CenterCrop((8, 9))"),
+        (lambda: T.RandomResizedCrop(8, 9), "got 9; pass (height, width) as one argument, RandomResizedCrop((8, 9))"),
+        (lambda: T.MultiView([T.Identity()], [T.Identity()]), "were given; pass one list, MultiView([…, …])"),
+        (lambda: T.Compose(T.Identity(), T.Identity()), "were given; pass one list, Compose([…, …])"),
+        (lambda: T.RandomApply(T.Identity(), T.Identity()), "(Identity); pass one list, RandomApply([…, …])"),
+    ],
+)
+def test_entries_of_an_argument_that_are_passed_separately_are_refused_with_a_remedy(make, text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert str(caught.value).endswith(text)
+
+
+def test_other_errors_of_a_second_argument_keep_their_text():
+    with pytest.raises(ValueError, match=r"must lie in 0 … 1, got 1\.5$"):
+        T.RandomApply([T.Identity()], 1.5)
+    with pytest.raises(TypeError, match=r"got 'x' \(str\)$"):
+        T.RandomErasing("x", 3)
