@@ -243,7 +243,7 @@ class SampleReader:
             try:
                 images[leaf] = self._make_picture(image)
             except Exception as error:
-                raise ImageFailure(source, key_paths_of(structure)[leaf]) from error
+                raise ImageFailure(getattr(image, "source", None) or source, key_paths_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         if self._keeps_pillow_images:
             for leaf, value in values.items():
@@ -329,7 +329,6 @@ class SampleReader:
         location = key_paths_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
-            sample.source = sample.source or mask.array.source
             self._counters.bytes_read += len(mask.array.data)
             try:
                 header = self._decoder.header(mask.array)

@@ -46,3 +46,22 @@ def test_the_broken_file_is_named(beside, num_workers):
     ):
         list(loader)
     assert caught.value.source == "broken.png"
+
+
+@pytest.mark.parametrize(("place", "data"), [("header", b"no image"), ("pixels", None)])
+@pytest.mark.parametrize(
+    ("sources", "named"), [((None, None), None), ((None, "second.png"), None), (("first.png", "second.png"), "first.png")]
+)
+def test_an_error_about_an_image_does_not_name_the_file_of_its_mask(place, data, sources, named):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    image = gl.Encoded(png(pixels, cut=3000) if data is None else data, source=sources[0])
+    mask = gl.Mask(gl.Encoded(png(pixels[..., 0]), "unchanged", source=sources[1]))
+    with pytest.raises(gl.SampleError, match=r"\(in sample\[0\]\)") as caught:
+        list(gl.Loader([(image, mask)], 1, num_workers=0, device="cpu"))
+    assert caught.value.source == named
+
+
+def test_an_error_in_a_header_names_the_file_of_that_image():
+    sound = gl.Encoded(png(np.zeros((4, 5, 3), np.uint8)), source="sound.png")
+    with pytest.raises(gl.SampleError, match=r"sample 0 \(broken\.png\).*\(in sample\[1\]\)"):
+        list(gl.Loader([(sound, gl.Encoded(b"no image", source="broken.png"))], 1, num_workers=0, device="cpu"))
