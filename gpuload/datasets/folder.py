@@ -8,8 +8,9 @@ into an integer array. Ten million ImageNet-like paths with their labels take 36
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
+
+SPLITS: Final = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
 class _ScannedFolder(ImageFileDataset):
@@ -92,7 +95,8 @@ class ImageFolder(_ScannedFolder):
     ``__MACOSX``, recycle bins, files whose names begin with ``._``.
 
     By default, labels number the existing folders, so in a split that lacks a class, all later classes have different
-    labels. To avoid this, pass the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``.
+    labels. To avoid this, pass the classes of the train split: ``gl.ImageFolder("birds/val", classes=train)``. If all
+    folders have names of splits, such as ``train`` and ``val``, a warning says so.
 
     Args:
         root: the folder that contains one folder per class, or its URL, such as ``s3://bucket/train``.
@@ -146,6 +150,14 @@ class ImageFolder(_ScannedFolder):
         names = class_names(classes)
         self.mode = check_mode(mode)
         folders, counts, search_text = self._scan(root, extensions, follow_links, storage_options, by_class=True)
+        if names is None and len(folders) > 1 and SPLITS.issuperset(name.lower() for name in folders):
+            train = os.path.join(self.root, max(folders, key=lambda name: name.lower().startswith("train")))
+            warnings.warn(
+                f"the classes of {self.root!r} are {format_names(folders)}, which are names of splits, so that "
+                f"labels number the splits; write gpuload.ImageFolder({train!r}), or pass classes={folders!r} if "
+                "they are classes",
+                stacklevel=3,
+            )
         if names is None and not counts.all():
             _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], search_text)
         self.classes = folders if names is None else names

@@ -163,7 +163,7 @@ class Image:
     def __post_init__(self) -> None:
         if self.layout not in ("HWC", "CHW", None):
             raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
-        array = np.asarray(self.array)
+        array = _to_array("Image", self.array)
         if array.dtype != np.uint8:
             _refuse_file(
                 "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
@@ -266,7 +266,12 @@ class Boxes:
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)
         if array.ndim != 2 or array.shape[1] != 4:
-            raise ValueError(f"boxes must be an (n, 4) array, with one row for each box, got shape {array.shape}")
+            remedy = "; write [box]" if array.shape == (4,) else ""
+            if array.ndim == 2 and array.shape[1] > 4:
+                remedy = "; write boxes[:, :4], and return the other columns as another field"
+            raise ValueError(
+                f"boxes must be an (n, 4) array, with one row for each box, got shape {array.shape}{remedy}"
+            )
         if not np.isfinite(array).all():
             row = int((~np.isfinite(array)).any(axis=1).argmax())
             raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
@@ -302,7 +307,12 @@ class Keypoints:
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
-            raise ValueError(f"keypoints must be a (…, 2) array of x and y, got shape {array.shape}")
+            remedy = ""
+            if array.ndim and array.shape[-1] == 3:
+                remedy = "; if the third number is a visibility, write points[..., :2], and return it as another field"
+            elif array.ndim == 1 and array.size % 3 == 0:
+                remedy = "; for a list of COCO, write numpy.reshape(points, (-1, 3))[:, :2]"
+            raise ValueError(f"keypoints must be a (…, 2) array of x and y, got shape {array.shape}{remedy}")
         object.__setattr__(self, "array", array)
 
 
@@ -402,6 +412,22 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
         )
 
 
+def _to_array(name: str, value: Any) -> np.ndarray:
+    """Convert the user's value to an array; raise a TypeError, with a remedy, for None and bfloat16 tensors."""
+    if value is None:
+        remedy = "for an image without any, write []"
+        if name in ("Image", "Mask"):
+            read = "gpuload.read(path)" if name == "Image" else "gpuload.Mask(gpuload.read(path))"
+            remedy = f"cv2.imread returns None for a file that it cannot read; check the path, or return {read}"
+        raise TypeError(f"{name}() takes an array, got None; {remedy}")
+    try:
+        return np.asarray(value)
+    except TypeError:
+        if str(getattr(value, "dtype", None)) == "torch.bfloat16":
+            raise TypeError(f"{name}() got a bfloat16 tensor, which NumPy lacks; write tensor.float()") from None
+        raise
+
+
 def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     """Convert the user's numbers to an array of a dtype that torch also has. A mask on a device, for `gpuload.Augment`,
     is returned unchanged."""
@@ -412,7 +438,7 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
             f"{name}() takes numbers on the CPU, where they are transformed, got a tensor on {value.device}; write "
             f"{name}(tensor.cpu()), or better, pass the loader's output directly"
         )
-    array = np.asarray(value)
+    array = _to_array(name, value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # like torch.tensor
     kind = array.dtype.kind
@@ -454,6 +480,11 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
         DecodeError: the file has more bytes than the `Decode.max_bytes` of the loader that reads the sample, or more
             than 1 GiB outside a loader; or it has more than 16 MiB and does not start like an image.
     """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(
+            f"read() takes the path or URL of one image, got {path!r} ({type(path).__name__}); call it for each path, "
+            "and leave out samples without a file"
+        )
     if (remote := remote_options(path, storage_options)) is not None:
         return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", display_path(os.fspath(path)))
     return Encoded(read_file(path), "RGB", os.fspath(path))

@@ -27,8 +27,9 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 import numpy as np
 
 from gpuload.datasets.litter import STARTS, SkippedFiles, is_litter
+from gpuload.errors import one_line
 
-__all__ = ["LazySequence", "Paths", "Scanner", "full_path", "normalize_index"]
+__all__ = ["LazySequence", "Paths", "Scanner", "full_path", "normalize_index", "path_text"]
 
 Entry = TypeVar("Entry")
 
@@ -170,13 +171,23 @@ class Scanner:
         )
 
 
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return a path as a str; raise a TypeError for anything else, such as a list of paths."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        hint = "; create one dataset per path, and join them with +" if isinstance(path, list | tuple) else ""
+        got = f"{one_line(repr(path))} ({type(path).__name__})"
+        raise TypeError(f"expected a path, a str or pathlib.Path, got {got}{hint}")
+    return os.fsdecode(path)
+
+
 def full_path(path: str | os.PathLike[str]) -> str:
     """Return an absolute path; ``~`` is the user's home directory.
 
     Raises:
         FileNotFoundError: the home directory is unknown: HOME is not set, and the user has no passwd entry.
+        TypeError: `path` is not a path.
     """
-    full = os.path.expanduser(os.fsdecode(path))
+    full = os.path.expanduser(path_text(path))
     if full == "~" or full.startswith("~/"):  # otherwise abspath would use a folder named "~" in the working directory
         raise FileNotFoundError(
             f"the home directory for {path!r} is unknown: HOME is not set, and this user (uid {os.getuid()}) has no "

@@ -451,6 +451,11 @@ def check_ragged(ragged: str, pad_to: Any) -> int | None:
     _check_choice("ragged", ragged, ("error", "list", "pad"))
     if pad_to is None:
         return None
+    if isinstance(pad_to, tuple | list):
+        raise TypeError(
+            f"pad_to must be one integer, of which heights and widths become multiples, got {pad_to!r}; for images of "
+            "one size, put CenterCropOrPad((height, width)) into the transforms"
+        )
     pad_to = check_integer("pad_to", pad_to, 1)
     if ragged != "pad":
         raise ValueError(

@@ -31,6 +31,7 @@ TOP_LEVEL: Final = {
     "DataLoader": "write gpuload.Loader, which takes its arguments",
     "DatasetFolder": "write gpuload.ImageFolder(root, extensions=…)",
     "DistributedSampler": "leave it out: gpuload.Loader divides samples among ranks by itself",
+    "ImageNet": "write gpuload.ImageFolder(root / 'train'), and gpuload.ImageFolder(root / 'val', classes=train)",
     "KeyPoints": "write gpuload.Keypoints(array)",
     "StatefulDataLoader": "write gpuload.Loader, which has state_dict() and load_state_dict() too",
     "Video": "return a list of images",
@@ -39,6 +40,11 @@ TOP_LEVEL: Final = {
     "default_collate": "leave it out: gpuload.Loader does the same without a collate_fn",
     "read_image": "write gpuload.read(path), which leaves the decoding to gpuload.Loader",
 }
+TORCHVISION_DATASETS: Final = (
+    "CIFAR10", "CIFAR100", "Caltech101", "Caltech256", "CelebA", "Cityscapes", "DTD", "EMNIST", "EuroSAT",
+    "FGVCAircraft", "FakeData", "FashionMNIST", "Flowers102", "Food101", "Imagenette", "MNIST", "OxfordIIITPet",
+    "Places365", "STL10", "SVHN", "StanfordCars", "VOCDetection", "VOCSegmentation",
+)  # fmt: skip
 # Classes and functions of torch.utils.data that work with a `Loader`.
 USABLE_AS_IS: Final = (
     "BatchSampler", "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "RandomSampler", "Sampler",
@@ -225,6 +231,8 @@ def _hint_for_top_level_name(name: str) -> str | None:
         return f"write gpuload.transforms.{name}"
     if name in USABLE_AS_IS:
         return f"use torch.utils.data.{name}, which works with gpuload.Loader"
+    if name in TORCHVISION_DATASETS:
+        return f"use torchvision.datasets.{name}, which works with gpuload.Loader"
     return TOP_LEVEL.get(name)
 
 

@@ -27,6 +27,7 @@ from gpuload.datasets.recognise import (
 )
 from gpuload.datasets.sample import (
     META,
+    PIXELS,
     Boxes,
     Encoded,
     Image,
@@ -540,7 +541,15 @@ def _image_hint(structure: Structure, leaves: Sequence[Any]) -> str:
         axes, dtype = len(array.shape), dtype_of(array)
         is_deep = axes == 3 and dtype.startswith(("float", "bfloat", "uint16"))
         if is_deep or (dtype == "uint8" and axes in (2, 3)):
-            argument = "tensor, layout='CHW'" if is_tensor(leaf) and axes == 3 else "array"
+            array_text, to_float = ("tensor", ".float()") if is_tensor(leaf) else ("array", ".astype('float32')")
+            layout = ", layout='CHW'" if is_tensor(leaf) and axes == 3 else ""
+            argument = f"{array_text}{'' if dtype in PIXELS else to_float}{layout}"
             advice = "; to return uint8 instead, remove ToTensor or other scaling from the dataset" if is_deep else ""
             return f": {location}, {describe_leaf(leaf)}, counts as an image only as gpuload.Image({argument}){advice}"
+    for location, leaf in zip(key_paths_of(structure), leaves, strict=True):
+        if leaf is None:
+            return (
+                f": {location} is None, which cv2.imread returns for a file that it cannot read; if it should be the "
+                "image, check the path, or use gpuload.read(path), whose errors name the file"
+            )
     return ""

@@ -17,6 +17,7 @@ from descriptors import open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpuload as gl
 from gpuload.datasets import folder as folder_module
 from gpuload.datasets.cached import Cached
 from gpuload.datasets.folder import ImageFiles, ImageFolder
@@ -95,6 +96,44 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
 def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; .*{instead}"):
         kind(tmp_path, **{name: None})
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles, gl.FileList, gl.LMDB])
+def test_a_list_of_paths_is_refused_with_a_remedy(kind) -> None:
+    text = (
+        "expected a path, a str or pathlib.Path, got ['a', 'b'] (list); create one dataset per path, and join them "
+        "with +"
+    )
+    with pytest.raises(TypeError, match=exactly(text)):
+        kind(["a", "b"])
+
+
+@pytest.mark.parametrize("kind", [ImageFolder, gl.FileList, gl.Parquet])
+def test_none_is_not_a_path(kind) -> None:
+    with pytest.raises(TypeError, match=exactly("expected a path, a str or pathlib.Path, got None (NoneType)")):
+        kind(None)
+
+
+@pytest.mark.parametrize(
+    ("splits", "read"),
+    [(("train", "val", "test"), "train"), (("Training", "validation"), "Training"), (("test", "valid"), "test")],
+)
+def test_folders_with_names_of_splits_are_classes_with_a_warning(splits, read, tmp_path: Path) -> None:
+    make(tmp_path, *(f"{split}/ant/1.jpg" for split in splits))
+    names = sorted(splits)
+    text = (
+        f"the classes of {str(tmp_path)!r} are {', '.join(map(repr, names))}, which are names of splits, so "
+        f"that labels number the splits; write gpuload.ImageFolder({str(tmp_path / read)!r}), or pass "
+        f"classes={names!r} if they are classes"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)):
+        assert ImageFolder(tmp_path).classes == names
+    assert ImageFolder(tmp_path, classes=names).classes == names
+
+
+def test_folders_of_which_some_have_names_of_splits_are_classes_without_a_warning(tmp_path: Path) -> None:
+    assert ImageFolder(make(tmp_path / "vehicles", "bus/1.jpg", "train/2.jpg")).classes == ["bus", "train"]
+    assert ImageFolder(make(tmp_path / "one", "train/2.jpg")).classes == ["train"]
 
 
 def test_images_without_labels_have_no_classes(tmp_path: Path) -> None:

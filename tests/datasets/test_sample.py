@@ -11,6 +11,8 @@ from PIL import Image as PILImage
 import gpuload as gl
 from gpuload import transforms as T
 
+BFLOAT16 = torch.zeros(3, 4, 4, dtype=torch.bfloat16)
+
 
 def test_read_gives_the_bytes_and_remembers_the_path(tmp_path):
     path = tmp_path / "a.jpg"
@@ -145,6 +147,43 @@ def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: gl.Boxes([1, 2, 3, 4]), "got shape (4,); write [box]"),
+        (
+            lambda: gl.Boxes(np.ones((3, 6))),
+            "write boxes[:, :4], and return the other columns as another field",
+        ),
+        (lambda: gl.Boxes(np.ones((3, 2))), "got shape (3, 2)"),
+        (
+            lambda: gl.Keypoints(np.ones((17, 3))),
+            "(17, 3); if the third number is a visibility, write points[..., :2], and return it as another field",
+        ),
+        (lambda: gl.Keypoints([1.0] * 51), "(51,); for a list of COCO, write numpy.reshape(points, (-1, 3))[:, :2]"),
+        (lambda: gl.Keypoints(np.ones(4)), "got shape (4,)"),
+        (lambda: gl.Boxes(None), "Boxes() takes an array, got None; for an image without any, write []"),
+        (
+            lambda: gl.Image(None),
+            "Image() takes an array, got None; cv2.imread returns None for a file that it cannot read; check the path, "
+            "or return gpuload.read(path)",
+        ),
+        (lambda: gl.Mask(None), "check the path, or return gpuload.Mask(gpuload.read(path))"),
+        (lambda: gl.Image(BFLOAT16), "Image() got a bfloat16 tensor, which NumPy lacks; write tensor.float()"),
+        (lambda: gl.Boxes(BFLOAT16[0]), "Boxes() got a bfloat16 tensor, which NumPy lacks; write tensor.float()"),
+        (
+            lambda: gl.read(None),
+            "read() takes the path or URL of one image, got None (NoneType); call it for each path, and leave out "
+            "samples without a file",
+        ),
+        (lambda: gl.read(["a"]), "got ['a'] (list); call it for each path, and leave out samples without a file"),
+    ],
+)
+def test_a_value_that_is_almost_a_leaf_is_refused_with_a_remedy(make, remedy):
+    with pytest.raises((TypeError, ValueError), match=f"{re.escape(remedy)}$"):
+        make()
+
+
 class One:
     """A dataset of one sample."""
 
@@ -225,8 +264,16 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
             "the sample, (float32, 0-d int64 array, uint16 array 3×4), has no image for the transforms; return",
         ),
         (list(range(1000)), "int, int…, has no image for the transforms; return gpuload.Encoded(bytes)"),
+        ((BFLOAT16, 7), "counts as an image only as gpuload.Image(tensor.float(), layout='CHW'); to return uint8"),
+        ((np.zeros((9, 9, 3), np.float16), 7), "counts as an image only as gpuload.Image(array.astype('float32')); "),
+        (
+            {"image": None, "y": 7},
+            'for the transforms: sample["image"] is None, which cv2.imread returns for a file that it cannot read; if '
+            "it should be the image, check the path, or use gpuload.read(path), whose errors name the file; return",
+        ),
+        ({"caption": None, "path": "a.jpg"}, "is the path 'a.jpg'; return gpuload.read(path) instead"),
     ],
-    ids=["grey", "floats", "neither", "long"],
+    ids=["grey", "floats", "neither", "long", "bfloat16", "float16", "none", "none_and_path"],
 )
 def test_a_sample_without_an_image_is_described_with_a_way_out(sample, text):
     assert text in said(sample)

@@ -50,7 +50,8 @@ def test_the_broken_file_is_named(beside, num_workers):
 
 @pytest.mark.parametrize(("place", "data"), [("header", b"no image"), ("pixels", None)])
 @pytest.mark.parametrize(
-    ("sources", "named"), [((None, None), None), ((None, "second.png"), None), (("first.png", "second.png"), "first.png")]
+    ("sources", "named"),
+    [((None, None), None), ((None, "second.png"), None), (("first.png", "second.png"), "first.png")],
 )
 def test_an_error_about_an_image_does_not_name_the_file_of_its_mask(place, data, sources, named):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)

@@ -23,6 +23,12 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
         (gl, "DataLoader", "write gpuload.Loader, which takes its arguments"),
         (gl, "IterableDataset", "use torch.utils.data.IterableDataset, which works with gpuload.Loader"),
         (gl, "BoundingBoxes", "write gpuload.Boxes(array, format)"),
+        (
+            gl,
+            "ImageNet",
+            "write gpuload.ImageFolder(root / 'train'), and gpuload.ImageFolder(root / 'val', classes=",
+        ),
+        (gl, "CIFAR10", "use torchvision.datasets.CIFAR10, which works with gpuload.Loader"),
         (gl, "Resize", "write gpuload.transforms.Resize"),
         (
             T,

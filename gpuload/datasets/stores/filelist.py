@@ -32,7 +32,7 @@ from gpuload.datasets.base import ImageFileDataset, shrink_integers
 from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import LazySequence, Paths
+from gpuload.datasets.scan import LazySequence, Paths, path_text
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, replace_errors, stamp, value_of
@@ -158,7 +158,7 @@ class FileList(ImageFileDataset):
     ) -> None:
         self.mode: Mode = check_mode(mode)
         is_table = any((cls.__module__.partition(".")[0], cls.__name__) in TABLES for cls in type(manifest).__mro__)
-        name = "" if is_table else os.fsdecode(manifest)
+        name = "" if is_table else path_text(manifest)
         if "{index" in name:
             self._use_generated_names(name, root, count, start, labels, class_names(classes), storage_options)
             return

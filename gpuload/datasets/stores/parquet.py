@@ -98,7 +98,9 @@ class Parquet(Store):
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
         self.exif = check_exif(exif)
-        patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        patterns: list[Any] = (
+            [paths] if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+        )
         self._remote = remote_options(patterns, storage_options)
         self.files = _find_files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)

@@ -22,7 +22,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
@@ -326,9 +326,11 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
     return paths
 
 
-def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
-    """Return the patterns as a list, even if there is only one."""
-    return [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
+def as_list(patterns: Patterns) -> list[Any]:
+    """Return the patterns as a list, even if there is only one, or something that is not a pattern."""
+    if isinstance(patterns, str | bytes | os.PathLike) or not isinstance(patterns, Iterable):
+        return [patterns]
+    return list(patterns)
 
 
 def _expand_url(name: str, remote: Remote | None) -> list[str]:

@@ -206,6 +206,8 @@ def test_no_shard_is_found(tmp_path: Path) -> None:
         find_shards(tmp_path / "z.tar")
     with pytest.raises(FileNotFoundError, match="the list of shards is empty"):
         find_shards([])
+    with pytest.raises(TypeError, match="shards must be paths, got None "):
+        gl.TarShards(None)
     with pytest.raises(TypeError, match="shards must be paths, got 3 "):
         find_shards([3])
     with pytest.raises(ValueError, match="expands to more than 10,000,000 shards"):
