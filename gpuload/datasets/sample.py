@@ -535,9 +535,13 @@ def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.nd
 
 def explain_float_range(low: float, high: float) -> str:
     """Return what is wrong with a float image whose pixel values go from `low` to `high`, with the remedies."""
-    found = "NaN" if low != low else f"floats from {low:g} to {high:g}"
+    if low != low:
+        return (
+            "contains NaN, but float images must be in 0 … 1; leave out such samples, or replace NaN with "
+            "torch.nan_to_num()"
+        )
     return (
-        f"contains {found}, but float images must be in 0 … 1; pass pixel values 0 … 255 as "
+        f"contains floats from {low:g} to {high:g}, but float images must be in 0 … 1; pass pixel values 0 … 255 as "
         "uint8, normalize with T.Normalize in the transforms instead of before, and clip the output of a filter that "
         "overshoots with .clamp(0, 1)"
     )

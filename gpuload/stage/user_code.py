@@ -33,6 +33,7 @@ UINT8_REMEDY: Final = (
     ": images are uint8 at that point (0 to 255). Convert the result with .round().clamp(0, 255).to(torch.uint8), set "
     "float_levels = True in a subclass of T.Custom, or put the transform after ToDtype"
 )
+UINT8_NAMES: Final = ("uint8", "Byte", "unsigned char")  # in the errors of torch and Kornia
 PIECE_BYTES: Final = 1 << 20  # total size, as float32, of the images passed to one call on the CPU
 
 
@@ -70,11 +71,16 @@ def _preserved_generators(device: torch.device) -> Iterator[Callable[[int], None
 
 
 def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
-    """Add a note to an exception from the user's code: the dtype and shape of its input and, for uint8 images, how to
-    get floats."""
+    """Add to an exception from the user's code the dtype and shape of its input and, for uint8 images, how to get
+    floats. This text precedes the message of an exception about the dtype, such as Kornia's; otherwise it is a note."""
     note = f"{name} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
-    is_uint8 = images.dtype == torch.uint8
-    error.add_note(f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if is_uint8 else note)
+    if images.dtype == torch.uint8:
+        note = f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it"
+        message = str(error)
+        if error.args == (message,) and any(name in message for name in UINT8_NAMES):
+            error.args = (f"{note}: {message}",)
+            return
+    error.add_note(note)
 
 
 def split_at_calls(program: Program) -> list[Program | Call]:

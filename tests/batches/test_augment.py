@@ -502,7 +502,9 @@ def test_the_plan_says_how_images_are_read(backend, how):
     [
         (torch.full((4, 3, 40, 56), 255.0), "batch contains floats from 255 to 255, but float images must be in "
          "0 … 1; pass pixel values 0 … 255 as uint8, normalize with T.Normalize in the transforms instead of before"),
-        (torch.full((4, 3, 40, 56), torch.nan), "batch contains NaN, but float images must be in 0 … 1"),
+        (torch.full((4, 3, 40, 56), torch.nan), "batch contains NaN, but float images must be in 0 … 1; leave out such "
+         "samples, or replace NaN with torch.nan_to_num()"),
+        ([torch.zeros(1, 1, 2), torch.tensor([[[0.5, torch.nan]]])], "batch[1] contains NaN, but"),
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
         ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must have the same dtype and "
          "number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] is float32 of shape "

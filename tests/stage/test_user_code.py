@@ -266,6 +266,49 @@ def test_what_it_returns_is_checked(make_images, make_batch, transforms, error, 
         stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
 
 
+class TakesFloats(torch.nn.Module):
+    """Kornia's check of its input."""
+
+    def forward(self, images):
+        if not images.is_floating_point():
+            raise TypeError(f"Expected input of [torch.float32]. Got {images.dtype}")
+        return images
+
+
+NOTE = (
+    "was called with uint8 images of shape (3, 3, 8, 8); for floats in 0 … 1 put ToDtype('float32', scale=True) before "
+    "it"
+)
+
+
+@pytest.mark.parametrize("transforms", [[], [T.RandomHorizontalFlip()]], ids=["last", "within"])
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (TakesFloats(), "Expected input of [torch.float32]. Got torch.uint8"),
+        (torch.nn.Conv2d(3, 3, 1), "Input type (unsigned char)"),
+        (T.Lambda(torch.nn.functional.gelu), "not implemented for 'Byte'"),
+    ],
+    ids=["Kornia", "convolution", "activation"],
+)
+def test_an_error_about_uint8_begins_with_the_way_to_floats(make_images, make_batch, transforms, module, message):
+    chain, stage = stage_of([T.CenterCrop(8), module, *transforms])
+    with pytest.raises((TypeError, RuntimeError), match=f"{re.escape(NOTE)}: .*{re.escape(message)}") as caught:
+        stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_other_errors_of_users_code_keep_their_message_and_get_a_note(make_images, make_batch):
+    def fail(images):
+        raise ValueError("no such colour")
+
+    chain, stage = stage_of([T.CenterCrop(8), T.Lambda(fail)])
+    with pytest.raises(ValueError, match="no such colour") as caught:
+        stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
+    assert str(caught.value) == "no such colour"
+    assert caught.value.__notes__ == [f"Lambda(fail) {NOTE}"]
+
+
 def test_one_without_apply_is_told_what_it_needs():
     with pytest.raises(NotImplementedError, match=re.escape("Custom has no apply(self, images, params)")):
         T.Custom()(np.zeros((4, 4, 3), np.uint8))
