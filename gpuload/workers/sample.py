@@ -265,6 +265,7 @@ class SampleReader:
             check_size(image.height, image.width, image.height * image.width * PILLOW_BYTES, self._job.decode)
             image.load()
         except Exception as error:
+            image.close()  # Pillow leaves the file open
             raise ImageFailure(getattr(image, "filename", "") or None, location) from error
 
     def _make_picture(self, image: Encoded | Image) -> Picture:

@@ -125,7 +125,6 @@ class Files:
         return PILImage.open(self.paths[index]), index
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves truncated files open
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_truncated_pillow_image_is_the_failure_of_its_sample(workers, files):
