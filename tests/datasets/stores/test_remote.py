@@ -65,6 +65,19 @@ def test_neighbours_are_one_request_and_others_several_in_flight(server: Server)
     assert (len(server.ranges()), server.most) == (5, 2)
 
 
+def test_a_range_inside_another_one_does_not_shorten_it(server: Server) -> None:
+    spans = [(100, 9000), (200, 300), (100, 150), (8000, 9000)]
+    assert read(client(gap_bytes=0), server, *spans) == [DATA[begin:end] for begin, end in spans]
+    assert server.ranges() == ["bytes=100-8999"]
+
+
+def test_ranges_of_two_files_are_two_requests(server: Server) -> None:
+    reader = client()
+    first, second = (RemoteFile(reader, f"{server.url}/{name}.bin", len(DATA), 1, 0) for name in "ab")
+    assert reader.read([(first, 0, 100), (second, 50, 100)]) == [DATA[:100], DATA[::-1][50:150]]
+    assert sorted(server.asked) == [("a.bin", "bytes=0-99", "GET"), ("b.bin", "bytes=50-149", "GET")]
+
+
 def test_threads_share_one_client_and_one_file_system_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opens one waits a moment for a second thread to do the same."""
     opened: list[str] = []
@@ -427,6 +440,37 @@ def test_other_file_systems_have_a_time_limit_too() -> None:
             file.read_at(0, 10)
     finally:
         go_on.set()
+
+
+def test_listings_that_a_file_system_keeps_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec import AbstractFileSystem
+    from fsspec.registry import _registry
+
+    sizes = {"a.bin": 10}
+
+    class Listing(AbstractFileSystem):
+        protocol = "listing"
+
+        def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+            if path not in self.dircache:
+                files = [{"name": f"host/{name}", "size": size, "type": "file"} for name, size in sizes.items()]
+                self.dircache[path] = files
+            return self.dircache[path]
+
+        def invalidate_cache(self, path: str | None = None) -> None:
+            self.dircache.clear()
+
+    monkeypatch.setitem(_registry, "listing", Listing)
+    reader = client()
+    for nbytes in (10, 20):
+        sizes["a.bin"] = nbytes
+        assert [file.size for file in reader.stat(["listing://host/a.bin"])] == [nbytes]
+    for name in ("b.bin", "c.bin"):
+        sizes[name] = 1
+        assert [listed for listed, _ in reader.list_files("listing://host")] == list(sizes)
+    for name in ("d.bin", "e.bin"):
+        sizes[name] = 1
+        assert reader.glob("listing://host/*.bin") == [f"listing://host/{name}" for name in sizes]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,19 @@ disk.DiskCache({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
     assert disk.get("more") == bytes(2500)
 
 
+def test_a_draft_that_is_being_written_is_not_evicted(tmp_path: Path) -> None:
+    disk = DiskCache(str(tmp_path), 4000)
+    disk.put("old", bytes(1000))
+    (file,) = files(tmp_path)
+    draft = file.with_name(f"{file.name}.0123{module.DRAFT}")
+    draft.write_bytes(bytes(1000))
+    os.utime(draft, (file.stat().st_mtime - 100,) * 2)  # the least recently used one, if it were a file
+    disk.put("new", bytes(3000))
+    assert draft.exists()
+    assert disk.get("old") is None
+    assert disk.get("new") == bytes(3000)
+
+
 def test_a_lost_count_is_made_again(tmp_path: Path) -> None:
     disk = DiskCache(str(tmp_path), 10_000)
     disk.put("a", bytes(1000))
