@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
+from gpuload.errors import ErrorRecord, LimitError
 from gpuload.loader.options import look_ahead
+from gpuload.order.place import IterableStart
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
-from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed
+from gpuload.workers.faults import Faults
+from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed, SlotSize
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
@@ -177,6 +181,19 @@ def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
     assert any(part.slot is None for part in batch.parts)
 
 
+def test_a_finished_chunk_whose_slot_is_needed_while_memory_is_short_is_requested_again():
+    sizes = dict.fromkeys(range(0, 28, 7), 30_000) | dict.fromkeys(range(28, 56, 7), 1000)
+    feed, engine = make(sizes, ring_bytes=2 * GRANULE_BYTES)
+
+    def refuse(slot, nbytes):
+        raise LimitError("memory is short")
+
+    feed.ring.move_out = refuse
+    feed.begin(batches(8, 4))
+    assert drain(feed) == expected(8, 4)
+    assert [request.indices[0] for request in engine.seen] == [0, 28, 0, 28]
+
+
 def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
     feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2, ahead=10)
     feed.begin(batches(40, 4))
@@ -301,6 +318,14 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
     assert feed.ring.used_bytes == 0
 
 
+def test_the_slot_size_does_not_shrink_with_a_chunk_whose_slot_is_older():
+    """A chunk that was submitted before the estimate grew can be too large for its slot, and still need less."""
+    size = SlotSize(1 << 30, chunk_size=4)
+    size.grow_for(4_000_000, 4)
+    size.grow_for(2_000_000, 4)
+    assert size.estimate(4) == 5_600_000
+
+
 def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_in_a_larger_slot():
     sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
     feed, engine = make(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
@@ -312,9 +337,10 @@ def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_
     assert [request.slot_bytes >= 2_400_000 for request in engine.seen] == [False] * 4 + [True] * 2
 
 
-def test_what_is_in_memory_of_its_own_and_cannot_be_unpickled_fails_and_gives_its_slot_back_once():
+@pytest.mark.parametrize("data", [None, np.zeros(10, np.uint8)], ids=["in its slot", "in separate memory"])
+def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data):
     def fate(request):
-        return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=np.zeros(10, np.uint8))]
+        return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=data)]
 
     feed, _ = make(fate=fate)
     feed.begin(batches(8, 8))
@@ -322,6 +348,7 @@ def test_what_is_in_memory_of_its_own_and_cannot_be_unpickled_fails_and_gives_it
     assert batch is not None
     assert len(batch.errors) == 8
     assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
+    assert feed.ring.used_bytes == 0
     feed.release(batch)
     assert feed.ring.used_bytes == 0
 
@@ -390,6 +417,66 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
     assert record.cause == "WorkerError: 2 workers died while processing only this sample: killed by SIGSEGV"
     assert sum(35 in request.indices for request in engine.seen) == 3
     assert sum(len(part.content.rows) for part in batch.parts) == 7
+
+
+@pytest.mark.parametrize("is_iterable", [False, True])
+def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue(is_iterable):
+    def fate(request):
+        return [engine.lose(request, 0, "killed by SIGSEGV")] if request.indices[0] == 0 else None
+
+    feed, engine = make(fate=fate, capacity=1, chunk_size=1, ahead=1)
+    start = IterableStart(0, 0, 0, None, 1, 0) if is_iterable else None
+    feed.begin(replace(spec, iterable=start) for spec in batches(3, 3))
+    batch = feed.take()
+    assert [record.index for record in batch.errors] == [0]
+    assert [request.indices[0] for request in engine.seen] == [0, 0, *([7, 14] if is_iterable else [])]
+
+
+class Candidates(Consumer):
+    """Names the substitutes of each position."""
+
+    def __init__(self, candidates: dict[int, list[int]]) -> None:
+        self.candidates = candidates
+
+    def substitute_candidates(self, batch, position, index):
+        return iter(self.candidates[position])
+
+
+def fail(request: Request) -> Reply:
+    """None of the samples can be read."""
+    errors = [
+        (row, ErrorRecord(epoch=0, position=position, index=index, source=None, cause="broken", traceback=""))
+        for row, (position, index) in enumerate(zip(request.positions.tolist(), request.indices.tolist(), strict=True))
+    ]
+    packed = write_content(Columns(errors=errors), np.empty(0, np.uint8), 0, inline_bytes=10**6)
+    return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+
+
+@pytest.mark.parametrize("on_error", ["replace", "skip"])  # with "skip", substitutes fill a batch that would be empty
+def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
+    def fate(request):
+        return None if request.indices[0] == 14 else [fail(request)]
+
+    feed, _ = make(fate=fate, consumer=Candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
+    feed.begin(batches(1, 1))
+    batch = feed.take()
+    assert batch.parts[-1].content.values[1].values == [14]
+    assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 7), (7, 14)]
+
+
+def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate():
+    def fate(request):
+        if request.indices[0] == 14:
+            return [engine.lose(request, 0, "killed by SIGSEGV")]
+        return [fail(request)] if request.indices[0] == 0 else None
+
+    candidates = Candidates({0: [14, 21], 1: [28]})
+    feed, engine = make(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
+    feed.begin(batches(2, 2))
+    batch = feed.take()
+    loaded = [part.content.values[1].values for part in batch.parts if part.sample_count]
+    assert sorted(loaded) == [[21], [28]]
+    assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 14), (7, 28), (14, 21)]
 
 
 def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
