@@ -385,6 +385,19 @@ def test_a_resumed_module_draws_the_same():
     assert_same(resumed(images), expected)
 
 
+def test_a_resumed_module_begins_another_epoch_and_the_same_one_the_second_time_at_position_0():
+    images, begun = photographs(), gl.Augment(CLASSIC)
+    begun.set_epoch(2)
+    first = begun(images)
+    for epochs in ([3], [2, 2], [3, 2]):
+        resumed = gl.Augment(CLASSIC)
+        resumed.load_state_dict(begun.state_dict())
+        for epoch in epochs:
+            resumed.set_epoch(epoch)
+        expected = first if epochs[-1] == 2 else gl.Augment(CLASSIC)(images, epoch=3, positions=range(6))
+        assert_same(resumed(images), expected)
+
+
 def test_an_epoch_begins_at_position_0():
     images, augment = photographs(), gl.Augment(CLASSIC)
     first = augment(images)
@@ -586,6 +599,17 @@ def test_arrays_that_stay_behind_are_warned_of_once():
         augment(images, {"mask": masks})
     assert warned[0].filename == __file__
     augment(images, {"mask": masks})  # a second warning would be an error
+
+
+def test_targets_that_a_custom_transform_may_not_move_are_warned_of_once():
+    class Shift(T.Custom):
+        def apply(self, images, params):
+            return images
+
+    images, augment = photographs(4), gl.Augment([Shift()])
+    with pytest.warns(RuntimeWarning, match="Shift has no apply_masks, so masks are not moved"):
+        augment(images, gl.Mask(images[:, 0]))
+    augment(images, gl.Mask(images[:, 0]))  # a second warning would be an error
 
 
 def test_an_odd_batch_cannot_be_mixed():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import lacking
 import numpy as np
@@ -373,6 +374,25 @@ def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(
 def test_what_is_spare_is_looked_up_once_in_a_while(machine: Machine):
     assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
     assert machine.asked == 1
+
+
+def test_a_ring_is_full_from_its_first_refusal_to_the_next_release_and_the_times_add_up(ring: Ring, monkeypatch):
+    now_s = [100.0]
+    clock = SimpleNamespace(perf_counter=lambda: now_s[0], monotonic=lambda: now_s[0])
+    monkeypatch.setattr(ring_module, "time", clock)
+    for seconds, total_s in ((3.0, 5.0), (4.0, 11.0)):
+        slot = ring.acquire(1 << 20)
+        now_s[0] += 10
+        assert ring.acquire(1) is None
+        now_s[0] += seconds
+        assert ring.acquire(1) is None
+        now_s[0] += 2
+        ring.release(slot)
+        assert ring.full_s == total_s
+        now_s[0] += 10
+        ring.release(ring.acquire(1))
+        assert ring.full_s == total_s
+    assert ring.refusals == 2
 
 
 def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
