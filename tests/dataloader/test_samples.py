@@ -20,6 +20,7 @@ from gpuload.datasets.tables import NUMBERS
 
 pytestmark = pytest.mark.usefixtures("warm")
 
+TWO_COMPLEX = torch.full((2,), 1 + 2j), torch.full((2,), 1 + 2j, dtype=torch.complex128)
 KINDS = {
     "an integer": lambda i: i,
     "a bool": lambda i: i > 2,
@@ -43,6 +44,8 @@ KINDS = {
     "a large tensor": lambda i: torch.full((40, 50), i, dtype=torch.int32),
     "a tensor of bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
     "a tensor that is transposed": lambda i: (torch.arange(6.0).view(2, 3) + i).t(),
+    "tensors with the negative bit": lambda i: TWO_COMPLEX[i % 2].mul(i).conj().imag,
+    "a conjugate tensor": lambda i: torch.full((2,), 1 + 1j * i).conj(),
     "an empty tensor": lambda i: torch.empty(0, 2),
     "a tuple": lambda i: (i, float(i), f"n{i}"),
     "a tuple of one": lambda i: (i,),

@@ -447,6 +447,14 @@ def test_tensors_come_back_and_may_be_written_to(tensor: torch.Tensor) -> None:
     found[...] = 0  # no warning that its memory is read-only
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag], ids=["conjugate", "negative"]
+)
+def test_tensors_whose_memory_is_not_their_values_are_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match=r"is a torch.Tensor, which gpuload.Cached cannot store"):
+        again({"a": tensor})
+
+
 def test_targets_come_back() -> None:
     mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
     found = again((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))

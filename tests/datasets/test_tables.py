@@ -64,6 +64,7 @@ LEFT = {
     "concatenated": (ConcatDataset([TensorDataset(LABELS)]), KEYS),
     "bfloat16": (LABELS.to(torch.bfloat16), KEYS),
     "a conjugate": (torch.zeros(6, dtype=torch.complex64).conj(), KEYS),
+    "a tensor with the negative bit": (torch.zeros(6, dtype=torch.complex64).conj().imag, KEYS),
     "sparse": (torch.eye(6).to_sparse(), KEYS),
     "objects": (np.array([None] * 6), KEYS),
     "text": (np.array(list("abcdef")), KEYS),

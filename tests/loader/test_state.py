@@ -178,6 +178,7 @@ STATES = {
         torch.zeros(0, 3, dtype=torch.complex64),
         torch.tensor([True, False]),
         torch.tensor([1 + 2j]).conj(),
+        torch.tensor(1 + 2j).conj().imag,  # has the negative bit
     ],
     "arrays": [
         np.arange(6, dtype=">i4").reshape(2, 3)[:, ::2],

@@ -157,6 +157,18 @@ def test_a_large_tensor_is_sent_out_of_band(dtype):
     assert size < tensor.nbytes + 50_000
 
 
+@pytest.mark.parametrize("bit", ["conjugate", "negative"])
+def test_values_of_a_large_tensor_with_a_bit_are_sent_out_of_band(bit):
+    """torch would pickle the memory, which does not hold the values, and the bit."""
+    conjugate = torch.complex(torch.arange(300_000.0), torch.arange(300_000.0)).conj()
+    tensor = conjugate if bit == "conjugate" else conjugate.imag
+    found, size = trip(tensor)
+    assert torch.equal(found, tensor)
+    assert not found.is_conj()
+    assert not found.is_neg()
+    assert size < tensor.nbytes + 50_000
+
+
 def test_what_cannot_be_sent_is_refused_with_the_remedy():
     with pytest.raises(TypeError) as refusal:
         ship(threading.Lock(), {})
