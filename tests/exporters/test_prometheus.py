@@ -79,6 +79,17 @@ def test_counters_begin_where_the_watch_begins(registry):
         assert registry.get_sample_value("gpuload_batches_total", {"loader": "default"}) == 1
 
 
+def test_gauges_are_of_the_last_epoch(registry):
+    with loader_of() as loader:
+        initial = loader.stats()
+        gl.exporters.Prometheus(loader, registry=registry)
+        for _ in range(2):
+            for _ in loader:
+                pass
+        found = registry.get_sample_value("gpuload_next_seconds", {"loader": "default"})
+        assert found == loader.stats().next_ms / 1e3 != loader.stats(since=initial).next_ms / 1e3
+
+
 def test_counters_begin_anew_with_the_workers(registry):
     """As those of a program that is started again, which Prometheus expects."""
     loader = loader_of(persistent_workers=False)

@@ -104,6 +104,17 @@ def test_attributes_that_change_during_each_epoch_are_ignored_from_the_second_ep
     assert seen == [[], ["dataset.cache", "dataset.epoch", "dataset.read"], ["dataset.epoch"], ["dataset.epoch"]]
 
 
+def test_attributes_that_change_during_some_epochs_are_changes():
+    data = Data()
+    data.seen = data.best = 0
+    changes = DatasetChanges(data)
+    for name in ("seen", "best", "seen"):
+        setattr(data, name, getattr(data, name) + 1)
+        changes.end_epoch()
+        changes.record()
+    assert changes.pending == {("seen",): 2, ("best",): 1}
+
+
 def test_objects_of_a_dataset_are_inner_datasets_transforms_and_instances_of_the_users_classes():
     inner = Data()
     inner.config, inner.handle, inner.step = Resize(), threading.Lock(), torch.nn.ReLU()
