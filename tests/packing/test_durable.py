@@ -14,6 +14,7 @@ import lacking
 import pytest
 
 import gpuload as gl
+from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.packing.durable import BUFFER_BYTES, explain_full_disk, open_draft, size_and_hash
 
 from .conftest import content
@@ -45,6 +46,38 @@ def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     write(b"all", fails=False)
     assert (os.listdir(tmp_path), path.read_bytes()) == (["file"], b"all")
+
+
+@pytest.mark.parametrize("to", ["tar", "parquet", "array"])
+def test_files_are_on_disk_before_they_get_their_names_and_the_manifest_comes_last(
+    folder: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking.require(*{"parquet": ["pyarrow"]}.get(to, []))
+    target, fsync, replace = tmp_path / "set", os.fsync, os.replace
+    on_disk: dict[str, bytes] = {}  # the content of each file when it was last synced
+    events: list[str] = []
+
+    def synced(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        fsync(fd)
+        if os.path.isdir(path):
+            events.append(f"sync {os.path.relpath(path, tmp_path)}")
+        else:
+            on_disk[path] = Path(path).read_bytes()
+
+    def moved(source: str, path: str) -> None:
+        if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again
+            assert on_disk.get(source) == Path(source).read_bytes(), path
+            events.append(Path(path).name)
+        replace(source, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    gl.pack(gl.ImageFolder(folder), target, to=to, workers=0, short_side=16 if to == "array" else None)
+    *before, synced_before, manifest, synced_last = events
+    assert (synced_before, manifest, synced_last) == ("sync set", "manifest.json", "sync set")
+    names = {path.name for path in target.iterdir() if not path.name.endswith(SUFFIX)}
+    assert names - {"manifest.json"} <= set(before)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,19 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     writer.join(10)
 
 
+def test_a_pass_reads_a_compressed_shard_to_its_end_and_reports_a_wrong_checksum(tmp_path: Path) -> None:
+    numbers(tmp_path, 2)
+    packed = bytearray(gzip.compress((tmp_path / "0.tar").read_bytes() + b"a signature" * 100_000))
+    packed[-6] ^= 1  # in the checksum
+    (tmp_path / "0.tar").write_bytes(packed)
+    with pytest.warns(UserWarning, match="has bytes after the end of the archive"):
+        found, told = errors(gl.TarShards(tmp_path / "*.tar", stream=True, fields="cls"))
+    assert found == [*range(10)]
+    [text] = told
+    assert "0.tar' cannot be read beyond" in text
+    assert "CRC check failed" in text
+
+
 @pytest.mark.parametrize("buffer", [0, 1, 4, 100])
 def test_the_shuffle_has_all_samples_in_another_order_in_each_epoch(tmp_path: Path, buffer: int) -> None:
     shards = numbers(tmp_path)
