@@ -100,6 +100,18 @@ def test_boxes_and_keypoints_move_as_by_torchvision():
         assert np.allclose(sample.points[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)
 
 
+def test_points_between_pixels_move_as_the_pixel_before_and_corners_of_boxes_as_the_pixel_after():
+    _, program, displacements = drawn(T.ElasticTransform(100.0, 1.0), 1)
+    points = np.array([[20.25, 30.75], [50.5, 30.75], [20.25, 40.25], [50.5, 40.25]])
+    sample = SampleTargets([np.array([[20.25, 30.75, 50.5, 40.25]])], [points.copy()])
+    apply_records(program.records, [sample])
+    shifts = displacements[0].numpy() * [WIDTH / 2, HEIGHT / 2]
+    columns, rows = points.astype(int).T
+    assert np.allclose(sample.points[0], points - shifts[rows, columns], atol=1e-3)
+    corners = points - shifts[rows + 1, columns + 1]
+    assert np.allclose(sample.boxes[0], [[*corners.min(axis=0), *corners.max(axis=0)]], atol=1e-3)
+
+
 class Squares(torch.utils.data.Dataset):
     """A bright square, its mask and its box."""
 
