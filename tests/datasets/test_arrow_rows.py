@@ -22,6 +22,7 @@ import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
+from stored import threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -296,6 +297,25 @@ def test_reading_imports_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: st
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert done.stdout == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
+
+
+@pytest.mark.processes
+def test_opening_a_compressed_table_starts_no_threads(tmp_path: Path) -> None:
+    """Workers are forked from the process that opens it."""
+    lacking.require("pyarrow")
+    code = f"""
+from gpuload.datasets.arrow_rows import MappedTable
+from gpuload.datasets.file_id import FileId
+path = {str(tmp_path / "rows.arrow")!r}
+rows = pyarrow.table({{f"c{{number}}": range(1000) for number in range(8)}})
+options = pyarrow.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+with pyarrow.ipc.new_stream(path, rows.schema, options=options) as writer:
+    writer.write_table(rows)
+print(threads())
+assert MappedTable(path, FileId.of(path), []).open() == rows
+print(threads())
+"""
+    assert threads_of_arrow(code) == 0
 
 
 class Imported:

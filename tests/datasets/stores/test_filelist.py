@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import COUNT, LABELS, check_loader, jpegs
+from stored import COUNT, LABELS, check_loader, jpegs, threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -210,6 +210,24 @@ def test_typed_targets_of_a_parquet_file(folder: Path) -> None:
     assert read["large"].classes == ["9223372036854775808", "9223372036854775809"]
     assert read["flag"].labels.tolist() == [1, 0]
     assert np.isnan(read["nan"].labels[0])
+
+
+@pytest.mark.processes
+def test_reading_a_parquet_file_starts_no_threads_for_its_columns(folder: Path) -> None:
+    """Except one, which reads files."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    names = [f"c{number}" for number in range(8)]
+    table = arrow.table({"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
+    parquet.write_table(table, folder / "list.parquet")
+    code = f"""
+import gpuload as gl
+print(threads())
+assert len(gl.FileList({str(folder / "list.parquet")!r}, target={names})) == {COUNT}
+print(threads())
+"""
+    assert threads_of_arrow(code) <= 1
 
 
 def test_a_parquet_file(folder: Path) -> None:

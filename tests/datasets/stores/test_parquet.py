@@ -14,7 +14,7 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 from descriptors import open_below
-from stored import COUNT, LABELS, check_loader, jpegs
+from stored import COUNT, LABELS, check_loader, jpegs, threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -327,6 +327,21 @@ def test_where_rows_are_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch
         Parquet(tmp_path, target="class")
     written(tmp_path / "0.parquet", table().slice(3), 2)
     assert len(Parquet(tmp_path)) == 2 * COUNT - 3
+
+
+@pytest.mark.processes
+def test_reading_rows_starts_no_threads_for_its_columns(tmp_path: Path) -> None:
+    """Except one, which reads files."""
+    columns = {f"c{number}": ["x"] * COUNT for number in range(8)}
+    path = written(tmp_path / "a.parquet", table(**columns), rows=2)
+    code = f"""
+import gpuload as gl
+dataset = gl.Parquet({str(path)!r}, columns={tuple(columns)})
+print(threads())
+list(dataset)
+print(threads())
+"""
+    assert threads_of_arrow(code) <= 1
 
 
 @pytest.mark.processes

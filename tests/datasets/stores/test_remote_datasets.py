@@ -164,6 +164,26 @@ def test_only_what_is_wanted_of_a_row_group_is_read_and_at_once(local: Path, ser
     assert 0 < end - begin - sum(map(len, jpegs()[:4])) < 2000
 
 
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_a_row_group_of_parquet_is_read_from_its_first_page_on(
+    tmp_path: Path, server: Server, has_dictionary: bool
+) -> None:
+    lacking.require("pyarrow")
+    import pyarrow as arrow
+    from pyarrow import parquet as writer
+
+    long_jpegs = [data + bytes(20_000) for data in jpegs()]  # so that the footer's window does not contain all of them
+    table = arrow.table({"image": [{"bytes": data} for data in long_jpegs], "label": LABELS})
+    writer.write_table(table, tmp_path / "p.parquet", compression="none", use_dictionary=has_dictionary)
+    server.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
+    dataset = gl.Parquet(f"{server.url}/p.parquet")
+    dataset[0]  # opens the file
+    dataset.close()
+    server.asked.clear()
+    assert dataset[COUNT - 1][0].data == long_jpegs[-1]
+    assert len(server.ranges()) == 2  # the footer and the columns
+
+
 @pytest.mark.processes
 def test_batches_from_urls_are_those_of_the_images(server: Server) -> None:
     check_loader(gl.TarShards(server.url + "/t-{0..1}.tar", fields=("jpg", "cls")))
