@@ -63,6 +63,26 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
     """)
 
 
+def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
+    """A garbage collection in a template does not traverse them: it would write to the pages that templates share."""
+    succeed_with("""
+        write("library", "value = [[]]")
+        write("own", "import gc, library\\n"
+            "class Data:\\n"
+            "    def __len__(self): return 40\\n"
+            "    def __getstate__(self): return {}\\n"
+            "    def __setstate__(self, state):\\n"
+            "        self.found = any(entry is library.value for entry in gc.get_objects())\\n"
+            "    def __getitem__(self, index): return self.found", folder="own")
+        importlib.invalidate_caches()
+        import own
+        loader = load(own.Data())
+        assert not torch.cat(list(loader)).any()
+        assert importers("library") == servers()
+        loader.close()
+    """)
+
+
 def test_libraries_are_imported_from_the_construction_on(succeed_with):
     """The user's own modules are not, and without a library there is no process yet."""
     succeed_with("""

@@ -48,6 +48,25 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, wh
     """)
 
 
+def test_objects_of_the_dataset_are_frozen_in_workers(succeed):
+    """A garbage collection in a worker does not traverse them: it would write to the pages that workers share."""
+    succeed("""
+        import gc
+        class Data:
+            def __init__(self):
+                self.entries = [[]]
+            def __len__(self):
+                return 40
+            def __getitem__(self, index):
+                own = [[]]
+                return [any(entry is value for entry in gc.get_objects()) for value in (self.entries, own)]
+        loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
+        found = [(dataset.any(), own.all()) for dataset, own in loader]
+        assert found == [(False, True)] * 10, found
+        loader.close()
+    """)
+
+
 def test_workers_go_on_without_their_template(succeed):
     succeed("""
         import logging
