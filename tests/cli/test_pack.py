@@ -129,9 +129,10 @@ def test_what_is_no_source_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert [parse_bytes(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
+    assert [parse_bytes(text) for text in ("256MB", "1GiB", "1.25GiB", "1.5 k", "7", "3mb")] == [
         256_000_000,
         1 << 30,
+        1_342_177_280,
         1500,
         7,
         3_000_000,

@@ -212,5 +212,7 @@ def test_an_image_of_one_colour_is_flat() -> None:
     assert measured(gl.Image(array))["flat"]
     array[:, ::2] += 3  # deviates by 1.5 levels
     assert measured(gl.Image(array))["flat"]
+    assert measured(gl.Image(array.astype(np.uint16) * 257))["flat"]
     array[:, ::2] += 3
     assert not measured(gl.Image(array))["flat"]
+    assert not measured(gl.Image(array.astype(np.uint16) * 257))["flat"]

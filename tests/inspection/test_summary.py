@@ -66,6 +66,20 @@ def test_mean_and_std_are_those_of_the_pixels() -> None:
     np.testing.assert_allclose(pasted.mean, every.mean(axis=0), atol=1e-4)
 
 
+def test_mean_and_std_of_16_bits_are_fractions_of_the_largest_level() -> None:
+    array = np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40
+    (kind,) = summary_of([encoded(Image.fromarray(array))])["pixels"]["kinds"]
+    assert (kind["bits"], kind["channels"]) == (16, 1)
+    np.testing.assert_allclose(kind["mean"], array.mean() / 65535, rtol=1e-12)
+    np.testing.assert_allclose(kind["std"], array.std() / 65535, rtol=1e-12)
+
+
+def test_blank_images_are_not_duplicates_by_their_pixels() -> None:
+    white = Image.new("RGB", (40, 40), "white")
+    summary = summary_of([encoded(white), encoded(white, "BMP"), encoded(white, "TIFF")])
+    assert (summary["duplicates"]["flat"], summary["duplicates"]["pixels"]["groups"]) == (3, 0)
+
+
 def test_a_channel_that_is_the_same_everywhere_cannot_be_normalized() -> None:
     array = smooth_image(20, 20, 0)
     array[..., 1] = 7
