@@ -92,9 +92,8 @@ def absence(error: BaseException | None) -> str | None:
         if isinstance(error, ModuleNotFoundError):
             parts = (error.name or "").split(".")
             names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        elif type(error).__name__ == "BackendError":
-            words = re.findall(r"[\w.]+\b", str(error))  # "ray" is not in "array"
-            names = [name for name in PACKAGES if name in words]
+        elif type(error).__name__ == "BackendError":  # which may name a package for other reasons
+            names = re.findall(r"needs (?:NVIDIA's )?(\w+), which (?:is not installed|cannot be imported)", str(error))
         for name in filter(is_absent, names):
             return PACKAGES[name]
         error = error.__cause__

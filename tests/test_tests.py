@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import lacking
 import pytest
 from matrix import covering
+
+import gpuload as gl
 
 TESTS = Path(__file__).parent
 MAY_SKIP = {TESTS / "lacking.py", TESTS / "conftest.py"}
@@ -78,6 +81,24 @@ def test_no_test_returns_before_its_end():
 
 def test_tests_are_skipped_only_for_what_a_machine_lacks():
     assert found_by(skips, [path for path in FILES if path not in MAY_SKIP]) == {}, "see lacking.py"
+
+
+@pytest.mark.parametrize(("name", "package"), [("kornia", "kornia"), ("fused", "triton"), ("dali", "nvidia.dali")])
+def test_an_error_that_says_that_a_package_is_absent_skips_a_test(name, package, pytestconfig, monkeypatch):
+    absence = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py")).absence
+    monkeypatch.setattr(lacking, "is_absent", lambda other: other == package)
+    backend = importlib.import_module(f"gpuload.stage.{name}.backend")
+    monkeypatch.setattr(backend, "_is_installed" if name == "dali" else "find_spec", lambda *name: None)
+    with pytest.raises(gl.BackendError) as caught:
+        gl.Loader([], transforms=[gl.transforms.Resize(8)], backend=name, device="cpu")
+    assert absence(caught.value) == package
+    assert absence(gl.BackendError(f"{package} cannot run this; use another backend")) is None
+    assert absence(ModuleNotFoundError(name=f"{package}.fn")) == package
+    assert absence(ModuleNotFoundError(name=f"gpuload.{package}")) is None
+    assert absence(AssertionError(f"needs {package}, which is not installed")) is None
+    caused = gl.GpuloadError("it failed")
+    caused.__cause__ = ModuleNotFoundError(name=package)
+    assert absence(caused) == package
 
 
 @pytest.mark.parametrize(("sizes", "strength", "rows"), [([5, 6, 2], 2, 30), ([3, 3, 3, 3], 2, 15), ([7, 2], 1, 7)])
