@@ -18,5 +18,5 @@ def test_it_applies(name):
     assert (ROOT / noticed_last(name)).is_file()
 
 
-def test_there_are_forty():
-    assert len(PATCHES) >= 40
+def test_there_are_eighty():
+    assert len(PATCHES) >= 80
