@@ -16,6 +16,7 @@ from typing import Any, Final
 import gpuload as gl
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import is_litter
+from gpuload.datasets.stores.opening import without_query
 from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
 from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
@@ -84,7 +85,7 @@ def _class_name_of(source: str) -> str:
         has_folders = any(os.path.isdir(os.path.join(source, name)) for name in names)
         return "ImageFolder" if has_folders and not is_flat else "ImageFiles"
     for ending, name in endings.items():
-        if source.lower().endswith(ending):
+        if without_query(source).lower().endswith(ending):
             return name
     if not os.path.exists(source) and not any(character in source for character in "*?{"):
         raise FileNotFoundError(f"{source!r} does not exist; expected a folder of images, shards, or a file of a store")

@@ -34,7 +34,15 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import LazySequence, Paths, path_text
 from gpuload.datasets.stores.cached import load_or_build
-from gpuload.datasets.stores.opening import is_url, join_path, open_seekable, open_stream, remote_options, scope_of
+from gpuload.datasets.stores.opening import (
+    is_url,
+    join_path,
+    open_seekable,
+    open_stream,
+    remote_options,
+    scope_of,
+    without_query,
+)
 from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, replace_errors, stamp, value_of
 from gpuload.errors import import_optional
 
@@ -177,10 +185,11 @@ class FileList(ImageFileDataset):
         else:
             remote = remote_options([manifest, root], storage_options)
             file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", allow_streams=True)
-            folder = os.path.dirname(file) if root is None else absolute_path(root)
-            delimiter = _check_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+            file_name = without_query(file)
+            folder = os.path.dirname(file_name) if root is None else absolute_path(root)
+            delimiter = _check_delimiter(delimiter) or ("\t" if file_name.endswith((".tsv", ".txt")) else ",")
             read_rows, unit = (
-                (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
+                (_parquet_rows, "row") if file_name.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
             )
             source = Source(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None

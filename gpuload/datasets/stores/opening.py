@@ -20,7 +20,7 @@ from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
-from gpuload.datasets.stores.remote_failures import display_url
+from gpuload.datasets.stores.remote_failures import display_url, without_query
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Client, Remote, StorageOptions
@@ -39,6 +39,7 @@ __all__ = [
     "read_files",
     "remote_options",
     "scope_of",
+    "without_query",
 ]
 
 MAX_OPEN_FILES: Final = 64

@@ -22,7 +22,15 @@ from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, as_meta, check_exif, check_mode
 from gpuload.datasets.stores.cached import load_or_build
-from gpuload.datasets.stores.opening import client, display_path, is_url, open_seekable, remote_options, scope_of
+from gpuload.datasets.stores.opening import (
+    client,
+    display_path,
+    is_url,
+    open_seekable,
+    remote_options,
+    scope_of,
+    without_query,
+)
 from gpuload.datasets.stores.store import (
     Store,
     absolute_path,
@@ -271,10 +279,11 @@ def _find_files(patterns: list[Any], remote: Remote | None) -> list[str]:
         location = absolute_path(path)
         problem = f"no files match {location!r}"
         if is_url(location):
-            pattern = location if "*" in location else f"{location}/*.parquet"
-            is_file = pattern != location and location.endswith(".parquet")
+            name = without_query(location)
+            pattern = location if "*" in name else f"{location}/*.parquet"
+            is_file = pattern != location and name.endswith(".parquet")
             matches = [location] if is_file else remove_litter(client(remote).glob(pattern), pattern)
-            problem = f"no files match {pattern!r}"
+            problem = f"no files match {display_path(pattern)!r}"
         elif os.path.isdir(location):
             matches = sorted(glob.glob(os.path.join(glob.escape(location), "*.parquet")))
             problem = f"the folder {location!r} contains no *.parquet files"

@@ -3,8 +3,9 @@
 Each library behind fsspec has its own errors. They are classified by common properties (the HTTP status, the name
 of the class, the service's error code), so that no library needs to be imported.
 
-fsspec accepts HTTP responses of any length, decompresses them, and skips folders that it cannot list; s3fs accepts a
-response that is not the requested range. The file systems of `http_system` and `s3_system` raise errors instead.
+fsspec accepts HTTP responses of any length, decompresses them without a limit, and skips folders that it cannot list;
+s3fs accepts a response that is not the requested range. The file systems of `http_system` and `s3_system` raise errors
+instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from gpuload.datasets import files
 from gpuload.errors import visible
 
-__all__ = ["Failure", "check_length", "display_url", "failure_of", "http_system", "s3_system"]
+__all__ = ["Failure", "check_length", "display_url", "failure_of", "http_system", "s3_system", "without_query"]
 
 LISTING_BYTES: Final = 1 << 28  # the maximum size of a page that lists a folder
 FIRST_WAIT_S: Final = 0.25
@@ -71,7 +72,13 @@ def display_url(url: str) -> str:
     scheme, separator, after_scheme = url.partition("://")
     host, slash, path = after_scheme.partition("/")
     server = host.rpartition("@")[2]
-    return f"{scheme}{separator}{server}{slash}{path.partition('?')[0] if scheme.endswith(('http', 'https')) else path}"
+    return without_query(f"{scheme}{separator}{server}{slash}{path}")
+
+
+def without_query(url: str) -> str:
+    """Return a URL, or a path, without the query of HTTP, for the name of its file and its folder."""
+    scheme, separator, _ = url.partition("://")
+    return url.partition("?")[0] if separator and scheme.endswith(("http", "https")) else url
 
 
 def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:

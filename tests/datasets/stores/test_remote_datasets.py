@@ -20,6 +20,7 @@ from tars import archive
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.cli.source import open_source
 from gpuload.datasets import files
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores import remote_failures
@@ -124,6 +125,8 @@ def add_libraries_own(root: Path) -> None:
         image = [{"bytes": data, "path": "x"} for data in jpegs()]
         table = arrow.table({"image": image, "label": LABELS, "n": list(range(COUNT)), "unread": ["x" * 9999] * COUNT})
         writer.write_table(table, root / "p.parquet", row_group_size=4, compression="none", use_dictionary=False)
+        names = [path.relative_to(root).as_posix() for path in sorted((root / "img").rglob("*.jpg"))]
+        writer.write_table(arrow.table({"path": names, "label": [0] * len(names)}), root / "m.parquet")
     if not (root / "h.h5").exists():
         import h5py
 
@@ -150,6 +153,39 @@ def test_a_dataset_at_a_url_gives_what_a_folder_gives(name: str, local: Path, se
     server.asked.clear()
     assert contents(again) == expected
     assert server.ranges() == []  # all of it was on the disk
+
+
+SIGNATURE = "?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda server: gl.Parquet(f"{server.url}/p.parquet{SIGNATURE}", columns=("n",)),
+        lambda server: gl.FileList(f"{server.url}/m.csv{SIGNATURE}"),
+        lambda server: gl.FileList(f"{server.url}/m.tsv{SIGNATURE}"),
+        lambda server: gl.FileList(f"{server.url}/m.parquet{SIGNATURE}"),
+        lambda server: gl.TarShards(f"{server.url}/t-0.tar{SIGNATURE}", fields=("jpg", "cls")),
+        lambda server: open_source(f"{server.url}/p.parquet{SIGNATURE}", {}),
+        lambda server: open_source(f"{server.url}/t-0.tar{SIGNATURE}", {}),
+    ],
+    ids=["Parquet", "csv", "tsv", "parquet manifest", "tar", "command with Parquet", "command with tar"],
+)
+def test_a_presigned_url_is_recognised_by_the_ending_of_its_path(make: Any, local: Path, server: Server) -> None:
+    add_libraries_own(local)
+    server.files |= {name: (local / name).read_bytes() for name in ("p.parquet", "m.parquet")}
+    server.files["m.tsv"] = server.files["m.csv"].replace(b",", b"\t")
+    dataset = make(server)
+    assert len(dataset) in (COUNT, COUNT // 2)
+    sample = dataset[COUNT // 2 - 1]
+    image = next(iter(sample.values())) if isinstance(sample, dict) else sample[0]
+    assert image.data in jpegs()
+
+
+def test_an_error_about_a_presigned_url_does_not_show_its_signature(server: Server) -> None:
+    lacking.require("pyarrow")
+    with pytest.raises(FileNotFoundError, match=r"/no/\*\.parquet'$"):
+        gl.Parquet(f"{server.url}/no/*.parquet?signature=secret")
 
 
 def test_only_what_is_wanted_of_a_row_group_is_read_and_at_once(local: Path, server: Server) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
-from gpuload.datasets.stores.opening import client, is_url, open_file, scope_of
+from gpuload.datasets.stores.opening import client, display_path, is_url, open_file, scope_of, without_query
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
@@ -334,10 +334,10 @@ def as_list(patterns: Patterns) -> list[Any]:
 
 
 def _expand_url(name: str, remote: Remote | None) -> list[str]:
-    if "*" not in name:  # ? and [ are not wildcards in a URL
+    if "*" not in without_query(name):  # ? and [ are not wildcards in a URL
         return [name]
     if not (matches := remove_litter(client(remote).glob(name), name)):
-        raise FileNotFoundError(f"no shards match {name!r}")
+        raise FileNotFoundError(f"no shards match {display_path(name)!r}")
     return matches
 
 
