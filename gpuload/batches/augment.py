@@ -153,9 +153,11 @@ class Augment(torch.nn.Module):
         training loop can call this before each epoch, even before the first one after resuming.
 
         Raises:
-            TypeError, ValueError: `epoch` is not an integer of at least 0.
+            TypeError, ValueError: `epoch` is not an integer of at least 0, or an argument from `by_epoch` is invalid in
+                this epoch.
         """
         epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
+        self._chain.at(epoch)  # an invalid value from `by_epoch` raises an error here, not in the training step
         if not (self._loaded and epoch == self._epoch):
             self._position = 0
         self._epoch, self._loaded = epoch, False

@@ -182,7 +182,7 @@ def _open_feed(options: Options, device_cached: DeviceCached, device: torch.devi
     """Yield a feed with its own workers, which end at the end of the context."""
     job = replace(job_for(options, 0, decodes_full_images=True), dataset=device_cached.dataset)
     workers, placement = options.workers, options.find_placement(device)
-    options.check_limits(device, workers.count)
+    options.check_limits(device, workers.count, 0)
     stack = contextlib.ExitStack()
     try:
         with deferred_signals():  # a signal in between would leak the ring or the workers

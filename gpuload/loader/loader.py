@@ -461,7 +461,7 @@ class Loader:
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start_progress(schedule)
-        options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
+        options.chain.at(progress.start.epoch)  # an invalid value raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
 

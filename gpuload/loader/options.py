@@ -420,13 +420,14 @@ class Options:
         check_workers(self.workers.processes)
         check_stage(self.chain, self.stage.device, **self._stage_arguments)
 
-    def check_limits(self, device: torch.device, count: int) -> None:
-        """Raise a LimitError if this machine allows too few open files or too little memory for `count` workers."""
+    def check_limits(self, device: torch.device, count: int, epoch: int) -> None:
+        """Raise a LimitError if this machine allows too few open files, or too little memory, for `count` workers and
+        the batches of an epoch."""
         workers, samples = count if self.workers.processes else 0, self.order.samples
         if workers:
             check_descriptors(workers)
         images = self.order.size if samples is None else min(self.order.size, samples)
-        size = self.chain.at(0).output_size_hw
+        size = self.chain.at(epoch).output_size_hw
         has_floats = any(transform.output_state for transform in self.chain)
         pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits
         output_bytes = 0 if size is None or device.type != "cpu" else images * size[0] * size[1] * pixel_bytes

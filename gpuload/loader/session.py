@@ -208,7 +208,7 @@ class Session:
         self._make_job = partial(job_for, options, batch_planner=batch_planner, device_share=choice.share)
         job = self._make_job(epoch)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
-        options.check_limits(device, start.workers)
+        options.check_limits(device, start.workers, epoch)
         self.placement = options.find_placement(device)
         self._resources = self._open(job, choice, device, start.workers, cached_samples)
         self.engine.started_at = started_at

@@ -32,6 +32,7 @@ __all__ = [
     "finite_number",
     "flag",
     "format_argument",
+    "fraction",
     "integer",
     "interpolation_name",
     "interval",
@@ -122,9 +123,9 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def finite_number(name: str, value: Any, *, allows_negative: bool = True) -> float:
-    """Return the value as a float; raise a ValueError if it is not finite, or is negative and `allows_negative` is
-    False."""
+def finite_number(name: str, value: Any, *, allows_negative: bool = True, positive: bool = False) -> float:
+    """Return the value as a float; raise a ValueError if it is not finite, is negative and `allows_negative` is False,
+    or is not greater than 0 and `positive` is True."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array or a tensor without axes
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
@@ -134,6 +135,16 @@ def finite_number(name: str, value: Any, *, allows_negative: bool = True) -> flo
         raise ValueError(f"{name} must be finite, got {number}")
     if number < 0 and not allows_negative:
         raise ValueError(f"{name} must not be negative, got {number:g}")
+    if positive and number <= 0:
+        raise ValueError(f"{name} must be greater than 0, got {number}")
+    return number
+
+
+def fraction(name: str, value: Any) -> float:
+    """Return the value as a float; raise a ValueError if it is not in 0 … 1."""
+    number = finite_number(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must lie in 0 … 1, got {number:g}")
     return number
 
 
@@ -158,10 +169,7 @@ def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, f
 
 
 def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width); a single number means a square. If `value` comes from `by_epoch`, return a copy with a
-    pair for each epoch."""
-    if depends_on_epoch(value):
-        return value.check_sizes(lambda size: size_pair(name, size))
+    """Return (height, width); a single number means a square."""
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")

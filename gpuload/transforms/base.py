@@ -6,9 +6,11 @@ used (`works_on`, `output_state`). A transform never touches pixels: backends do
 (`gpuload.transforms.program`).
 
 Sizes are int64 (B, 2): height, width. Boxes and windows are int64 (B, 4): top, left, height, width, in the coordinates
-of the image that they belong to; if a transform pads, they can extend beyond the image. A size can depend on the epoch
-(`by_epoch`):
-workers and the main process resolve the chain for the epoch (`Chain.at`) before they draw anything.
+of the image that they belong to; if a transform pads, they can extend beyond the image.
+
+Arguments can depend on the epoch (`by_epoch`): workers and the main process resolve the chain for the epoch
+(`Chain.at`) before they draw anything. Everything that is decided once for all epochs, such as the outline, describes
+what any value allows.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from __future__ import annotations
 import copy
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
@@ -26,7 +29,7 @@ import numpy as np
 from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, format_argument, integer
+from gpuload.transforms.arguments import Fill, depends_on_epoch, format_argument, integer
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -43,6 +46,7 @@ __all__ = [
     "by_epoch",
     "copy_for_finished_images",
     "declaration",
+    "naming_epoch",
     "scale_to_range",
 ]
 
@@ -135,12 +139,36 @@ class Transform:
     gathers: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
 
     def __post_init__(self) -> None:
-        """Check the arguments in the order of their declaration."""
+        """Check the arguments in the order of their declaration. Values that depend on the epoch come last: each is
+        checked in a copy of the transform whose arguments are those of the value's first epoch."""
+        schedules: dict[str, ByEpoch] = {}
         for argument in fields(self):
             value, check = getattr(self, argument.name), argument.metadata.get("check")
-            if check is not None and (value is not None or argument.default is not None):
-                checked = check(f"{type(self).__name__}({argument.name}=…)", value)
-                object.__setattr__(self, argument.name, checked)
+            name = f"{type(self).__name__}({argument.name}=…)"
+            if depends_on_epoch(value):
+                if check is not None and not argument.metadata["by_epoch"]:
+                    raise TypeError(f"{name} cannot depend on the epoch, got {value!r}; pass one value for all epochs")
+                schedules[argument.name] = value
+            elif check is not None and (value is not None or argument.default is not None):
+                if isinstance(value, list | tuple) and any(map(depends_on_epoch, value)):
+                    raise TypeError(
+                        f"{name} contains a by_epoch(), got {value!r}; pass the entire value for each epoch to one "
+                        "by_epoch(), as in by_epoch({0: (…), 10: (…)})"
+                    )
+                object.__setattr__(self, argument.name, check(name, value))
+        if not schedules:
+            self.check_arguments()
+
+        def resolved(epoch: int) -> Transform:
+            return replace(self, **{name: schedule.at_epoch(epoch) for name, schedule in schedules.items()})
+
+        for name, schedule in schedules.items():
+            checked = schedule.map(lambda epoch, _, name=name: getattr(resolved(epoch), name))
+            object.__setattr__(self, name, checked)
+
+    def check_arguments(self) -> None:
+        """Raise a ValueError if arguments that are valid on their own cannot be combined. They are those of one
+        epoch."""
 
     def bind(self, position: ChainPosition) -> Transform:
         """Bind the transform to its position in a chain; raise ValueError if it cannot be used there."""
@@ -184,14 +212,13 @@ class Transform:
         )
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the size of the result for images of size `size_hw`; None if the size depends on the image."""
+        """Return the size of the result for images of size `size_hw`; None if it depends on the image or the epoch."""
         return size_hw
 
     @property
     def min_output_hw(self) -> tuple[int, int]:
         """A size that no result is smaller than."""
-        size = self.output_size(None)
-        return size if isinstance(size, tuple) else (1, 1)  # it can also be a `ByEpoch`
+        return self.output_size(None) or (1, 1)
 
     def output_channels(self, channels: int) -> int:
         """Return the number of channels of the result for images with `channels` channels."""
@@ -235,12 +262,19 @@ def scale_to_range(bounds: Any, numbers: np.ndarray) -> np.ndarray:
 
 
 def argument(
-    check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
+    check: Callable[..., Any],
+    *,
+    default: Any = MISSING,
+    compare: bool = True,
+    kw_only: bool = False,
+    by_epoch: bool = False,
+    **options: Any,
 ) -> Any:
     """Declare a field whose value is replaced by the result of `check`, usually a function from
     `gpuload.transforms.arguments`. It is called with the argument's name for messages, the value, and `options`. None
-    is not checked if it is the default."""
-    return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
+    is not checked if it is the default. The value can depend on the epoch if `by_epoch`."""
+    metadata = {"check": partial(check, **options), "by_epoch": by_epoch}
+    return field(default=default, compare=compare, kw_only=kw_only, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
@@ -349,54 +383,76 @@ class Padding(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ByEpoch:
-    """A size that depends on the epoch: (first epoch, size) pairs in ascending order, or a function of the epoch."""
+    """An argument that depends on the epoch: (first epoch, value) pairs in ascending order, or a function of the
+    epoch."""
 
-    sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
+    values: tuple[tuple[int, Any], ...] | Callable[[int], Any]
 
     def at_epoch(self, epoch: int) -> Any:
-        """Return the size for an epoch."""
-        if not isinstance(self.sizes, tuple):
-            return self.sizes(epoch)
-        return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
+        """Return the value for an epoch."""
+        if not isinstance(self.values, tuple):
+            return self.values(epoch)
+        return self.values[bisect_right(self.values, epoch, key=lambda entry: entry[0]) - 1][1]
 
-    def check_sizes(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """Return a copy with each size replaced by the result of `check`. A function is returned unchanged."""
-        if not isinstance(self.sizes, tuple):
+    def map(self, function: Callable[[int, Any], Any]) -> ByEpoch:
+        """Return a copy with each value replaced by the result of `function` for its first epoch and the value. If the
+        values come from a function, they are not known yet, and the copy has the same function."""
+        if not isinstance(self.values, tuple):
             return self
-        return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
+        pairs = []
+        for epoch, value in self.values:
+            with naming_epoch(epoch):
+                pairs.append((epoch, function(epoch, value)))
+        return ByEpoch(tuple(pairs))
 
     def __repr__(self) -> str:
-        if isinstance(self.sizes, tuple):
-            return f"by_epoch({dict(self.sizes)!r})"
-        return f"by_epoch({getattr(self.sizes, '__qualname__', type(self.sizes).__name__)})"
+        if isinstance(self.values, tuple):
+            return f"by_epoch({dict(self.values)!r})"
+        return f"by_epoch({getattr(self.values, '__qualname__', type(self.values).__name__)})"
 
 
-def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
-    """Return a size that changes from epoch to epoch, to be used as `size` of `Resize`, the crops and `Mosaic`.
+@contextmanager
+def naming_epoch(epoch: int) -> Iterator[None]:
+    """Add the epoch to the message of an error about a value from `by_epoch`."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"the value from by_epoch() for epoch {epoch} is invalid: {error}") from error
+
+
+def by_epoch(values: Mapping[int, Any] | Callable[[int], Any]) -> Any:
+    """Return an argument that changes from epoch to epoch: a size, a probability, an `alpha`, or the strength of a
+    transform, such as the `magnitude` of `RandAugment` or the `scale` of `RandomResizedCrop`.
+
+    The values can be whatever the argument accepts, such as pairs (low, high). Those of a dict are checked when the
+    transform is created, the results of a function when their epoch begins.
 
     Args:
-        sizes: a dict that maps the first epoch of each size to the size, starting at epoch 0: ``{0: 128, 10: 176, 20:
-            224}``. Or a function of the epoch, which must not depend on anything else, because each worker gets a copy
-            of it. The loader's state identifies a function only by its name.
+        values: a dict that maps the first epoch of each value to the value, starting at epoch 0: ``{0: 128, 10: 176,
+            20: 224}``. Or a function of the epoch, which must not depend on anything else, because each worker gets a
+            copy of it. The loader's state identifies a function only by its name.
 
     Raises:
-        TypeError, ValueError: `sizes` is neither a dict nor a function, or has no size for epoch 0.
+        TypeError, ValueError: `values` is neither a dict nor a function, or has no value for epoch 0.
 
     Example:
         >>> from gpuload import transforms as T
         >>> chain = T.Chain([T.RandomResizedCrop(by_epoch({0: 128, 10: 176}))])
         >>> chain.at(9).output_size_hw, chain.at(10).output_size_hw
         ((128, 128), (176, 176))
+        >>> T.RandomApply([T.MixUp(num_classes=10)], p=by_epoch({0: 1, 200: 0})).p
+        by_epoch({0: 1.0, 200: 0.0})
     """
-    if callable(sizes):
-        return ByEpoch(sizes)
-    if not isinstance(sizes, Mapping):
+    if callable(values):
+        return ByEpoch(values)
+    if not isinstance(values, Mapping):
         raise TypeError(
-            "by_epoch() takes a dict of sizes keyed by their first epoch, such as {0: 128, 10: 176}, or a function of "
-            f"the epoch, got {type(sizes).__name__}: {sizes!r}"
+            "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128, 10: 176}, or a function of "
+            f"the epoch, got {type(values).__name__}: {values!r}"
         )
-    epochs = [(integer("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
+    epochs = [(integer("by_epoch({epoch: value})", epoch, minimum=0), value) for epoch, value in values.items()]
     epochs.sort(key=lambda entry: entry[0])
     if not epochs or epochs[0][0] != 0:
-        raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")
+        raise ValueError(f"by_epoch() needs a value for epoch 0, got {dict(values)!r}; write {{0: …, …}}")
     return ByEpoch(tuple(epochs))

@@ -61,8 +61,8 @@ class GaussianBlur(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_full_image: ClassVar[bool] = True
 
-    kernel_size: int | tuple[int, int] = argument(_check_odd_sizes)
-    sigma: float | tuple[float, float] = argument(_check_sigmas, default=(0.1, 2.0))
+    kernel_size: int | tuple[int, int] = argument(_check_odd_sizes, by_epoch=True)
+    sigma: float | tuple[float, float] = argument(_check_sigmas, default=(0.1, 2.0), by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         sigma = scale_to_range(self.sigma, uniforms(1))
@@ -88,8 +88,8 @@ class GaussianNoise(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("noise",)
     needs_full_image: ClassVar[bool] = True  # a pixel's noise depends on the pixel's index in the image
 
-    mean: float = argument(finite_number, default=0.0)
-    sigma: float = argument(finite_number, default=0.1, allows_negative=False)
+    mean: float = argument(finite_number, default=0.0, by_epoch=True)
+    sigma: float = argument(finite_number, default=0.1, allows_negative=False, by_epoch=True)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -128,7 +128,7 @@ class JPEG(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
     needs_full_image: ClassVar[bool] = True  # blocks start at the corner of the image
 
-    quality: int | tuple[int, int] = argument(_check_qualities)
+    quality: int | tuple[int, int] = argument(_check_qualities, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
@@ -142,6 +142,13 @@ def _check_pair(name: str, value: Any) -> tuple[float, float]:
     if len(numbers) not in (1, 2) or min(numbers) < 0:
         raise ValueError(f"{name} must be a number ≥ 0 or a pair (along x, along y), got {value!r}")
     return numbers[0], numbers[-1]
+
+
+def _check_smoothing(name: str, value: Any) -> tuple[float, float]:
+    sigma = _check_pair(name, value)
+    if bool(sigma[0]) != bool(sigma[1]):
+        raise ValueError(f"{name} must be 0 along both axes or along neither, got {sigma}")
+    return sigma
 
 
 @declaration
@@ -171,15 +178,10 @@ class ElasticTransform(Transform):
     record: ClassVar[type[Record]] = Elastic
     needs_full_image: ClassVar[bool] = True
 
-    alpha: float | Sequence[float] = argument(_check_pair, default=50.0)
-    sigma: float | Sequence[float] = argument(_check_pair, default=5.0)
+    alpha: float | Sequence[float] = argument(_check_pair, default=50.0, by_epoch=True)
+    sigma: float | Sequence[float] = argument(_check_smoothing, default=5.0, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=("nearest", "bilinear"))
     fill: Any = argument(fill_values, default=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
-            raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or along neither, got {self.sigma}")
 
     @property
     def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -33,7 +33,7 @@ from gpuload.transforms.arguments import (
     name_of,
     refuse_albumentations,
 )
-from gpuload.transforms.base import ChainPosition, Transform
+from gpuload.transforms.base import ChainPosition, Transform, naming_epoch
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line, assign_lanes
@@ -120,21 +120,21 @@ class Chain:
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
 
     def at(self, epoch: int) -> Chain:
-        """Return the chain with its sizes for an epoch (see `by_epoch`), or this chain if no size depends on the epoch.
+        """Return the chain with its arguments for an epoch (see `by_epoch`), or this chain if no argument depends on
+        the epoch.
 
         Raises:
-            TypeError, ValueError: a function passed to `by_epoch` returned an invalid size.
+            TypeError, ValueError: a function passed to `by_epoch` returned an invalid value.
         """
-        if not self._has_epoch_sizes:
+        if not self._has_schedules:
             return self
         if epoch not in self._epoch_chains:
-            try:
+            with naming_epoch(epoch):
                 transforms = [_resolve(transform, epoch) for transform in self.transforms]
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"the size from by_epoch() for epoch {epoch} is invalid: {error}") from error
+                chain = Chain([*transforms, *self.entries[len(transforms) :]])
             if len(self._epoch_chains) > CACHED_EPOCHS:
                 self._epoch_chains.clear()
-            self._epoch_chains[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
+            self._epoch_chains[epoch] = chain
         return self._epoch_chains[epoch]
 
     @property
@@ -149,7 +149,7 @@ class Chain:
         return [*self.transforms, Lambda(self.module)]
 
     @cached_property
-    def _has_epoch_sizes(self) -> bool:
+    def _has_schedules(self) -> bool:
         return any(_depends_on_epoch(transform) for transform in self.transforms)
 
     @cached_property
@@ -305,8 +305,6 @@ class Chain:
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
         """The size of all results of the first view; None if the size depends on the image or the epoch."""
-        if self._has_epoch_sizes:
-            return None
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
@@ -414,11 +412,12 @@ def _depends_on_epoch(value: Any) -> bool:
 
 
 def _resolve(value: Any, epoch: int) -> Any:
-    """Return an argument or a transform with each result of `by_epoch` replaced by its size for this epoch."""
+    """Return an argument or a transform with each result of `by_epoch` replaced by its value for this epoch."""
     if not _depends_on_epoch(value):
         return value
     if isinstance(value, Transform):
-        return replace(value, **{field.name: _resolve(getattr(value, field.name), epoch) for field in fields(value)})
+        arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: _resolve(argument, epoch) for name, argument in arguments.items()})
     return tuple(_resolve(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite_number, integer, interval, is_sequence, probability
+from gpuload.transforms.arguments import depends_on_epoch, finite_number, integer, interval, is_sequence, probability
 from gpuload.transforms.base import ChainPosition, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
@@ -77,11 +77,17 @@ class ColorJitter(Transform):
 
     record: ClassVar[type[Record]] = Ops
 
-    brightness: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
-    contrast: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
-    saturation: float | tuple[float, float] | None = argument(_check_factor_range, default=None, center=1.0)
+    brightness: float | tuple[float, float] | None = argument(
+        _check_factor_range, default=None, by_epoch=True, center=1.0
+    )
+    contrast: float | tuple[float, float] | None = argument(
+        _check_factor_range, default=None, by_epoch=True, center=1.0
+    )
+    saturation: float | tuple[float, float] | None = argument(
+        _check_factor_range, default=None, by_epoch=True, center=1.0
+    )
     hue: float | tuple[float, float] | None = argument(
-        _check_factor_range, default=None, center=0.0, minimum=-0.5, maximum=0.5
+        _check_factor_range, default=None, by_epoch=True, center=0.0, minimum=-0.5, maximum=0.5
     )
 
     @property
@@ -92,6 +98,11 @@ class ColorJitter(Transform):
     @property
     def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(sorted(self.adjustments))
+
+    @property
+    def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # In some epochs, an adjustment that depends on the epoch can be disabled.
+        return any(depends_on_epoch(getattr(self, name)) for name in ADJUSTMENTS)
 
     @property
     def needs_full_image(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -125,7 +136,7 @@ class OneOperation(Transform):
 
     @property
     def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return getattr(self, "p", 1.0) < 1  # most transforms without a `p` change every image
+        return getattr(self, "p", 1.0) != 1  # most transforms without a `p` change every image
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops_record(uniforms(1)[:, 0] < self.p)
@@ -171,7 +182,7 @@ class Grayscale(OneOperation):
 
 @declaration
 class _RandomOperation(OneOperation):
-    p: float = argument(probability, default=0.5)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
 
 @declaration
@@ -180,7 +191,7 @@ class RandomGrayscale(_RandomOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    p: float = argument(probability, default=0.1)
+    p: float = argument(probability, default=0.1, by_epoch=True)
 
 
 @declaration
@@ -206,6 +217,25 @@ class RandomEqualize(_RandomOperation):
     needs_full_image: ClassVar[bool] = True
 
 
+def _check_threshold(name: str, value: Any) -> float:
+    threshold = finite_number(name, value)
+    if not 0 <= threshold <= 255:
+        raise ValueError(f"{name} must be a pixel value in 0 … 255, got {threshold:g}")
+    return threshold
+
+
+def _bind_threshold(threshold: float, position: ChainPosition) -> float:
+    """Return the threshold as a pixel value in 0 … 255."""
+    if position.state == "float" and position.unit > 1 and threshold <= 1:
+        return threshold * position.unit
+    if 0 < threshold < 1:
+        raise ValueError(
+            f"RandomSolarize(threshold={threshold:g}) is used where pixel values are in 0 … 255; write "
+            f"threshold={threshold * 255:g}, or put it after ToDtype('float32', scale=True)"
+        )
+    return threshold
+
+
 @declaration
 class RandomSolarize(OneOperation):
     """Invert pixel values at or above a threshold, with probability `p`.
@@ -222,26 +252,24 @@ class RandomSolarize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
 
-    threshold: float = argument(finite_number)
-    p: float = argument(probability, default=0.5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold <= 255:
-            raise ValueError(f"RandomSolarize(threshold=…) must be a pixel value in 0 … 255, got {self.threshold:g}")
+    threshold: float = argument(_check_threshold, by_epoch=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def bind(self, position: ChainPosition) -> Transform:
-        if position.state == "float" and position.unit > 1 and self.threshold <= 1:
-            return replace(self, threshold=self.threshold * position.unit)
-        if 0 < self.threshold < 1:
-            raise ValueError(
-                f"RandomSolarize(threshold={self.threshold:g}) is used where pixel values are in 0 … 255; write "
-                f"threshold={self.threshold * 255:g}, or put it after ToDtype('float32', scale=True)"
-            )
-        return self
+        threshold: Any = self.threshold
+        if depends_on_epoch(threshold):
+            return replace(self, threshold=threshold.map(lambda _, value: _bind_threshold(value, position)))
+        return replace(self, threshold=_bind_threshold(threshold, position))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops_record(uniforms(1)[:, 0] < self.p, (self.threshold,))
+
+
+def _check_bits(name: str, value: Any) -> int:
+    bits = integer(name, value, minimum=0)
+    if bits > 8:
+        raise ValueError(f"{name} must lie in 0 … 8, got {bits}: pixel values have 8 bits")
+    return bits
 
 
 @declaration
@@ -258,13 +286,8 @@ class RandomPosterize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int = argument(integer, minimum=0)
-    p: float = argument(probability, default=0.5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bits > 8:
-            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: pixel values have 8 bits")
+    bits: int = argument(_check_bits, by_epoch=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops_record(uniforms(1)[:, 0] < self.p, (self.bits,))
@@ -285,8 +308,8 @@ class RandomAdjustSharpness(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
     needs_full_image: ClassVar[bool] = True  # pixels at the image's border are not changed, so the border must be known
 
-    sharpness_factor: float = argument(finite_number, allows_negative=False)
-    p: float = argument(probability, default=0.5)
+    sharpness_factor: float = argument(finite_number, allows_negative=False, by_epoch=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops_record(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
@@ -331,11 +354,11 @@ class RandomPhotometricDistort(Transform):
     is_optional: ClassVar[bool] = True
     needs_full_image: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
-    brightness: tuple[float, float] = argument(_check_factors, default=(0.875, 1.125))
-    contrast: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5))
-    saturation: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5))
-    hue: tuple[float, float] = argument(_check_factors, default=(-0.05, 0.05), minimum=-0.5, maximum=0.5)
-    p: float = argument(probability, default=0.5)
+    brightness: tuple[float, float] = argument(_check_factors, default=(0.875, 1.125), by_epoch=True)
+    contrast: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5), by_epoch=True)
+    saturation: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5), by_epoch=True)
+    hue: tuple[float, float] = argument(_check_factors, default=(-0.05, 0.05), by_epoch=True, minimum=-0.5, maximum=0.5)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(13)

@@ -41,8 +41,8 @@ class _Container(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "transforms", check_children(type(self).__name__, self.transforms))
+        super().__post_init__()
 
     @property
     def children(self) -> tuple[Transform, ...]:
@@ -170,11 +170,20 @@ class RandomApply(_Branching):
         TypeError, ValueError: an argument is invalid, or a transform converts images to floats.
     """
 
-    p: float = argument(probability, default=0.5)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
         return self.draw_paths(uniforms, sizes_hw, [(rows, range(len(self.transforms)))])
+
+
+def _check_weights(name: str, value: Any) -> tuple[float, ...]:
+    if not is_sequence(value):
+        raise TypeError(f"{name} must be a list with one number for each transform, got {value!r}")
+    weights = tuple(finite_number(name, number) for number in value)
+    if min(weights, default=0) < 0 or sum(weights) <= 0:
+        raise ValueError(f"{name} must be numbers ≥ 0 with a positive sum, got {value!r}")
+    return weights
 
 
 @declaration
@@ -189,21 +198,14 @@ class RandomChoice(_Branching):
         TypeError, ValueError: an argument is invalid, or a transform converts images to floats.
     """
 
-    p: Sequence[float] | None = None
+    p: Sequence[float] | None = argument(_check_weights, default=None, by_epoch=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.p is None:
-            return
-        if not is_sequence(self.p) or len(self.p) != len(self.transforms):
+    def check_arguments(self) -> None:
+        if self.p is not None and len(self.p) != len(self.transforms):
             raise ValueError(
                 f"RandomChoice(p=…) must have one number for each of the {len(self.transforms)} transforms, "
                 f"got {self.p!r}"
             )
-        numbers = tuple(finite_number("RandomChoice(p=…)", number) for number in self.p)
-        if min(numbers) < 0 or sum(numbers) <= 0:
-            raise ValueError(f"RandomChoice(p=…) must be numbers ≥ 0 with a positive sum, got {self.p!r}")
-        object.__setattr__(self, "p", numbers)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         share = np.ones(len(self.transforms)) if self.p is None else np.array(self.p)

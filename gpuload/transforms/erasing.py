@@ -47,6 +47,15 @@ def _check_value(name: str, value: Any) -> float | tuple[float, ...] | str:
     return numbers
 
 
+def _check_areas(name: str, value: Any) -> tuple[float, float]:
+    low, high = interval(name, value)
+    if not 0 <= low <= high <= 1:
+        raise ValueError(
+            f"{name} is a range of fractions of the image's area and must lie in 0 … 1, got ({low}, {high})"
+        )
+    return low, high
+
+
 @declaration
 class RandomErasing(Transform):
     """Overwrite one or more boxes of an image, with probability `p`.
@@ -83,9 +92,9 @@ class RandomErasing(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    p: float = argument(probability, default=0.5)
-    scale: tuple[float, float] = argument(interval, default=(0.02, 0.33))
-    ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), positive=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
+    scale: tuple[float, float] = argument(_check_areas, default=(0.02, 0.33), by_epoch=True)
+    ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), by_epoch=True, positive=True)
     value: float | Sequence[float] | str = argument(_check_value, default=0.0)
     inplace: bool = field(default=False, compare=False)
     mode: str | None = field(default=None, kw_only=True)
@@ -95,12 +104,7 @@ class RandomErasing(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = "RandomErasing"
-        if not 0 <= self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(
-                f"{name}(scale=…) is a range of fractions of the image's area and must lie in 0 … 1, got {self.scale}"
-            )
-        modes = get_args(Mode)
+        name, modes = "RandomErasing", get_args(Mode)
         if self.mode is not None and self.mode not in modes:
             raise ValueError(f"{name}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
         if self.mode == "const" and self.value == "random":

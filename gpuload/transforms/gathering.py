@@ -74,9 +74,9 @@ class Mosaic(_Gathering):
 
     gathers: ClassVar[int] = 4
 
-    size: int | tuple[int, int] = argument(size_pair)
-    center_range: tuple[float, float] = argument(_check_fractions, default=(0.25, 0.75))
-    p: float = argument(probability, default=1.0)
+    size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
+    center_range: tuple[float, float] = argument(_check_fractions, default=(0.25, 0.75), by_epoch=True)
+    p: float = argument(probability, default=1.0, by_epoch=True)
     fill: Any = argument(fill_values, default=0)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
@@ -90,7 +90,7 @@ class Mosaic(_Gathering):
         return Gather(is_mosaic, sizes, order, centres, fill=fill, mask_fill=mask_fill)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size if self.p == 1 else None  # pyright: ignore[reportReturnType]
+        return self.size if self.p == 1 and isinstance(self.size, tuple) else None
 
 
 @declaration
@@ -123,7 +123,7 @@ class CopyPaste(_Gathering):
 
     gathers: ClassVar[int] = 2
 
-    p: float = argument(probability, default=1.0)
+    p: float = argument(probability, default=1.0, by_epoch=True)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:

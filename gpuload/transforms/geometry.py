@@ -9,7 +9,6 @@ drawn per sample. Workers draw the boxes too, and decode only the pixels inside 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -62,6 +61,15 @@ PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 
+def _check_length_or_size(name: str, value: Any) -> int | tuple[int, int] | None:
+    if value is None:
+        return None
+    if is_sequence(value):
+        pair = size_pair(name, value)
+        return pair[0] if len(value) == 1 else pair
+    return integer(name, value, minimum=1)
+
+
 @declaration
 class Resize(Resampling):
     """Resize the image to a given size, with Pillow's antialiasing.
@@ -82,23 +90,13 @@ class Resize(Resampling):
         (256, 341)
     """
 
-    size: int | tuple[int, int] | None
+    size: int | tuple[int, int] | None = argument(_check_length_or_size, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
-    max_size: int | None = argument(integer, default=None, minimum=1)
+    max_size: int | None = argument(integer, default=None, by_epoch=True, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_arguments(self) -> None:
         size, max_size = self.size, self.max_size
-        if depends_on_epoch(size):
-            sizes = size.check_sizes(lambda size: replace(self, size=size).size)  # pyright: ignore
-            object.__setattr__(self, "size", sizes)
-            return
-        if is_sequence(size):
-            pair = size_pair("Resize(size=…)", size)
-            size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
-        elif size is not None:
-            size = integer("Resize(size=…)", size, minimum=1)
         if max_size is not None:
             if isinstance(size, tuple):
                 raise ValueError(
@@ -111,7 +109,6 @@ class Resize(Resampling):
                 )
         elif size is None:
             raise ValueError("Resize(size=None) needs max_size=…, the new length of the longer side")
-        object.__setattr__(self, "size", size)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         filters = self.filters(uniforms(1)[:, 0] if self.interpolation == "random" else None)
@@ -126,6 +123,8 @@ class Resize(Resampling):
         return _orient(sizes_hw, (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        if depends_on_epoch(self.size) or depends_on_epoch(self.max_size):
+            return None
         if size_hw is not None and not isinstance(self.size, tuple):
             height, width = self._sizes(np.array([size_hw], np.int64))[0].tolist()
             return height, width
@@ -160,10 +159,10 @@ class FixedSizeCrop(Padding):
 
     crops: ClassVar[bool] = True
 
-    size: int | tuple[int, int] = argument(size_pair)
+    size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size  # pyright: ignore[reportReturnType]
+        return self.size if isinstance(self.size, tuple) else None
 
     @property
     def min_input_hw(self) -> tuple[int, int] | None:
@@ -270,7 +269,7 @@ class _RandomFlip(Transform):
     record: ClassVar[type[Record]] = Flip
     axis: ClassVar[int]
 
-    p: float = argument(probability, default=0.5)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Flip:
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
@@ -294,7 +293,7 @@ class RandomVerticalFlip(_RandomFlip):
 class _RandomTurn(Transform):
     record: ClassVar[type[Record]] = Turn
 
-    p: float = argument(probability, default=0.5)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return size_hw if size_hw is not None and size_hw[0] == size_hw[1] else None
@@ -370,9 +369,9 @@ class RandomResizedCrop(Resampling):
 
     crops: ClassVar[bool] = True
 
-    size: int | tuple[int, int] = argument(size_pair)
-    scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), positive=True)
-    ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), positive=True)
+    size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
+    scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), by_epoch=True, positive=True)
+    ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), by_epoch=True, positive=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -415,7 +414,7 @@ class RandomResizedCrop(Resampling):
         return np.clip(boxes_hw, 1, sizes_hw)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return self.size  # pyright: ignore[reportReturnType]
+        return self.size if isinstance(self.size, tuple) else None
 
 
 @declaration
@@ -480,6 +479,13 @@ class Pad(Padding):
         return height, width
 
 
+def _check_growth(name: str, value: Any) -> tuple[float, float]:
+    low, high = interval(name, value)
+    if low < 1:
+        raise ValueError(f"{name} must not be less than 1, got ({low}, {high})")
+    return low, high
+
+
 @declaration
 class RandomZoomOut(Padding):
     """Place the image at a random position on a larger canvas, with probability `p`.
@@ -495,13 +501,8 @@ class RandomZoomOut(Padding):
     """
 
     fill: Any = argument(fill_values, default=0)
-    side_range: tuple[float, float] = argument(interval, default=(1.0, 4.0))
-    p: float = argument(probability, default=0.5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.side_range[0] < 1:
-            raise ValueError(f"RandomZoomOut(side_range=…) must not be less than 1, got {self.side_range}")
+    side_range: tuple[float, float] = argument(_check_growth, default=(1.0, 4.0), by_epoch=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)

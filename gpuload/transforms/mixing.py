@@ -29,7 +29,7 @@ class _Mixing(Transform):
     works_on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
-    alpha: float = argument(finite_number, default=1.0, kw_only=True)
+    alpha: float = argument(finite_number, default=1.0, kw_only=True, by_epoch=True, positive=True)
     num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
     label_smoothing: float = argument(finite_number, default=0.0, kw_only=True)
@@ -37,8 +37,6 @@ class _Mixing(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         name, smoothing = type(self).__name__, self.label_smoothing
-        if self.alpha <= 0:
-            raise ValueError(f"{name}(alpha=…) must be greater than 0, got {self.alpha}")
         if not (self.labels_getter in ("default", None) or callable(self.labels_getter)):
             raise ValueError(
                 f"{name}(labels_getter=…) must be 'default', a function of the batch, or None for images without "

@@ -445,13 +445,12 @@ class RandAugment(TorchvisionAugment):
     space: ClassVar[Space] = RAND_SPACE
 
     num_ops: int = argument(integer, default=2, minimum=0)
-    magnitude: int = argument(integer, default=9, minimum=0)
+    magnitude: int = argument(integer, default=9, by_epoch=True, minimum=0)
     num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_arguments(self) -> None:
         bins = self.num_magnitude_bins
         if self.magnitude >= bins:
             raise ValueError(
@@ -492,6 +491,13 @@ class TrivialAugmentWide(TorchvisionAugment):
         return Recipe(WIDE_SPACE.kinds, bins=self.num_magnitude_bins)
 
 
+def _check_severity(name: str, value: Any) -> int:
+    severity = integer(name, value, minimum=1)
+    if severity > BINS:
+        raise ValueError(f"{name} must lie in 1 … {BINS}, got {severity}")
+    return severity
+
+
 @declaration
 class AugMix(TorchvisionAugment):
     """Mix an image with the results of several chains of random operations on it.
@@ -518,20 +524,13 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = argument(integer, default=3, minimum=1)
+    severity: int = argument(_check_severity, default=3, by_epoch=True)
     mixture_width: int = argument(integer, default=3, minimum=1)
     chain_depth: int = argument(integer, default=-1, minimum=None)
-    alpha: float = argument(finite_number, default=1.0)
+    alpha: float = argument(finite_number, default=1.0, by_epoch=True, positive=True)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")
     fill: Any = argument(fill_values, default=None, uint8=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.severity > BINS:
-            raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {self.severity}")
-        if self.alpha <= 0:
-            raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {self.alpha:g}")
 
     @property
     def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]

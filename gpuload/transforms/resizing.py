@@ -18,9 +18,10 @@ import numpy as np
 from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
+    depends_on_epoch,
     fill_values,
-    finite_number,
     flag,
+    fraction,
     integer,
     interpolation_name,
     interval,
@@ -83,8 +84,8 @@ class ScaleJitter(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    target_size: tuple[int, int] = argument(_check_pair)
-    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), positive=True)
+    target_size: tuple[int, int] = argument(_check_pair, by_epoch=True)
+    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), by_epoch=True, positive=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -115,8 +116,8 @@ class RandomShortestSize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int | Sequence[int] = argument(_check_lengths)
-    max_size: int | None = argument(integer, default=None, minimum=1)
+    min_size: int | Sequence[int] = argument(_check_lengths, by_epoch=True)
+    max_size: int | None = argument(integer, default=None, by_epoch=True, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -143,13 +144,12 @@ class RandomResize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int = argument(integer, minimum=1)
-    max_size: int = argument(integer, minimum=1)
+    min_size: int = argument(integer, by_epoch=True, minimum=1)
+    max_size: int = argument(integer, by_epoch=True, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_arguments(self) -> None:
         if self.max_size <= self.min_size:
             raise ValueError(
                 f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the maximum "
@@ -185,19 +185,14 @@ class ResizeKeepRatio(Resampling):
         (192, 256)
     """
 
-    size: int | tuple[int, int] = argument(size_pair)
-    longest: float = argument(finite_number, default=0.0)
+    size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
+    longest: float = argument(fraction, default=0.0, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
-    random_scale_prob: float = argument(probability, default=0.0)
-    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), positive=True)
+    random_scale_prob: float = argument(probability, default=0.0, by_epoch=True)
+    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), by_epoch=True, positive=True)
     random_scale_area: bool = argument(flag, default=False)
-    random_aspect_prob: float = argument(probability, default=0.0)
-    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), positive=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.longest <= 1:
-            raise ValueError(f"ResizeKeepRatio(longest=…) must lie in 0 … 1, got {self.longest}")
+    random_aspect_prob: float = argument(probability, default=0.0, by_epoch=True)
+    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), by_epoch=True, positive=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
@@ -219,6 +214,8 @@ class ResizeKeepRatio(Resampling):
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None or self.random_scale_prob or self.random_aspect_prob:
+            return None
+        if depends_on_epoch(self.size) or depends_on_epoch(self.longest):
             return None
         height, width = self._sizes(np.array([size_hw]), 1.0)[0].tolist()
         return height, width

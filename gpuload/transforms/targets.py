@@ -59,25 +59,27 @@ class RandomIoUCrop(Padding):
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
-    min_scale: float = argument(finite_number, default=0.3)
-    max_scale: float = argument(finite_number, default=1.0)
-    min_aspect_ratio: float = argument(finite_number, default=0.5)
-    max_aspect_ratio: float = argument(finite_number, default=2.0)
+    min_scale: float = argument(finite_number, default=0.3, by_epoch=True)
+    max_scale: float = argument(finite_number, default=1.0, by_epoch=True)
+    min_aspect_ratio: float = argument(finite_number, default=0.5, by_epoch=True)
+    max_aspect_ratio: float = argument(finite_number, default=2.0, by_epoch=True)
     sampler_options: Sequence[float] | None = None
     trials: int = argument(integer, default=40, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         name = "RandomIoUCrop"
-        for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
-            minimum, maximum = getattr(self, low), getattr(self, high)
-            if not 0 < minimum <= maximum:
-                raise ValueError(f"{name} needs 0 < {low} ≤ {high}, got {minimum:g} and {maximum:g}")
         options = OPTIONS if self.sampler_options is None else self.sampler_options
         if not is_sequence(options) or not len(options):
             raise TypeError(f"{name}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
         options = tuple(finite_number(f"{name}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
+
+    def check_arguments(self) -> None:
+        for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
+            minimum, maximum = getattr(self, low), getattr(self, high)
+            if not 0 < minimum <= maximum:
+                raise ValueError(f"RandomIoUCrop needs 0 < {low} ≤ {high}, got {minimum:g} and {maximum:g}")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:

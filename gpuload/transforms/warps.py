@@ -19,6 +19,7 @@ from gpuload.transforms.arguments import (
     fill_values,
     finite_number,
     flag,
+    fraction,
     interpolation_name,
     interval,
     is_sequence,
@@ -222,7 +223,7 @@ class RandomRotation(_Warping):
         RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))
     """
 
-    degrees: float | tuple[float, float] = argument(_check_angles)
+    degrees: float | tuple[float, float] = argument(_check_angles, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="nearest")
     expand: bool = argument(flag, default=False)
     center: Sequence[float] | None = argument(_check_point, default=None)
@@ -255,10 +256,10 @@ class RandomAffine(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    degrees: float | tuple[float, float] = argument(_check_angles)
-    translate: Sequence[float] | None = argument(_check_fractions, default=None)
-    scale: Sequence[float] | None = argument(interval, default=None, positive=True)
-    shear: float | Sequence[float] | None = argument(_check_shears, default=None)
+    degrees: float | tuple[float, float] = argument(_check_angles, by_epoch=True)
+    translate: Sequence[float] | None = argument(_check_fractions, default=None, by_epoch=True)
+    scale: Sequence[float] | None = argument(interval, default=None, by_epoch=True, positive=True)
+    shear: float | Sequence[float] | None = argument(_check_shears, default=None, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=0)
     center: Sequence[float] | None = argument(_check_point, default=None)
@@ -293,15 +294,10 @@ class RandomPerspective(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    distortion_scale: float = argument(finite_number, default=0.5)
-    p: float = argument(probability, default=0.5)
+    distortion_scale: float = argument(fraction, default=0.5, by_epoch=True)
+    p: float = argument(probability, default=0.5, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear")
     fill: Any = argument(fill_values, default=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.distortion_scale <= 1:
-            raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {self.distortion_scale:g}")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(9)

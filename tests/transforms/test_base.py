@@ -1,9 +1,12 @@
-"""Sizes by epoch: what they are, and that each batch has those of its own epoch, wherever it is made."""
+"""Arguments by epoch: what they can be, and that each batch has those of its own epoch, wherever it is made."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,11 +55,11 @@ def test_transforms_that_others_hold_change_too():
         (
             lambda: T.by_epoch(224),
             TypeError,
-            "by_epoch() takes a dict of sizes keyed by their first epoch, such as {0: 128",
+            "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128",
         ),
-        (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a size for epoch 0, got {}; write {0: …, …}"),
-        (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a size for epoch 0, got {3: 5}"),
-        (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: size}) must be at least 0, got -1"),
+        (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a value for epoch 0, got {}; write {0: …, …}"),
+        (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a value for epoch 0, got {3: 5}"),
+        (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: value}) must be at least 0, got -1"),
         (lambda: T.CenterCrop(T.by_epoch({0: 5, 2: 0})), ValueError, "CenterCrop(size=…) must be at least 1, got 0"),
         (
             lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8),
@@ -66,7 +69,54 @@ def test_transforms_that_others_hold_change_too():
         (
             lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8),
             ValueError,
-            "the size from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0",
+            "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0",
+        ),
+        (
+            lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})),
+            ValueError,
+            "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) is a probability and must lie "
+            "in 0 … 1, got 2",
+        ),
+        (
+            lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3),
+            TypeError,
+            "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'",
+        ),
+        (
+            lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})),
+            ValueError,
+            "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)",
+        ),
+        (
+            lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})),
+            ValueError,
+            "for epoch 5 is invalid: RandomIoUCrop needs 0 < min_scale ≤ max_scale, got 0.9 and 0.8",
+        ),
+        (
+            lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]),
+            ValueError,
+            "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255",
+        ),
+        (
+            lambda: T.Chain([T.RandomSolarize(T.by_epoch(lambda epoch: 0.5))]).at(1),
+            ValueError,
+            "for epoch 1 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255",
+        ),
+        (
+            lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})),
+            TypeError,
+            "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all",
+        ),
+        (
+            lambda: T.Resize(8, T.by_epoch({0: "nearest"})),
+            TypeError,
+            "Resize(interpolation=…) cannot depend on the epoch",
+        ),
+        (
+            lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)),
+            TypeError,
+            "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
+            "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})",
         ),
     ],
 )
@@ -75,13 +125,49 @@ def test_what_cannot_be(make, error, text):
         make()
 
 
-def test_states_know_the_sizes():
+def test_arguments_are_checked_with_the_other_arguments_of_the_same_epoch():
+    crop = T.RandomIoUCrop(T.by_epoch({0: 0.1, 5: 0.8}), T.by_epoch({0: 0.5, 5: 1}))
+    assert T.Chain([crop]).at(5) == T.Chain([T.RandomIoUCrop(0.8, 1)])
+
+
+def test_a_function_is_called_for_no_other_epoch():
+    called = []
+
+    def probability_of(epoch: int) -> float:
+        called.append(epoch)
+        return 0.5 if epoch == 3 else 2.0
+
+    with gl.Loader(Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0) as made:
+        made.set_epoch(3)
+        iter(made)
+    assert set(called) == {3}
+
+
+def test_states_know_the_arguments():
     def digits(sizes):
         return T.Chain([T.Resize(T.by_epoch(sizes))]).fingerprint()
 
     assert digits({0: 8}) == digits({0: 8}) != digits({0: 9})
     assert digits(len) == digits(len) != digits(abs)
+    flips = [T.Chain([T.RandomHorizontalFlip(p)]).fingerprint() for p in (1, T.by_epoch({0: 1}), T.by_epoch({0: 0}))]
+    assert len(set(flips)) == 3
     assert repr(T.CenterCrop(T.by_epoch({0: 8, 3: (9, 7)}))) == "CenterCrop(size=by_epoch({0: (8, 8), 3: (9, 7)}))"
+
+
+@pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic(8, p=p)])
+def test_a_probability_that_decides_the_size_is_planned_for_all_epochs(kind):
+    chain = T.Chain([T.Resize((8, 8)), kind(p=T.by_epoch({0: 0, 1: 1, 2: 0}))])
+    assert chain.output_size_hw is None
+    assert chain.transforms[1].outline[0].min_hw == (1, 1)
+    plain = [T.Chain([T.Resize((8, 8)), kind(p=p)]).output_size_hw for p in (0, 1)]
+    assert [chain.at(epoch).output_size_hw for epoch in range(3)] == [plain[0], plain[1], plain[0]]
+    flip = T.RandomHorizontalFlip(T.by_epoch({0: 0, 1: 1}))
+    assert T.Chain([T.Resize((8, 8)), flip]).output_size_hw == (8, 8)
+
+
+@pytest.mark.parametrize("kind", [T.Resize, T.ResizeKeepRatio, T.RandomResizedCrop, T.CenterCrop, T.Mosaic])
+def test_a_size_that_depends_on_the_epoch_is_not_planned(kind):
+    assert T.Chain([T.CenterCrop(30), kind(T.by_epoch({0: 8, 1: 9}))]).output_size_hw is None
 
 
 # -- through loaders --------------------------------------------------------------------------------------------------
@@ -103,6 +189,79 @@ class Files:
 
     def __getitem__(self, index: int):
         return gl.Encoded(FILES[index]), index
+
+
+@dataclass(frozen=True)
+class Gain(T.Custom):
+    factor: float
+    float_levels = True
+
+    def apply(self, images, params):
+        return images * self.factor
+
+
+FLOATS = T.ToDtype("float32", scale=True)
+# Chains of transforms, given a function to which each chain passes the arguments that can depend on the epoch.
+Arguments = Callable[[Any], Any]
+CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
+    "RandomHorizontalFlip": lambda of: [T.RandomHorizontalFlip(of(0.7))],
+    "RandomApply": lambda of: [T.RandomApply([T.RandomVerticalFlip(of(0.9)), T.Lambda(torch.neg)], p=of(0.3))],
+    "RandomChoice": lambda of: [
+        T.RandomChoice([T.RandomInvert(1), T.Compose([T.RandomVerticalFlip(1)])], p=of([1, 3]))
+    ],
+    "ColorJitter": lambda of: [T.ColorJitter(of(0.4), of((0.5, 1)), of(None), hue=of(0.1))],
+    "ColorJitter, disabled": lambda of: [T.ColorJitter(0.4, of(0), of((1, 1)))],
+    "RandomSolarize": lambda of: [FLOATS, T.RandomSolarize(of(0.5), of(0.5))],
+    "RandomRotation": lambda of: [T.RandomRotation(of(30))],
+    "RandomZoomOut": lambda of: [T.RandomZoomOut(0, of((1, 2)), of(0.5)), T.Resize((24, 24))],
+    "Resize": lambda of: [T.Resize(None, max_size=of(20)), T.CenterCrop(of(24))],
+    "RandomErasing": lambda of: [T.RandomErasing(of(0.8), of((0.1, 0.2)), of((0.5, 2))), FLOATS],
+    "RandAugment": lambda of: [T.RandAugment(2, of(20))],
+    "AugMix": lambda of: [T.AugMix(of(5), alpha=of(0.5))],
+    "ElasticTransform": lambda of: [T.ElasticTransform(of(30), of((2, 3)))],
+    "MixUp": lambda of: [FLOATS, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
+    "CutMix": lambda of: [FLOATS, T.CutMix(alpha=of(0.3), num_classes=10)],
+    "a user's": lambda of: [Gain(of(0.5))],
+}
+
+
+def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
+    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as made:
+        made.set_epoch(epoch)
+        return [tensor for batch in made for tensor in batch]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_one_value_for_all_epochs_gives_the_bits_of_the_constant(name):
+    chain = CHAINS[name]
+    expected = load(chain(lambda value: value))
+    for of in (lambda value: T.by_epoch({0: value}), lambda value: T.by_epoch(lambda epoch: value)):
+        found = load(chain(of))
+        assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in expected]
+        assert all(map(torch.equal, found, expected))
+
+
+def test_labels_stay_soft_where_nothing_is_mixed():
+    """As with timm's ``--mixup-off-epoch``."""
+    images, *_ = load([FLOATS], epoch=1)
+    mixed, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
+    assert torch.equal(mixed, images)
+    assert torch.equal(labels, torch.eye(10)[:4])
+    _, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))])
+    assert (labels.max(dim=1).values < 1).all()
+
+
+def test_augment_has_the_arguments_of_its_epoch():
+    images = torch.randint(0, 256, (8, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    augment = gl.Augment([T.RandomHorizontalFlip(T.by_epoch(float)), T.ColorJitter(T.by_epoch({0: 0, 1: 0.5}))])
+    for epoch in (0, 1):
+        augment.set_epoch(epoch)
+        plain = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
+        plain.set_epoch(epoch)
+        assert torch.equal(augment(images), plain(images))
+    with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) is a probability"):
+        augment.set_epoch(2)
+    assert augment.epoch == 1
 
 
 def loader(size, workers=0, **options) -> gl.Loader:
@@ -128,6 +287,66 @@ def test_batches_have_the_size_of_their_epoch(workers):
         [expected] = epochs(plain, 1)
         assert all(map(torch.equal, found[epoch], expected))
         assert len(found[epoch]) == len(expected) == 3
+
+
+def curriculum(of: Callable[..., Any]) -> list[Any]:
+    """Return transforms with arguments for three epochs: `of` gets the values."""
+    return [
+        T.RandomResizedCrop(24, of((0.9, 1), (0.1, 0.2), (0.5, 1))),
+        T.RandomChoice([T.RandomHorizontalFlip(of(0, 0.5, 1)), T.RandomInvert(1)], p=of([0, 1], [1, 1], [1, 0])),
+        T.ColorJitter(of(0, 0.4, 0.8), contrast=of(0.4, 0, (0.5, 0.6))),
+        FLOATS,
+        T.RandomApply([T.MixUp(alpha=of(0.5, 1, 1), num_classes=10)], p=of(1, 0.5, 0)),
+    ]
+
+
+def scheduled(*values: Any) -> Any:
+    return T.by_epoch(dict(enumerate(values)))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_batches_have_the_arguments_of_their_epoch(workers):
+    def make(chain: list[Any]) -> gl.Loader:
+        return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu")
+
+    with make(curriculum(scheduled)) as made:
+        whole = [[tensor for batch in made for tensor in batch] for _ in range(3)]
+    for epoch in range(3):
+        with make(curriculum(lambda *values, epoch=epoch: values[epoch])) as plain:
+            plain.set_epoch(epoch)
+            expected = [tensor for batch in plain for tensor in batch]
+        assert all(map(torch.equal, whole[epoch], expected))
+        assert len(whole[epoch]) == len(expected) == 6
+    with make(curriculum(scheduled)) as made:
+        made.set_epoch(1)
+        next(iter(made))
+        state = made.state_dict()
+    with make(curriculum(scheduled)) as made:
+        made.load_state_dict(state)
+        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[1][2:]))
+        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[2]))
+
+
+@pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
+def test_sizes_that_a_probability_decides_are_those_of_each_epoch(kind):
+    class Boxed(Files):
+        def __getitem__(self, index: int):
+            target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
+            return gl.Encoded(FILES[index]), target
+
+    def make(p: Any) -> gl.Loader:
+        chain = [T.Resize((40, 40)), kind(p=p)]
+        return gl.Loader(Boxed(), 4, transforms=chain, ragged="list", device="cpu", num_workers=0)
+
+    with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as made:
+        for epoch, p in enumerate((0, 1, 0.5)):
+            with make(p) as plain:
+                plain.set_epoch(epoch)
+                for (found, targets), (images, expected) in zip(made, plain, strict=True):
+                    assert all(map(torch.equal, found, images))
+                    assert [target["boxes"].tolist() for target in targets] == [
+                        target["boxes"].tolist() for target in expected
+                    ]
 
 
 def test_an_epoch_goes_on_with_its_size():

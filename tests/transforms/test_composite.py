@@ -135,6 +135,11 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
             TypeError,
             "RandomOrder(transforms=…)[0] is not a gpuload transform: got",
         ),
+        (
+            lambda: T.RandomChoice([T.Identity()], p=0.5),
+            TypeError,
+            "must be a list with one number for each transform, got 0.5",
+        ),
         (lambda: T.RandomChoice([T.Identity()], p=[1, 2]), ValueError, "must have one number for each of the 1 transf"),
         (
             lambda: T.RandomChoice([T.Identity()], p=[0]),

@@ -226,7 +226,7 @@ def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed
         (lambda: T.RandomResizedCrop(8, 9), "got 9; pass (height, width) as one argument, RandomResizedCrop((8, 9))"),
         (lambda: T.MultiView([T.Identity()], [T.Identity()]), "were given; pass one list, MultiView([…, …])"),
         (lambda: T.Compose(T.Identity(), T.Identity()), "were given; pass one list, Compose([…, …])"),
-        (lambda: T.RandomApply(T.Identity(), T.Identity()), "(Identity); pass one list, RandomApply([…, …])"),
+        (lambda: T.RandomApply(T.Identity(), T.Identity()), "got Identity(); pass one list, RandomApply([…, …])"),
     ],
 )
 def test_entries_of_an_argument_that_are_passed_separately_are_refused_with_a_remedy(make, text):

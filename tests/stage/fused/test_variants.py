@@ -168,6 +168,16 @@ def test_normalize_with_one_mean_compiles_for_grey_and_coloured_images(launched,
     for channels in (3, 1):
         stage(*make_batch(made, make_images(3, 2, channels, low=16, high=30)))
     assert launched
+
+
+def test_no_epoch_launches_another_kernel(launched, compiled, make_images, make_batch):
+    """The contrast changes only in the second epoch."""
+    made = T.Chain([T.Resize((16, 16)), T.ColorJitter(contrast=T.by_epoch({0: 0, 1: 0.4})), NORMALIZE])
+    stage = compile_stage(made, device="cpu", backend="fused", dtype="float16")
+    stage.prepare()
+    for first in range(6):
+        images = make_images(first, 4, low=16, high=30)
+        stage(*make_batch(made.at(first % 2), images, first=5 * first))
     assert launched - compiled == set()
 
 
