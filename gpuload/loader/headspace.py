@@ -5,7 +5,10 @@ with the copies bounds the benefit of a faster loader. This module runs in the t
 ends between the two measurements, so that its workers use no CPUs during the second.
 
 The host runs ahead of a GPU, so the device is synchronized at the beginning and end of each measurement, but not within
-it.
+it. For the same reason, the copies are made before the second measurement: if they were made between the steps, the
+device would work meanwhile, and the time to make them could be neither counted nor subtracted. Only a copy that was
+changed by its step is rewritten before its next turn. Without an accelerator, nothing runs meanwhile, and the time to
+rewrite a copy is subtracted.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from gpuload.order.options import check_integer
 from gpuload.stage import device as devices
@@ -26,6 +29,7 @@ from gpuload.stage import device as devices
 __all__ = ["Headspace", "HeadspaceRates", "headspace"]
 
 WARM_UP: Final = 3  # batches before the first measurement, while workers start and the first steps compile and allocate
+COPIES: Final = 3  # a device may still use the batches of two steps while the host issues a third
 NOISE: Final = 1.05  # a smaller gain is measurement noise
 
 
@@ -67,9 +71,10 @@ def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
     """Measure how much any loader could speed up a training loop: iterate over the result instead of the loader.
 
     The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches from
-    the loader, then the same number of copies of the loader's first batch. Each copy is made just before its step,
-    since a step may modify its batch. At the end, both rates are printed. If an epoch is too short, the next epoch
-    follows. A smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
+    the loader, then the same number of copies of the loader's first batch. Three copies are made in advance and used in
+    turn, in page-locked memory if the batch is. A step may modify its batch: tensors that it has changed, and values
+    that are not tensors, are copied again before the next turn. At the end, both rates are printed. If an epoch is too
+    short, the next epoch follows. A smaller last batch counts as a full one, so use a loader with ``drop_last=True``.
 
     All steps train the model, including those on copies, so discard the model afterwards. The loader's epoch has
     advanced by the batches used.
@@ -114,6 +119,7 @@ class Headspace(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
         self._first_batch: Any = None  # a copy of the first batch, made before the loop received it
+        self._copies: list[_Copy] = []  # of the first batch
         self._devices: set[torch.device] = set()  # the devices of the batch's tensors, except the CPU
         self._began_s = self._loader_s = 0.0
 
@@ -128,10 +134,11 @@ class Headspace(Iterator[Any]):
         elif self._delivered == loader_batches:
             self._loader_s = self._synchronized_time() - self._began_s
             self._batches = None  # ends the epoch, so that its workers stop
+            self._copies = [_Copy(self._first_batch) for _ in range(COPIES)]
             self._began_s = self._synchronized_time()
         elif self._delivered == len(self):
             self._end()
-        batch = self._load_batch() if self._delivered < loader_batches else self._copy_first_batch()
+        batch = self._load_batch() if self._delivered < loader_batches else self._take_copy()
         self._delivered += 1
         return batch
 
@@ -140,7 +147,7 @@ class Headspace(Iterator[Any]):
             self.rates = HeadspaceRates(
                 self._steps / self._loader_s, self._steps / (self._synchronized_time() - self._began_s)
             )
-            self._first_batch = None
+            self._first_batch, self._copies = None, []
             print(self.rates)
         raise StopIteration(self.rates)
 
@@ -150,7 +157,7 @@ class Headspace(Iterator[Any]):
                 self._batches = iter(batches)
                 for batch in self._batches:
                     if self._delivered == 0:
-                        self._first_batch = _copy_batch(batch)
+                        self._first_batch = tree_map(_copy_leaf, batch)
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
@@ -161,12 +168,11 @@ class Headspace(Iterator[Any]):
             f"but the loader ended after {self._delivered}; use {remedy}a loader that can be iterated over repeatedly"
         )
 
-    def _copy_first_batch(self) -> Any:
-        """Return a new copy of the first batch. The copying time is not counted on the CPU; a GPU copies in
-        microseconds."""
+    def _take_copy(self) -> Any:
+        """Return the next copy of the first batch. Without an accelerator, the time that this takes is not counted."""
         began_s = perf_counter()
-        batch = _copy_batch(self._first_batch)
-        if not self._devices:
+        batch = self._copies[self._delivered % COPIES].take()
+        if not devices.is_available():
             self._began_s += perf_counter() - began_s
         return batch
 
@@ -178,12 +184,38 @@ class Headspace(Iterator[Any]):
         return perf_counter()
 
 
-def _copy_batch(batch: Any) -> Any:
-    """Copy a batch, including its lists and dicts."""
+class _Copy:
+    """A copy of a batch that the loop gets several times, including its lists and dicts."""
 
-    def copy_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.detach().clone()
-        return leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf)
+    def __init__(self, batch: Any) -> None:
+        self._originals, self._structure = tree_flatten(batch)
+        self._leaves = [_copy_leaf(leaf) for leaf in self._originals]
+        self._versions = [_version(leaf) for leaf in self._leaves]
 
-    return tree_map(copy_leaf, batch)
+    def take(self) -> Any:
+        """Return the batch as it was, whatever the last step has done to it."""
+        for index, (original, leaf) in enumerate(zip(self._originals, self._leaves, strict=True)):
+            if not isinstance(leaf, torch.Tensor):
+                self._leaves[index] = _copy_leaf(original)
+            elif _version(leaf) != self._versions[index]:
+                leaf.copy_(original)
+                self._versions[index] = _version(leaf)
+        # A view: `requires_grad_` of the last step has no effect on it, but it has the version counter of its tensor.
+        return tree_unflatten(map(_detach, self._leaves), self._structure)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        with torch.inference_mode(False):  # tensors that are made in inference mode have no version
+            copy = leaf.detach().clone()
+            return copy.pin_memory() if leaf.is_pinned() else copy
+    return leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf)
+
+
+def _version(leaf: Any) -> int:
+    """Return how often a tensor has been changed in place."""
+    return leaf._version if isinstance(leaf, torch.Tensor) else 0
+
+
+def _detach(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

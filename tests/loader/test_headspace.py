@@ -112,16 +112,130 @@ def test_dicts_arrays_and_other_values_are_restored_too():
     )  # fmt: skip
 
 
-def test_the_time_to_copy_a_batch_on_the_cpu_does_not_count(clock, monkeypatch):
-    def slow(batch):
-        clock.seconds += 1000
-        return batch
+def copies_take(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the host take so long to copy a tensor."""
+    for name in ("clone", "copy_"):
+        original = getattr(torch.Tensor, name)
 
-    monkeypatch.setattr(measuring, "_copy_batch", slow)
+        def slow(self, *args, original=original):
+            clock.seconds += seconds
+            return original(self, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, slow)
+
+
+@pytest.mark.parametrize("changes", [False, True], ids=["kept", "changed"])
+def test_without_an_accelerator_the_time_to_copy_a_batch_does_not_count(clock, monkeypatch, changes):
+    copies_take(clock, monkeypatch, 1000)
     loop = gl.headspace(Batches(clock, each_s=1), STEPS)
-    for _ in loop:
+    for images, _ in loop:
         clock.seconds += 1
+        if changes:
+            images.add_(1)
     assert loop.rates == HeadspaceRates(0.5, 1.0)
+
+
+class Device:
+    """A thread that runs steps in order while the host goes on, at most two steps ahead.
+
+    It copies a page-locked batch itself. The host copies one that is not, once the thread has nothing else to do.
+    """
+
+    LOCKED_COPY_S, PAGEABLE_COPY_S, STEP_S = 0.004, 0.02, 0.05
+
+    def __init__(self, clock: Clock, is_synchronous: bool) -> None:
+        self._clock, self._is_synchronous = clock, is_synchronous
+        self._ends_s = [0.0, 0.0]  # when the last two steps end
+
+    def step(self, images: torch.Tensor) -> None:
+        previous_s, last_s = self._ends_s
+        self._clock.seconds = max(self._clock.seconds, previous_s)
+        work_s = self.STEP_S
+        if images.is_pinned():
+            work_s += self.LOCKED_COPY_S
+        else:
+            self._clock.seconds = max(self._clock.seconds, last_s) + self.PAGEABLE_COPY_S
+        self._ends_s = [last_s, max(self._clock.seconds, last_s) + work_s]
+        if self._is_synchronous:
+            self.synchronize()
+
+    def synchronize(self, device: object = None) -> None:
+        self._clock.seconds = max(self._clock.seconds, *self._ends_s)
+
+
+class LockedMemory:
+    """Page-locked tensors, by their addresses; torch needs a driver for real ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._tensors: dict[int, torch.Tensor] = {}
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.copy(tensor))
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in self._tensors)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        locked = tensor.clone()
+        self._tensors[locked.data_ptr()] = locked
+        return locked
+
+
+@pytest.mark.parametrize("load_s", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("is_locked", [True, False], ids=["pinned", "pageable"])
+@pytest.mark.parametrize("is_synchronous", [True, False], ids=["synchronous", "asynchronous"])
+def test_the_gain_is_that_of_a_loader_without_cost_while_a_device_runs_beside_the_host(
+    clock, monkeypatch, is_synchronous, is_locked, load_s
+):
+    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
+    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
+    memory = LockedMemory(monkeypatch)
+    images = memory.copy(torch.zeros(4, 3)) if is_locked else torch.zeros(4, 3)
+
+    def batches(seconds: float) -> Iterator[torch.Tensor]:
+        while True:
+            clock.seconds += seconds
+            yield images
+
+    def seconds_per_step(seconds: float) -> float:
+        device, steps, loader = Device(clock, is_synchronous), 50, batches(seconds)
+        began_s = clock.seconds
+        for _ in range(steps):
+            device.step(next(loader))
+        device.synchronize()
+        return (clock.seconds - began_s) / steps
+
+    gain = seconds_per_step(load_s) / seconds_per_step(0)
+    copies_take(clock, monkeypatch, 0.022)
+    device = Device(clock, is_synchronous)
+    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
+    loop = gl.headspace(batches(load_s), 50)
+    for batch in loop:
+        device.step(batch)
+    assert loop.rates is not None
+    assert loop.rates.gain == pytest.approx(gain, rel=0.05)
+
+
+def test_copies_are_made_before_the_clock_starts_and_only_changed_ones_are_rewritten(clock, monkeypatch):
+    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
+    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    copies_take(clock, monkeypatch, 1000)
+    loop = gl.headspace(Batches(clock, each_s=1), 8)
+    for number, (images, _) in enumerate(loop):
+        clock.seconds += 1
+        if number == WARM_UP + 8 + 2:  # the third copy, which comes again as the sixth
+            images.add_(1)
+    assert loop.rates == HeadspaceRates(0.5, 8 / 1008)
+
+
+def test_a_step_may_ask_for_gradients_of_its_batch():
+    for images in gl.headspace([torch.ones(2) for _ in range(WARM_UP + 5)], 5):
+        assert not images.requires_grad
+        images.requires_grad_()
+
+
+def test_a_batch_that_is_changed_in_inference_mode_is_restored():
+    with torch.inference_mode():
+        for images in gl.headspace([torch.ones(2) for _ in range(WARM_UP + 5)], 5):
+            assert images.tolist() == [1, 1]
+            images.mul_(2)
 
 
 def test_short_epochs_follow_one_another_and_the_last_one_is_ended_before_copies(clock):
