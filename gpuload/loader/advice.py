@@ -32,6 +32,13 @@ EPOCH_START: Final = 0.1  # starting workers in each epoch is the bottleneck if 
 LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
 SMALL_LOCK_BYTES: Final = 64 << 20  # a lower limit explains why the ring is not page-locked
+PART_NAMES: Final = {
+    "copy": "copying batches to the device",
+    "stage": "the stage",
+    "device decode": "waiting for the device's decoder",
+    "rest": "putting batches together",
+    "step": "the training step",
+}
 RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
@@ -82,6 +89,17 @@ class _Figures:
     def ms_per_sample(self, *names: str) -> float:
         """Return the milliseconds per sample that workers spend on these parts."""
         return sum(1e3 * part.seconds / part.count for part in map(self._worker_part, names) if part.count)
+
+    @property
+    def gain(self) -> str:
+        """Describe by how much the loop could become faster if it did not wait, and what would limit it then."""
+        gain = self.waiting / max(1.0 - self.waiting, 0.01)
+        shares = self.issuing_shares | {"step": 1.0 - self.loading_share}
+        next_part = max(shares, key=shares.__getitem__)
+        return (
+            f"faster loading could raise throughput by at most {gain:,.0%}; next comes {PART_NAMES[next_part]}, which "
+            f"takes {shares[next_part]:.0%} of the loop's time"
+        )
 
     @cached_property
     def bottleneck(self) -> str:
@@ -157,7 +175,9 @@ class _Figures:
         # Unless a smaller number than the default was requested, the default follows the number of workers.
         starves = self.batches_ahead(self.workers) > self.stats.prefetch_factor
         prefetch = f" and prefetch_factor={self.batches_ahead(count)}" if starves else ""
-        return f"{count} {unit}{prefetch} would give about {speedup:.1f} times the throughput"
+        # A device works on earlier steps while the loop waits, so the loop is slower than its own time suggests.
+        bound = "about" if self.stats.device == "cpu" else "at most"
+        return f"{count} {unit}{prefetch} would give {bound} {speedup:.1f} times the throughput"
 
     def batches_ahead(self, workers: int) -> int:
         """Return how many batches must be in flight to keep this many workers busy."""
@@ -210,7 +230,7 @@ def advice(stats: Stats) -> str:
     if figures.bottleneck == "step":
         return _explain_step(figures)
     if figures.bottleneck == "wait":
-        return _explain_wait(figures)
+        return f"{_explain_wait(figures)}; {figures.gain}"
     return (_explain_tiny_images(figures) if figures.bottleneck == "rest" else "") or _explain_issuing(
         figures, "is the bottleneck: it takes"
     )
