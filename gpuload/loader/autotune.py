@@ -142,7 +142,10 @@ class _Trial(NamedTuple):
     def was_effective(self, means: _Means) -> bool:
         """Return whether the step had the intended effect."""
         if self.direction == "more workers":
-            return means.seconds <= (1 - MIN_EFFECT * self.means.gain(self.after.workers)) * self.means.seconds
+            min_gain = MIN_EFFECT * self.means.gain(self.after.workers)
+            if means.waiting <= THRESHOLD:  # there was less to gain, because a device worked while the loop waited
+                min_gain = min(min_gain, THRESHOLD)
+            return means.seconds <= (1 - min_gain) * self.means.seconds
         if self.direction == "more ahead":
             return means.waited_s <= (1 - MIN_EFFECT) * self.means.waited_s
         return means.waiting <= THRESHOLD or means.seconds <= (1 + THRESHOLD) * self.means.seconds
@@ -233,7 +236,11 @@ class Autotune:
         maximum_s = PAUSE[0] * statistics.median(step_times) + PAUSE[1]
         waited_s = statistics.fmean(waited_s for _, waited_s in self._window)
         own_s = statistics.fmean(min(own_s, maximum_s) for own_s in step_times)
-        return _Means(own_s + waited_s, waited_s, load, self.setting.workers)
+        seconds = own_s + waited_s
+        # Workers are idle for most of a pause: time that does not count as the loop's does not count as theirs either.
+        scale = (statistics.fmean(step_times) + waited_s) / seconds
+        load = Load(min(load.busy * scale, self.setting.workers), load.cpus * scale)
+        return _Means(seconds, waited_s, load, self.setting.workers)
 
     # -- trials -----------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Plant:
 
     `chunk_s(workers, number)` is how long a worker is at a chunk while so many are at work, `cpu` which part of that it
     computes, `step_s(batch)` what the loop does with a batch. Workers take chunks in order; those of a batch can begin
-    once it is among the `ahead` next ones.
+    once it is among the `ahead` next ones. A device that is `device_s` at each batch runs beside the loop, which may be
+    two steps ahead of it.
     """
 
     chunk_s: Callable[[int, int], float]
@@ -43,6 +44,8 @@ class Plant:
     chunks: int = 4
     cpu: float = 1.0
     ahead: int = 2
+    device_s: float = 0.0
+    device_ends: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], 2))  # of the last two steps
     now: float = 0.0
     given: int = 0
     free: list[float] = field(default_factory=list)  # when each worker is free
@@ -61,6 +64,8 @@ class Plant:
         """Seconds of a batch, and how long the loop waited for it."""
         began = self.now
         self.now += self.step_s(self.given)
+        self.now = max(self.now, self.device_ends[0])
+        self.device_ends.append(max(self.now, self.device_ends[-1]) + self.device_s)
         self._admit(began)
         while len(self.ends.get(self.given, ())) < self.chunks:
             self._take(math.inf)
@@ -232,6 +237,16 @@ def test_it_stops_where_the_loop_no_longer_waits():
     assert found.settled[0] <= 20
 
 
+@pytest.mark.parametrize("step_s", [0.005, 0.01])
+def test_a_device_that_works_while_the_loop_waits_hides_how_much_there_is_to_gain(step_s):
+    """One worker takes 60 ms for a batch, and the device 50: the loop waits nearly always, and two workers give 20%."""
+    make = lambda: Plant(decoding(8, 0.015), lambda batch: step_s, device_s=0.05)  # noqa: E731
+    found = run(make(), 600)
+    assert found.auto.setting.workers >= 2
+    assert found.rate == pytest.approx(20, rel=0.001)
+    assert not any("did not help" in step.reason for _, step in found.steps)
+
+
 def test_workers_that_wait_for_others_may_be_more_than_the_cpus():
     make = lambda: Plant(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
     found = run(make(), cpus=2, most=32)
@@ -349,6 +364,12 @@ def test_it_follows_a_loop_and_data_that_change():
 def test_a_pause_of_the_loop_is_no_step_of_it():
     found = run(Plant(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
     assert found.workers == [4]
+
+
+@pytest.mark.parametrize("every", [10, 40])
+def test_a_pause_of_the_loop_does_not_make_its_workers_look_idle(every):
+    found = run(Plant(decoding(8), lambda batch: 60.0 if batch % every == every - 1 else 0.05), 800, start=4)
+    assert all(workers >= 3 for workers in found.workers)
 
 
 @pytest.mark.parametrize("seed", range(4))
