@@ -169,6 +169,9 @@ def current_sample() -> tuple[int, int, int] | None:
 def sample_rng() -> np.random.Generator:
     """Return a generator for the current sample, for libraries that do not use the global generators.
 
+    Use it in place of seeds that are only read from a global generator, such as ``np.random.get_state()[1][0]``: they
+    repeat, because a worker stops seeding the generators of `random` and numpy if no sample draws from them.
+
     Call this in the dataset's ``__getitem__`` or ``__iter__``: the same seed, epoch and position give the same numbers
     with any number of workers. Each call returns a new generator in its initial state.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from dataloader.common import Made, gpuload_batches
 from dataloader.streams import Counting
 
@@ -42,6 +43,19 @@ def test_it_draws_something_else_than_the_global_generators():
 
     [batch] = gpuload_batches(Made(both, 10), 10, collate_fn=list)
     assert len({number for row in batch for number in row}) == 30
+
+
+def test_replacements_of_a_state_that_is_only_read_differ_for_each_sample():
+    """The state itself repeats, as docs/dataloader.md says."""
+
+    def count(seed_of):
+        batches = gpuload_batches(Made(lambda key: seed_of(), 128), 32)
+        return len({int(seed) for batch in batches for seed in batch})
+
+    assert count(lambda: int(np.random.get_state()[1][0])) < 64
+    assert count(lambda: int(gl.sample_rng().integers(2**62))) == 128
+    assert count(lambda: int(np.random.default_rng(np.random.randint(2**32)).integers(2**62))) == 128
+    assert count(lambda: torch.initial_seed() % 2**62) == 128
 
 
 def test_in_the_loop_of_a_stream_too():
