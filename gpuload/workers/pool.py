@@ -81,6 +81,7 @@ from gpuload.workers.protocol import (
     HELLO_FAILED,
     LEFT,
     MESSAGE_BYTES,
+    REPLAYING,
     Board,
     Event,
     Lost,
@@ -642,8 +643,9 @@ class WorkerPool(RestartingEngine):
             at_sample = ""
             if (request := self._in_flight.get(note.chunk)) is not None:
                 at_sample = _describe_sample(request, note.row)
+                row = None if note.row == REPLAYING else note.row
                 events.append(
-                    self._declare_lost(Lost(note.chunk, note.row, ending.cause, ending.killed_externally, ending.stack))
+                    self._declare_lost(Lost(note.chunk, row, ending.cause, ending.killed_externally, ending.stack))
                 )
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
@@ -748,7 +750,10 @@ def _describe_sample(request: Request, row: int) -> str:
     """Return a phrase for a message that names a worker's current sample; "" if it is not processing a sample."""
     if row >= len(request.positions):
         return ""
-    return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"
+    place = " at"
+    if row == REPLAYING:
+        place, row = " on the way to", 0
+    return f"{place} sample {visible(str(request.indices[row]))} (position {request.positions[row]})"
 
 
 def count_pools_and_workers() -> tuple[int, int]:

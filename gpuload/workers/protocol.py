@@ -71,6 +71,7 @@ __all__ = [
     "LEFT",
     "MAX_CAUSE",
     "MESSAGE_BYTES",
+    "REPLAYING",
     "SERVER_IMPORTS",
     "SERVER_LEAVES_OUT",
     "SERVER_READY",
@@ -101,6 +102,7 @@ __all__ = [
 ]
 
 IDLE = -1
+REPLAYING = -1  # the row while an iterable dataset yields again the samples before its chunk
 LEFT = -2  # the worker left because it was asked to, after it had finished every chunk that it had taken
 MESSAGE_BYTES = 1 << 18  # larger than any message
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may use the common signals
@@ -348,7 +350,8 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """The outcome of a chunk whose worker died at `row`; None means that the worker died before it recorded a row.
+    """The outcome of a chunk whose worker died at `row`; None means that the worker died before it recorded a row, or
+    while an iterable dataset yielded earlier samples again: the death is then no fault of the chunk's samples.
 
     `cause` describes the cause of death, and `stack` is the worker's stack when it crashed. `killed_externally` means
     that the cause was outside the worker, such as SIGKILL (memory ran out, or somebody killed the worker).
@@ -486,7 +489,7 @@ class Queue:
 @dataclass(slots=True, frozen=True)
 class Note:
     """A worker's current chunk and row, and when the worker began the row. `chunk` is `IDLE` between chunks, and `LEFT`
-    once the worker has left."""
+    once the worker has left. `row` is `REPLAYING` while an iterable dataset yields earlier samples again."""
 
     chunk: int
     row: int

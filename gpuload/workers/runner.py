@@ -51,6 +51,7 @@ from gpuload.workers.planned import make_plan
 from gpuload.workers.protocol import (
     MAX_CAUSE,
     MAX_INLINE_BYTES,
+    REPLAYING,
     Reply,
     Request,
     Status,
@@ -254,7 +255,9 @@ class ChunkRunner:
         request, counters, start = chunk.request, self._counters, clock()
         rows, done_count = len(request.positions), 0
         read_before = counters.read_ns
-        read_sample = self.source.open(request, lambda: chunk.write_row(min(done_count, rows - 1)))
+        read_sample = self.source.open(
+            request, lambda is_replay: chunk.write_row(REPLAYING if is_replay else min(done_count, rows - 1))
+        )
         if self._stacks and (plain_columns := self.source.select_plain_samples(request)) is not None:
             chunk.write_row(0)
             chunk.columns = _stacked_columns(range(rows), *plain_columns)

@@ -50,6 +50,7 @@ DISK_CHUNKS: Final = 4
 UNKNOWN_CHUNKS: Final = 2
 ANNOUNCED_TOGETHER: Final = 4  # the number of samples in one announcement
 SEEDS_TOGETHER: Final = 64  # the number of seeds computed in one call for an iterable dataset
+OnSample = Callable[[bool], None]
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
 MAX_STATE_BYTES: Final = 100_000  # the limit for a pickled state, which is sent with each chunk
 
@@ -93,12 +94,13 @@ class Source:
         self.read_changes: Callable[[int, int], bytes] = lambda start, end: b""
         self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
-    def open(self, request: Request, on_sample: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
+    def open(self, request: Request, on_sample: OnSample = lambda is_replay: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk. Call this function for the rows in ascending
         order, and pass the time that it takes to `add_read_time`.
 
         The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
-        `on_sample` is called for each sample that an iterable dataset yields up to that row.
+        `on_sample` is called before an iterable dataset yields each sample up to that row: with True for the samples
+        on the way to the row, which the dataset has yielded before, usually in another worker.
         """
         if request.changes > self._changes_applied:
             apply_changes(self._dataset, self.read_changes(self._changes_applied, request.changes))
@@ -239,7 +241,7 @@ class Source:
             with contextlib.suppress(Exception):  # reading the sample will raise the error again
                 self._will_need(keys)
 
-    def _open_pass(self, request: Request, start: IterableStart, on_sample: Callable[[], None]) -> Callable[[int], Any]:
+    def _open_pass(self, request: Request, start: IterableStart, on_sample: OnSample) -> Callable[[int], Any]:
         if self._pass is None or self._pass.pass_number != start.pass_number:
             self._pass = None  # the old iterator ends before the new one begins
             self.set_worker_info(request.epoch, start.offset)
@@ -334,17 +336,20 @@ class Pass:
             raise
         self._iterator = iterator
 
-    def get(self, number: int, on_sample: Callable[[], None] = lambda: None) -> Any:
-        """Return sample `number` of this pass. Call `on_sample` for each sample that the iterator yields up to this
-        sample.
+    def get(self, number: int, on_sample: OnSample = lambda is_replay: None) -> Any:
+        """Return sample `number` of this pass. Call `on_sample` before the iterator yields each sample up to this one,
+        with True for all samples before it.
 
         Raises:
             EndOfSamples: there are fewer samples.
             Exception: the iterator's error for this sample.
         """
+        if self._iterator is None and self._next_number and self.failure is None:
+            on_sample(True)  # the dataset resumes, and may read the samples before this point again
+            self._begin()
         while self._next_number <= number:
+            on_sample(self._next_number < number)
             self._pull_next()
-            on_sample()
         sample, error = self._results[number]
         if error is not None:
             raise error

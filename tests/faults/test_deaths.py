@@ -72,6 +72,79 @@ def loader(dataset, workers=2, batch_size=8, **options):
     return gl.Loader(dataset, batch_size, num_workers=workers, device="cpu", **options)
 
 
+class DeadlyStream:
+    """0 … 7. The processes that iterate over it end, in the order of their starts, at these numbers."""
+
+    def __init__(self, folder: Path, ends: list[int]) -> None:
+        self.folder, self.ends = str(folder), ends
+
+    def __iter__(self):
+        process = len(os.listdir(self.folder))
+        Path(self.folder, str(os.getpid())).touch()
+        end = self.ends[process] if process < len(self.ends) else None
+        for number in range(8):
+            if number == end:
+                leave()
+            yield number
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_against_it(tmp_path, batch_size):
+    dataset = DeadlyStream(tmp_path, [6, 1, 2, 3])
+    with loader(dataset, 1, batch_size) as loader_:
+        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
+        assert len(loader_.errors) == 0
+    assert len(os.listdir(tmp_path)) == 5
+
+
+class DeadlyState(DeadlyStream):
+    """The same, from a state; a process whose number comes before the state's ends while it resumes."""
+
+    def __init__(self, folder: Path, ends: list[int]) -> None:
+        super().__init__(folder, ends)
+        self.number = 0
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        process = len(os.listdir(self.folder))
+        if process < len(self.ends) and self.ends[process] < state["number"]:
+            Path(self.folder, str(os.getpid())).touch()
+            leave()
+        self.number = state["number"]
+
+    def __iter__(self):
+        start = self.number
+        for number in super().__iter__():
+            if number >= start:
+                self.number = number + 1
+                yield number
+
+
+def test_deaths_while_an_iterable_dataset_resumes_do_not_count_against_a_sample(tmp_path):
+    with loader(DeadlyState(tmp_path, [6, 1, 2, 3]), 1, 1) as loader_:
+        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
+    assert len(os.listdir(tmp_path)) == 5
+
+
+def test_a_sample_of_an_iterable_dataset_that_kills_two_workers_is_bad(tmp_path):
+    dataset = DeadlyStream(tmp_path, [6, 1, 6])
+    with loader(dataset, 1, 1) as loader_, pytest.raises(gl.SampleError) as caught:
+        list(loader_)
+    assert caught.value.position == 6
+    assert caught.value.cause == "WorkerError: 2 workers died while processing only this sample: exited with status 7"
+
+
+def test_too_many_deaths_name_the_sample_that_the_workers_were_on_the_way_to(tmp_path):
+    dataset = DeadlyStream(tmp_path, [6, 1, 1])
+    with (
+        loader(dataset, 1, 1, faults=gl.Faults(max_restarts=2)) as loader_,
+        pytest.raises(gl.WorkerError, match=r"exited with status 7 on the way to sample 6 \(position 6\)"),
+    ):
+        list(loader_)
+
+
 @pytest.mark.parametrize("act", [kill_from_outside, leave, read_nothing, abort])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
