@@ -89,8 +89,8 @@ class Coco(_CocoImages):
             negative size. The message names the image or annotation.
 
     Warns:
-        UserWarning: annotations belong to no image or category, or have polygons of fewer than three points, which
-            the masks ignore.
+        UserWarning: annotations belong to no image or category, have no polygons, or have polygons of fewer than three
+            points, which the masks ignore.
 
     While reading, FileNotFoundError names an image that is in the file but does not exist, ValueError names an invalid
     polygon, and DecodeError names masks that are larger than `Decode` allows.
@@ -354,7 +354,8 @@ def _build_targets(
         unmatched = [annotation for annotation in all_annotations if _as_int64(annotation["category_id"]) not in labels]
         user_warnings.append(_unmatched_warning(unmatched, len(all_annotations), "category_id", labels, source))
     if "masks" in names:
-        _check_present(all_annotations, "segmentation", _omit_remedy("masks", names, selection_call))
+        not_empty = [annotation for annotation in all_annotations if annotation.get("segmentation") != []]
+        _check_present(not_empty, "segmentation", _omit_remedy("masks", names, selection_call))
         user_warnings.append(_small_polygon_warning(all_annotations, source))
     if "keypoints" in names:
         keypoint_count = _count_points(
@@ -508,19 +509,21 @@ def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
 
 
 def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
-    """Return a warning if polygons have fewer than three points, else ""."""
+    """Return a warning if there are no polygons, or polygons of fewer than three points, else ""."""
     with_polygons = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
     affected = [
-        item for item in with_polygons if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])
+        item
+        for item in with_polygons
+        if not item["segmentation"] or len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])
     ]
     if not affected:
         return ""
     empty_count = sum(not _valid_polygons(annotation["segmentation"]) for annotation in affected)
     return (
-        f"{len(affected):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three "
-        f"points, which have no area and are ignored; {empty_count:,} of them have no other polygon, so their "
-        f"masks are empty. The first is annotation {_shorten(affected[0].get('id'))}. Correct the polygons, or "
-        "remove them from the file"
+        f"{len(affected):,} of the {len(annotations):,} annotations in {source} have no polygons, or polygons of "
+        f"fewer than three points, which have no area and are ignored; {empty_count:,} of them have no other polygon, "
+        f"so their masks are empty. The first is annotation {_shorten(affected[0].get('id'))}. Correct the polygons, "
+        "or remove them from the file"
     )
 
 

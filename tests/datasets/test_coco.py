@@ -251,7 +251,7 @@ NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
     [
         (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 of image 8 has no bbox; fix the file, or {RAW}"),
         (
-            lambda found: found[1].update(segmentation=[]),
+            lambda found: found[1].update(segmentation=None),
             f"the COCO annotation 101 of image 3 has no segmentation; {NO_MASKS}",
         ),
         (
@@ -572,14 +572,14 @@ def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[fl
         coco(lambda found: found["annotations"][1].update(bbox=box))
 
 
-@pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [[1, 2], [1, 2, 3, 4, 5]]])
+@pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])
 def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
     coco: Callable[..., Coco], polygons: list[Any]
 ) -> None:
     text = (
-        r"^1 of the 22 annotations in .* have polygons of fewer than three points, which have no area and are "
-        r"ignored; 1 of them have no other polygon, so their masks are empty\. The first is annotation 101\. Correct "
-        r"the polygons, or remove them from the file$"
+        r"^1 of the 22 annotations in .* have no polygons, or polygons of fewer than three points, which have no "
+        r"area and are ignored; 1 of them have no other polygon, so their masks are empty\. The first is annotation "
+        r"101\. Correct the polygons, or remove them from the file$"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         dataset = coco(change_of("annotations", 1, segmentation=polygons))
