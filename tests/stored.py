@@ -1,11 +1,7 @@
-"""A few small JPEGs with labels, a check that a store of them gives the same batches as the files, and
-how many threads reading one starts."""
+"""A few small JPEGs with labels, a check that a store of them gives the same batches as the files."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -24,24 +20,6 @@ LABELS = [number % 3 for number in range(COUNT)]
 def jpegs() -> list[bytes]:
     """Return small JPEGs of two sizes."""
     return [jpeg_bytes(smooth_image(24 + 8 * (number % 2), 32, number)) for number in range(COUNT)]
-
-
-def threads_of_arrow(code: str) -> int:
-    """Return how many threads pyarrow starts in a program that runs this code, between its two calls of
-    ``print(threads())``. It may use eight CPUs, and one more thread to read files."""
-    program = f"""
-import os
-import pyarrow
-def threads(): return len(os.listdir("/proc/self/task"))
-pyarrow.set_cpu_count(8)
-pyarrow.set_io_thread_count(1)
-{code}
-"""
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True, check=True, timeout=120)
-    begun, ended = map(int, done.stdout.split())
-    return ended - begun
 
 
 class Held:

@@ -22,7 +22,7 @@ import lacking
 import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
-from stored import threads_of_arrow
+from threads import threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T

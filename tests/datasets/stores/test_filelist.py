@@ -16,7 +16,8 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import COUNT, LABELS, check_loader, jpegs, threads_of_arrow
+from stored import COUNT, LABELS, check_loader, jpegs
+from threads import threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -14,7 +14,8 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 from descriptors import open_below
-from stored import COUNT, LABELS, check_loader, jpegs, threads_of_arrow
+from stored import COUNT, LABELS, check_loader, jpegs
+from threads import threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T
