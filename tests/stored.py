@@ -1,4 +1,4 @@
-"""A few small JPEGs with labels, a check that a store of them gives the same batches as the files."""
+"""A few small JPEGs with labels, and a check that a store of them gives the same batches as the files."""
 
 from __future__ import annotations
 
