@@ -54,6 +54,7 @@ WITHIN_FUNCTIONS = {
     ("gpuload", "gpuload.transforms.names"): "the words for names that do not exist; only that error needs them",
     ("gpuload.transforms", "gpuload.transforms.names"): "as above",
     ("gpuload.transforms.base", "gpuload.transforms.names"): "as above",
+    ("gpuload.transforms.arguments", "gpuload.transforms.names"): "as above",
     ("gpuload.transforms.base", "gpuload.transforms"): "`apply` there is the loader's, and needs torch",
     ("gpuload.transforms.chain", "gpuload.transforms.custom"): "few chains have one, and workers start sooner without",
     ("gpuload.transforms.composite", "gpuload.transforms.custom"): "as above",
