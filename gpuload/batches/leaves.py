@@ -59,7 +59,7 @@ class Leaf:
     @property
     def is_suspect(self) -> bool:
         """Whether the images are floats with another number of channels than three."""
-        _, image = self.entries[0]
+        image = self.value[0] if isinstance(self.value, list) else self.value
         return image.is_floating_point() and image.shape[-3] != 3
 
     @property

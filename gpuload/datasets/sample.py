@@ -498,13 +498,13 @@ def format_name(name: str, value: Any) -> BoxFormat:
     """
     box_format = getattr(value, "value", value)
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
-    if (meaning := OTHER_FORMATS.get(box_format)) is not None:
-        raise ValueError(f"{name} is {value!r}, {meaning}")
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
             f"{name} is {value!r}, but rotated boxes are not supported; pass one of {', '.join(map(repr, FORMATS))}"
         )
     if box_format not in FORMATS:
+        if isinstance(box_format, str) and box_format in OTHER_FORMATS:
+            raise ValueError(f"{name} is {value!r}, {OTHER_FORMATS[box_format]}")
         raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
     return box_format  # pyright: ignore[reportReturnType]
 

@@ -730,9 +730,11 @@ def libraries_for(options: Options) -> dict[str, str]:
     objects = _functions_to_send(options)
     if not options.sends_copy:
         # Workers read gpuload's own datasets without the libraries of the objects within these.
-        found = list(find_objects(options.order.dataset))
-        own_paths = [path for path, part in found if type(part).__module__.startswith("gpuload.")]
-        objects += _with_values(part for path, part in found if not any(path[: len(p)] == p for p in own_paths))
+        parts = list(find_objects(options.order.dataset))
+        own_paths = [path for path, part in parts if type(part).__module__.startswith("gpuload.")]
+        objects += _with_values(
+            part for path, part in parts if not any(path[: len(outer)] == outer for outer in own_paths)
+        )
     libraries = imported_libraries(objects)
     if options.order.iterable and not is_deterministic(options.order.dataset):
         libraries["torch"] = torch.__file__  # workers set torch's get_worker_info()

@@ -433,7 +433,7 @@ class SampleReader:
         elif isinstance(leaf, Encoded):
             cut, picture.cut = picture.cut, None
             out = out.reshape(height, width, -1)
-            if self._converts_on_entry and leaf.mode == "unchanged":
+            if self._converts_on_entry and leaf.mode == "unchanged" and self._decoder.dtype(header) != "uint8":
                 out[...] = _convert(self._decoder.decode(leaf, header, region_tlhw, None, cut))
             else:
                 self._decoder.decode(leaf, header, region_tlhw, out, cut)

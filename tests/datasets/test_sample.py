@@ -134,6 +134,7 @@ def test_formats_are_taken_in_any_case(name):
         (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
         (lambda: gl.Boxes([[3, 2, 1, 4]]), ValueError, "box 0 ends before it begins"),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "xyx"), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got 'xyx'"),
+        (lambda: gl.Boxes([[1, 2, 3, 4]], ["xyxy"]), ValueError, "must be one of 'xyxy', 'xywh', 'cxcywh', got "),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "coco"), ValueError, "is 'coco', which is 'xywh' here"),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "bbox"), ValueError, "COCO's bbox is 'xywh' here"),
         (lambda: gl.Boxes([[1, 2, 3, 4]], "Pascal_VOC"), ValueError, "is 'Pascal_VOC', which is 'xyxy' here"),
