@@ -116,13 +116,19 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
         """Return a short reason why the reference runs these records instead; None if this backend runs them.
 
         Args:
             outline: describes the records.
             is_late: whether the records are applied to finished images.
+            follows_own: for such records, whether this backend also ran everything since the images were finished, so
+                that a `LevelRunner` gets them as its `late_program`.
         """
+
+    def note(self, outline: Outline) -> str | None:
+        """Return what users should know about how this backend runs these records, if anything."""
+        return None
 
     @abstractmethod
     def level_runner(self, finish: Finish) -> LevelRunner:

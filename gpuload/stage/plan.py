@@ -104,7 +104,8 @@ class PlanStep:
     Attributes:
         transform: the declaration.
         backend: the name of the backend; ``"own"`` for a custom transform.
-        reason: why the reference runs the transform instead of the chosen backend; else None.
+        reason: why the reference runs the transform instead of the chosen backend; or what users should know about how
+            the backend runs it; else None.
     """
 
     transform: Transform
@@ -217,21 +218,28 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """Return the steps for a sequence of transforms."""
     end = next((index for index, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
-    reasons = [_fallback_reason(transform, backend, is_late=index >= end) for index, transform in enumerate(transforms)]
-    is_call = [bool(t.outline) and all(outline.kind is Call for outline in t.outline) for t in transforms]
-    steps = [
-        PlanStep(transform, CUSTOM if call else backend.name if reason is None else REFERENCE, reason)
-        for transform, call, reason in zip(transforms, is_call, reasons, strict=True)
-    ]
+    steps = _plan_level_steps(transforms[:end], backend)
+    follows_own = bool(steps) and steps[-1].backend == backend.name
+    for transform in transforms[end:]:
+        steps.append(_plan_step(transform, backend, is_late=True, follows_own=follows_own))
+        follows_own = follows_own and steps[-1].backend == backend.name
+    return tuple(steps)
+
+
+def _plan_level_steps(transforms: Sequence[Transform], backend: Backend) -> list[PlanStep]:
+    """Return the steps for transforms that work on levels."""
+    steps = [_plan_step(transform, backend) for transform in transforms]
+    reasons = [None if step.backend != REFERENCE else step.reason for step in steps]
+    end, is_call = len(steps), [step.backend == CUSTOM for step in steps]
     last_call = max((index for index in range(end) if is_call[index]), default=end)
-    later_kinds = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
+    later_kinds = [outline.kind for transform in transforms[last_call + 1 :] for outline in transform.outline]
     if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in later_kinds):
         name = transforms[last_call].display_name
         for index in range(last_call + 1, end):
             steps[index] = PlanStep(transforms[index], REFERENCE, f"combined with {name} before it")
-        return tuple(steps)
+        return steps
     # The last segment that works on levels also finishes and writes the images.
-    for index, transform in enumerate(transforms[:end]):
+    for index, transform in enumerate(transforms):
         if transform.output_state and reasons[index] is not None:
             for later_index in range(index + 1, end):
                 reason = reasons[later_index] or f"combined with {type(transform).__name__} before it"
@@ -242,23 +250,25 @@ def plan_steps(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanS
                 None if last_step.reason is None else f"combined with {type(last_step.transform).__name__} after it"
             )
             steps[index] = PlanStep(transform, last_step.backend, reason)
-    return tuple(steps)
+    return steps
 
 
-def _fallback_reason(transform: Transform, backend: Backend, *, is_late: bool) -> str | None:
-    """Return why the reference runs a transform, because the backend lacks it or one of its children; else None."""
+def _plan_step(transform: Transform, backend: Backend, **late: bool) -> PlanStep:
+    """Return the step for a transform: the reference runs it if the backend lacks it or one of its children. `late` is
+    passed to `Backend.why_unsupported`."""
+    outlines = [outline for outline in transform.outline if outline.kind is not Call]
+    if transform.outline and not outlines:
+        return PlanStep(transform, CUSTOM)
     if backend.name == REFERENCE:
-        return None
+        return PlanStep(transform, REFERENCE)
     if transform.gathers > 1:
-        return "combines images of several samples"
-    for outline in transform.outline:
-        if outline.kind is Call:
-            continue
-        if is_late and outline.numbers is not None and outline.numbers.mean:
-            return "finished images are normalised by torch"
-        if reason := backend.why_unsupported(outline, is_late=is_late):
-            return f"{outline.name}: {reason}" if transform.children else reason
-    return None
+        return PlanStep(transform, REFERENCE, "combines images of several samples")
+    for outline in outlines:
+        if late and outline.numbers is not None and outline.numbers.mean:
+            return PlanStep(transform, REFERENCE, "finished images are normalised by torch")
+        if reason := backend.why_unsupported(outline, **late):
+            return PlanStep(transform, REFERENCE, f"{outline.name}: {reason}" if transform.children else reason)
+    return PlanStep(transform, backend.name, next(filter(None, map(backend.note, outlines)), None))
 
 
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -35,7 +35,7 @@ class Picky(Backend):
 
     name = "picky"
 
-    def why_unsupported(self, outline, *, is_late=False):
+    def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         if is_late and issubclass(outline.kind, CHANGES_PIXELS):
             return "it is late"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None

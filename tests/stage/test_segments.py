@@ -33,7 +33,7 @@ class Every(TorchBackend):
         self.names = names
         self.seen: list[Any] = []
 
-    def why_unsupported(self, outline, *, is_late=False):
+    def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
         return None if asked else "not asked for"
 

@@ -74,7 +74,7 @@ class DaliBackend(Backend):
     def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if _is_installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed; {INSTALL}"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
         if outline.kind in UNSUPPORTED_KINDS:
             return UNSUPPORTED_KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":

@@ -55,7 +55,7 @@ class KorniaBackend(Backend):
     def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if find_spec("kornia") else MISSING
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
         if is_late and issubclass(outline.kind, CHANGES_PIXELS):
             return FINISHED
         if outline.kind is Box and outline.padding_mode is None:

@@ -27,7 +27,7 @@ class TorchBackend(Backend):
         super().__init__(device)
         self._is_single = device.type == "cpu" if runner is None else runner == "single"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
         return None
 
     def level_runner(self, finish: Finish) -> LevelRunner:
