@@ -2,8 +2,8 @@
 
 A backend is created once per stage. It creates a runner for each segment, a sequence of consecutive transforms that it
 executes; see `gpuload.stage.segments`. A backend draws no random numbers and sees no transforms, only programs
-(`gpuload.transforms.program`). All backends produce the same pixel values as `gpuload.stage.reference`, within the
-tolerances in ``docs/parity.md``.
+(`gpuload.transforms.program`). `fused` produces the same pixel values as `gpuload.stage.reference`, within the
+tolerances in ``docs/parity.md``; `kornia` and `dali` produce those that their library defines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class ResultFormat:
 
 
 class LevelRunner(Protocol):
-    """A runner for a segment whose transforms work on levels, the pixel values before normalization."""
+    """A runner for a segment whose transforms work on levels, the pixel values before normalization.
+
+    A runner with a true attribute `reads_planes` reads strided images (`RaggedImages.steps`) in place; all others get
+    interleaved images.
+    """
 
     def __call__(
         self,
@@ -99,12 +103,14 @@ class Backend(ABC):
 
     Attributes:
         name: the backend's name in the `backend` option of a Loader.
+        takes_floats: whether its runners also take float32 images; the reference runs those of other backends.
 
     Raises:
         BackendError: the backend cannot be used here; the message says what is missing.
     """
 
     name: ClassVar[str]
+    takes_floats: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -4,9 +4,9 @@ transform.
 
 Between two segments, images are pixel values (levels) again: H×W×C images in one flat tensor, which holds only the
 windows that the next segment needs. A custom transform gets its images as planes, C×H×W. A user's planar images are
-converted to the interleaved layout before the first segment, unless that segment uses compiled kernels, which read
-planes in place. On the CPU the memory between segments is reused for the next batch; on CUDA it comes from torch's
-allocator. This module runs in the stage's process.
+converted to the interleaved layout before the first segment, unless that segment's runner reads planes in place. On the
+CPU the memory between segments is reused for the next batch; on CUDA it comes from torch's allocator. This module runs
+in the stage's process.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SegmentRunner:
             else backends[segment.executor].level_runner(unchanged if index < len(self._segments) - 1 else finish)
             for index, segment in enumerate(self._segments)
         ]
-        self.reads_planes = isinstance(self._runners[0], CompiledRunner)
+        self.reads_planes = _reads_planes(self._runners[0])
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._has_calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # A call in the last segment gets images that are not finished yet.
@@ -216,7 +216,7 @@ class SegmentRunner:
         """Apply the records that work on levels, and finish the images; return the part of `late_program` that remains
         to be applied."""
         windows, parts = program.windows_tlhw, self._split_program(program)
-        if images.steps is not None and not isinstance(parts[0][0], CompiledRunner):
+        if images.steps is not None and not _reads_planes(parts[0][0]):
             allocate = partial(self._allocate_levels, device=images.pixels.device, buffer=2)
             images = images.interleave(windows[0], allocate)
         planes: Outputs | None = None  # the input of a call, which changes it in place
@@ -334,6 +334,10 @@ class CallRunner(SegmentRunner):
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
         super().__init__((), UNCHANGED, {"torch": backend})
         self._segments, self._has_calls, self._call = [_Segment("torch", 0, sys.maxsize)], True, call
+
+
+def _reads_planes(runner: LevelRunner | None) -> bool:
+    return getattr(runner, "reads_planes", False)
 
 
 def _erases_finished_images(transform: Transform) -> bool:

@@ -104,8 +104,9 @@ class Stage:
         self._channels_last = memory_format == "channels_last"
         self._ragged, self._pad_to = ragged, pad_to
         self._pool = OutputPool() if self.device.type == "cpu" else None
-        # Runners for images that only the reference can process, by view and dtype; created on first use.
-        self._reference_runners: dict[tuple[int, str], SegmentRunner] = {}
+        # Runners for images other than uint8 with at most four channels, by view, dtype and whether the backend takes
+        # them; created on first use.
+        self._other_runners: dict[tuple[int, str, bool], SegmentRunner] = {}
         # The number of output channels for each (view, input channels, dtype) that has passed the checks.
         self._output_channels: dict[tuple[int, int, str], int] = {}
 
@@ -203,14 +204,20 @@ class Stage:
 
     def _runner(self, images: RaggedImages, view: int) -> SegmentRunner:
         """Return the runner for images of this dtype and number of channels."""
-        if images.dtype == "uint8" and images.shapes[0, 2] <= MAX_BACKEND_CHANNELS:
+        is_taken = images.shapes[0, 2] <= MAX_BACKEND_CHANNELS and self._takes(images.dtype)
+        if images.dtype == "uint8" and is_taken:
             return self._runners[view]
-        if (view, images.dtype) not in self._reference_runners:
+        key = view, images.dtype, is_taken
+        if key not in self._other_runners:
             transforms = self._chain.lines[view].transforms
             finish = Finish.of(transforms, self._float_dtype, images.dtype)
-            steps = [PlanStep(transform, "torch") for transform in transforms]
-            self._reference_runners[view, images.dtype] = SegmentRunner(steps, finish, self._backends)
-        return self._reference_runners[view, images.dtype]
+            steps = self.plan.views[view] if is_taken else [PlanStep(transform, "torch") for transform in transforms]
+            self._other_runners[key] = SegmentRunner(steps, finish, self._backends)
+        return self._other_runners[key]
+
+    def _takes(self, dtype: str) -> bool:
+        """Return whether the backend takes images of this dtype; the reference takes all others."""
+        return dtype == "uint8" or (dtype == "float32" and self._backend.takes_floats)
 
     @property
     def _thread_count(self) -> int | None:
@@ -251,7 +258,8 @@ class Stage:
         key = view, channels, images.dtype
         if key not in self._output_channels:
             label = images.labels[0]
-            out_channels = _channels_after(transforms, channels, label, images.dtype)
+            own = self._backend.name if self._takes(images.dtype) else None
+            out_channels = _channels_after(self.plan.views[view], channels, label, images.dtype, own)
             self._runners[view].finish.check(
                 out_channels, label if out_channels == channels else f"{label} after all transforms"
             )
@@ -285,19 +293,26 @@ class Stage:
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
 
 
-def _channels_after(transforms: Sequence[Transform], channels: int, label: str, dtype: str) -> int:
-    """Check that the transforms fit images with this many channels; return the number of channels afterwards."""
-    outlines = (outline for transform in transforms for outline in transform.outline)
-    colour_name = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
-    if colour_name is not None and dtype != "uint8":
+def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype: str, own: str | None) -> int:
+    """Check that the transforms fit images with this many channels; return the number of channels afterwards. `own` is
+    the name of the backend if it takes images of this dtype."""
+    transforms = [step.transform for step in steps]
+    colours = [
+        (step.backend, outline.name)
+        for step in steps
+        for outline in step.transform.outline
+        if issubclass(outline.kind, Ops | Mixture)
+    ]
+    refused_name = next((name for backend, name in colours if dtype != "uint8" and backend != own), None)
+    if refused_name is not None:
         raise ValueError(
-            f"{colour_name} takes uint8 images, but {label} is {dtype}; put T.ToDtype('uint8', scale=True) first, "
+            f"{refused_name} takes uint8 images, but {label} is {dtype}; put T.ToDtype('uint8', scale=True) first, "
             "which converts floats in 0 … 1 and uint16, replace it with a custom transform, or remove it"
         )
-    if colour_name is not None and channels not in (1, 3):
+    if colours and channels not in (1, 3):
         raise ValueError(
-            f"{colour_name} takes images with 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
-            "the dataset, or decode to mode 'RGB' or 'L'"
+            f"{colours[0][1]} takes images with 1 or 3 channels, but {label} has {channels}; drop or convert channels "
+            "in the dataset, or decode to mode 'RGB' or 'L'"
         )
     max_level = MAX_LEVELS[dtype]
     for transform in transforms:

@@ -59,7 +59,7 @@ from gpuload.ring.ring import align
 from gpuload.transforms.chain import Chain
 from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.ops import Box, filter_codes
+from gpuload.transforms.program.ops import Box, Mixture, Ops, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.box_fields import (
     box_droppers,
@@ -188,7 +188,8 @@ class SampleReader:
         # A `collate_fn` gets PIL images as the dataset returned them.
         self._keeps_pillow_images = job.plain and job.collate_fn is not None and not job.decodes_full_images
         self._converts_on_entry = converts_on_entry(job.chain)
-        self._normalizes_fractions = _normalizes_fractions(job.chain)
+        self._changes_colors = _changes_colors(job.chain)
+        self._needs_fractions = self._changes_colors or _normalizes_fractions(job.chain)
 
     @property
     def is_search_over(self) -> bool:
@@ -409,8 +410,8 @@ class SampleReader:
             try:
                 self._decode(picture, slot[offset:end])
                 is_float_image = picture.dtype_axes == ("float32", 3) and not isinstance(picture.leaf, Mask)
-                if is_float_image and self._normalizes_fractions:
-                    _check_fractions(slot[offset:end].view(np.float32))
+                if is_float_image and self._needs_fractions:
+                    _check_fractions(slot[offset:end].view(np.float32), allows_nan=not self._changes_colors)
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
@@ -446,6 +447,12 @@ class SampleReader:
             cropped = leaf.array[..., top : top + height, left : left + width]
             channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
             out.reshape(channels.shape)[...] = channels
+
+
+def _changes_colors(chain: Chain) -> bool:
+    """Return whether the chain has colour transforms, which Kornia also applies to float images in 0 … 1."""
+    outlines = (outline for line in chain.lines for transform in line.transforms for outline in transform.outline)
+    return any(issubclass(outline.kind, Ops | Mixture) for outline in outlines)
 
 
 def _normalizes_fractions(chain: Chain) -> bool:

@@ -49,6 +49,42 @@ def test_bits_do_not_depend_on_workers(jpeg_folder, backend):
             assert torch.equal(images, others)
 
 
+LIBRARY_RECIPE = [
+    T.RandomResizedCrop(24),
+    T.RandomHorizontalFlip(),
+    T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
+    T.RandomRotation(20, "bilinear"),
+    T.RandAugment(),
+    NORMALIZE,
+    T.RandomErasing(0.5),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
+def test_an_images_bits_depend_only_on_seed_epoch_and_position(jpeg_folder, backend):
+    """Not on workers, batches, ranks, or where the epoch was resumed."""
+
+    def epoch(**options):
+        with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as made:
+            return torch.cat([images for images, _ in made])
+
+    expected = epoch()
+    for options in ({"num_workers": 1}, {"num_workers": 4, "chunk_size": 3}, {"batch_size": 1}, {"batch_size": 64}):
+        assert torch.equal(epoch(**options), expected), options
+    ranks = [epoch(batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
+    for batch, both in enumerate(expected.split(8)):
+        assert torch.equal(torch.cat([rank[4 * batch : 4 * batch + 4] for rank in ranks]), both)
+    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
+        next(batches := iter(first))
+        state = first.state_dict()
+        del batches
+    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
+        second.load_state_dict(state)
+        assert torch.equal(torch.cat([images for images, _ in second]), expected[8:])
+
+
 def test_an_epoch_goes_on_with_another_backend(jpeg_folder, backend):
     with loader(jpeg_folder, "torch") as first:
         batches = iter(first)
@@ -78,10 +114,10 @@ def test_masks_move_with_their_images(jpeg_folder, backend):
 
 
 def test_the_plan_shows_what_runs_where(jpeg_folder):
-    plan = loader(jpeg_folder, "kornia", transforms=[T.Resize(32), *RECIPE]).plan()
+    plan = loader(jpeg_folder, "kornia", transforms=[T.JPEG(50), *RECIPE, T.RandomErasing(value="random")]).plan()
     assert plan.backend == "kornia"
-    assert [step.backend for step in plan.steps] == ["torch", *["kornia"] * 4, "torch"]
-    assert plan.backend_of("Resize") == "torch"
+    assert [step.backend for step in plan.steps] == ["torch", *["kornia"] * 5, "torch"]
+    assert plan.backend_of("JPEG") == "torch"
     assert str(plan).splitlines()[0] == "backend kornia on cpu"
     assert loader(jpeg_folder, "auto").plan().backend == "torch"
 

@@ -60,6 +60,8 @@ class FusedRunner:
             features do not need additional kernels.
     """
 
+    reads_planes = True
+
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)

@@ -1,4 +1,4 @@
-"""The backend ``"kornia"``: Kornia's operators, for operations that Kornia defines in the same way as Pillow.
+"""The backend ``"kornia"``: transforms with Kornia's operators and definitions, on the CPU and on CUDA.
 
 Importing this package does not import Kornia; creating the backend does.
 """

@@ -1,5 +1,5 @@
-"""Declares which transforms Kornia supports, and why the reference runs the other transforms. Kornia is only imported
-when a backend is created, because that takes half a second."""
+"""Declares which transforms Kornia runs, and why the reference runs the others. Kornia is only imported when a backend
+is created, because that takes half a second."""
 
 from __future__ import annotations
 
@@ -11,29 +11,20 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, LateRunner, LevelRunner
 from gpuload.stage.finish import Finish, apply_late
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Outline, Turn, Warp
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Outline
+from gpuload.transforms.program.windows import SMOOTHING
 
 __all__ = ["UNSUPPORTED", "KorniaBackend"]
 
 MISSING: Final = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
 FINISHED: Final = "torch changes finished images in place"
-RESIZE: Final = "Kornia's resize differs by up to 87 levels from Pillow's"
-NEAREST: Final = "Kornia's nearest resize takes the pixel at the corner, Pillow's the pixel at the centre"
-BICUBIC: Final = "Kornia's bicubic filter is not Pillow's (a = -0.75, not -1): a difference of up to 28 levels"
 
-# The operations in `gpuload.transforms.program.ops.OPS` that Kornia implements differently from Pillow, or not at all.
-# The differences in levels were measured on photographs of 220×180 and on random images.
+# The operations in `gpuload.transforms.program.ops.OPS` for which Kornia has no function that takes the parameters.
 UNSUPPORTED: Final = {
-    "contrast": "Kornia multiplies the levels (up to 143 levels from Pillow), or blends with an unrounded mean",
-    "saturation": "Kornia works in HSV (up to 195 levels from Pillow), or does not round the grey levels",
-    "hue": "Kornia does not round hue and saturation to 8 bits, as Pillow does: a difference of up to 17 levels",
-    "sharpness": "Kornia does not round the smoothed image, as Pillow does",
-    "autocontrast": "Kornia turns a channel with a single level black, and rounds in a different order than Pillow",
     "noise": "Kornia draws its own noise",
     "permute": "Kornia draws its own order of channels",
-    "solarize_add": "Kornia has no solarize that only adds",
     "pillow_blur": "Kornia has no box blur with a fractional radius",
-    "jpeg": "Kornia's JPEG rounds smoothly, for gradients",
+    "jpeg": "Kornia's JPEG gives an image other bits in a batch than alone",
 }
 
 
@@ -42,6 +33,7 @@ class KorniaBackend(Backend):
     cannot be imported."""
 
     name: ClassVar[str] = "kornia"
+    takes_floats: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -56,20 +48,22 @@ class KorniaBackend(Backend):
         return None if find_spec("kornia") else MISSING
 
     def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
-        if is_late and issubclass(outline.kind, CHANGES_PIXELS):
+        if outline.kind is Mix or (is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS)):
             return FINISHED
-        if outline.kind is Box and outline.padding_mode is None:
-            return NEAREST if "nearest" in outline.filters else RESIZE
-        if outline.kind is Turn:
-            return "Kornia rotates with a warp, and has no transposition"
         if outline.kind is Elastic:
-            return "Kornia draws its own fields"
-        if outline.kind is Warp and "bicubic" in outline.filters:
-            return BICUBIC
+            return "Kornia's elastic deformation gives an image other bits in a batch than alone"
+        if outline.kind is Erase and outline.written != "const":
+            return "Kornia erases only with constants"
+        if "lanczos" in outline.filters:
+            return "Kornia has no Lanczos filter"
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
+
+    def note(self, outline: Outline) -> str | None:
+        is_smoothed = outline.kind is Box and outline.padding_mode is None and set(outline.filters) & set(SMOOTHING)
+        return "not antialiased" if is_smoothed else None
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         return self._runner(finish, self.device)
 
     def late_runner(self) -> LateRunner:
-        return apply_late  # only for records that change no pixels; the reference runs all others
+        return apply_late  # only for records that change no pixels; level runners apply all others

@@ -1,151 +1,90 @@
-"""Kornia's runner for pixel values before normalization (levels): the reference's runner for batches, with operators
-from Kornia.
+"""Runs a segment on Kornia: reads images, applies records with the operators in `gpuload.stage.kornia.operators`, and
+writes results. It works on any device, in the stage's process, and keeps no state between calls.
 
-Crops and padding use the reference's code, because they only copy pixels. Images of the same size are processed
-together, so each Kornia function is called once for all images to which it applies. Where the images have different
-sizes, they are processed one by one. The runner runs on any device, in the stage's process, and keeps no state between
-calls.
+Images are N×C×H×W float32 within a segment, uint8 images in 0 … 1, and are rounded to levels only at its end. Each
+operator is called once for the images that it applies to and that have the same size, so an image is never padded to
+the size of another. On the CPU a batch is processed in pieces of a few images; results do not depend on their size.
 
-Levels are N×C×H×W uint8 when pixels are moved, and float32 within operations, whose results are rounded to levels. If
-Kornia has more than one function for an operation, the function that agrees with Pillow is used, such as
-`adjust_brightness_accumulative`, which multiplies, instead of `adjust_brightness`, which adds.
+**Resizing.** `kornia.geometry.transform.resize` takes one size per call, so on the CPU images of different sizes are
+resized one by one. On CUDA, images of similar size are resized by one call of `warp_affine`: each is copied to the top
+left of a canvas, its own size rounded up to a multiple of `CANVAS`, and its border pixels fill the rest. The results of
+both agree to about 1e-4 of the range of values.
 
-Geometric maps are passed to `remap` as points. `warp_affine` and `warp_perspective` would invert a matrix and find the
-nearest pixel with floats, where Pillow uses 16.16 fixed point: 7 pixels in 10,000 would differ. They would also blend
-the fill with the image along its border, which differs by up to 124 levels from Pillow.
+Where a resized image is cropped, the decoded part of the image may be smaller than the resized box. On the CPU the part
+is placed in a box of zeros, because the values of `resize` depend on the box's size in their last bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import torch
-from kornia.color import rgb_to_grayscale
-from kornia.enhance import adjust_brightness_accumulative, normalize
-from kornia.enhance import equalize as kornia_equalize
-from kornia.enhance import invert as kornia_invert
-from kornia.enhance import posterize as kornia_posterize
-from kornia.enhance import solarize as kornia_solarize
-from kornia.filters import filter2d_separable, get_gaussian_kernel1d
-from kornia.geometry.bbox import bbox_to_mask
-from kornia.geometry.transform import hflip, remap, vflip
+from kornia.enhance import normalize
+from kornia.geometry.transform import hflip, resize, vflip, warp_affine, warp_perspective
 
-from gpuload.stage.device import Accelerator, upload, upload_arrays
-from gpuload.stage.finish import Finish, Outputs
-from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.batched import BatchRunner
-from gpuload.stage.reference.blur import mirrored_indices
-from gpuload.stage.reference.color import LUMA
-from gpuload.stage.reference.gather import Source
-from gpuload.stage.reference.operations import Operation
-from gpuload.stage.reference.warp import mapped_points, nearest_pixels
+from gpuload.stage.device import Accelerator, upload
+from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs
+from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
+from gpuload.stage.ragged import RaggedImages, rows_by_key
+from gpuload.stage.reference.gather import Source, crop
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Erase, Flip
-from gpuload.transforms.program.windows import clip_to_windows
+from gpuload.transforms.program.ops import (
+    CHANGES_PIXELS,
+    NOTHING,
+    OPS,
+    Box,
+    Erase,
+    Flip,
+    Mixture,
+    Ops,
+    Record,
+    Turn,
+    Warp,
+    filter_codes,
+)
+from gpuload.transforms.program.ops import code as code_of
+from gpuload.transforms.program.windows import FILTERS, clip_to_windows
 
-__all__ = ["OPERATIONS", "KorniaRunner", "images_per_piece"]
+__all__ = ["KorniaRunner", "images_per_piece"]
 
-# Temporary memory per level of an image within Kornia, in bytes. 42 bytes were measured for a blur, which works in
+# Temporary memory per value of an image within Kornia, in bytes. 42 bytes were measured for a blur, which works in
 # float64, and 39 for a bilinear map.
-BYTES_PER_LEVEL: Final = 64
+BYTES_PER_VALUE: Final = 64
 # Memory for a piece on the CPU, which is enough for 10 images of 224×224. Kornia allocates a tensor at each step. With
 # pieces of this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and
 # take 1.2 to 3.3 times as long.
 CPU_BYTES: Final = 100_000_000
 GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory; training needs the rest
+CANVAS: Final = 64  # on CUDA, images are resized together whose height and width round up to the same multiples of this
 
-WHITE: Final = 255.0
-GUARD: Final = 1e-9  # a sum of products in float64 can be slightly below the exact integer
 FLIPS: Final = (vflip, hflip)
+NO_CHANGE: Final = (NOTHING, code_of("identity"))
+WARP: Final = code_of("warp")
+BLUR: Final = code_of("blur")
+
+# Changes N×C×H×W images; `indices` are their indices in the arrays of a record.
+Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
-def brightness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    factors = upload(values[:, 0].astype(np.float32), levels.device)[:, None, None, None]
-    return adjust_brightness_accumulative(levels, factors, clip_output=False)
-
-
-def grayscale(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    if levels.shape[1] == 1:
-        return levels
-    return rgb_to_grayscale(levels, upload(np.array(LUMA), levels.device)).add(0.5).expand_as(levels)
-
-
-def invert(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    return kornia_invert(levels, levels.new_full((), WHITE))
-
-
-def solarize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Invert the levels at or above a threshold. The threshold is moved to halfway between two levels, where rounding
-    errors do not matter."""
-    thresholds = (np.ceil(values[:, 0]) - 0.5) / WHITE
-    return kornia_solarize(levels / WHITE, upload(thresholds, levels.device).to(levels.dtype)) * WHITE
-
-
-def posterize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    return kornia_posterize(levels / WHITE, upload(values[:, 0].astype(np.int64), levels.device)) * WHITE
-
-
-def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    return kornia_equalize(levels / WHITE) * WHITE
-
-
-def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Blur with kernels of the same size and mirrored borders. Float64 is used, because float32 convolutions may use
-    TF32, which has only 10 bits of precision.
-
-    These are the two steps of Kornia's `gaussian_blur2d`. That function is not called, because it waits for the device,
-    and on the CPU it chooses its algorithm by the number of images.
-    """
-    float_levels = levels.to(torch.float64)
-    [[width, height]] = np.unique(values[:, :2].astype(np.int64), axis=0).tolist()
-    sigmas_xy = torch.from_numpy(values[:, 2:4].copy())
-    kernels = [get_gaussian_kernel1d(size, sigmas_xy[:, [axis]]) for axis, size in enumerate((width, height))]
-    kernel_x, kernel_y = upload_arrays([kernel.numpy() for kernel in kernels], levels.device)
-    rows, columns = float_levels.shape[2:]
-    if height // 2 < rows and width // 2 < columns:
-        return filter2d_separable(float_levels, kernel_x, kernel_y, "reflect")
-    # An image smaller than its kernel is mirrored more than once, which torch's padding does not support.
-    float_levels = float_levels.index_select(2, upload(mirrored_indices(rows, height // 2), levels.device))
-    float_levels = float_levels.index_select(3, upload(mirrored_indices(columns, width // 2), levels.device))
-    return filter2d_separable(float_levels, kernel_x, kernel_y, padding="valid")
-
-
-def _round_to_levels(function: Operation, round_values: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
-    def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-        return round_values(function(levels, values)).clamp(0, 255).to(levels.dtype)
-
-    return operation
-
-
-OPERATIONS: Final[dict[str, Operation]] = {
-    "brightness": _round_to_levels(brightness, torch.floor),  # Pillow truncates its blends
-    "grayscale": _round_to_levels(grayscale, torch.floor),
-    "invert": _round_to_levels(invert, torch.round),
-    "solarize": _round_to_levels(solarize, torch.round),
-    "posterize": _round_to_levels(posterize, torch.round),
-    "equalize": _round_to_levels(equalize, torch.round),
-    "blur": _round_to_levels(blur, torch.round),
-}
-
-
-class KorniaRunner(BatchRunner):
-    """A runner for the records that Kornia supports: those for which `KorniaBackend.why_unsupported` returns None.
-
-    Batches are processed in pieces: on the CPU, in pieces of the fastest size; on a GPU, in pieces as large as memory
-    allows. Results do not depend on the size of pieces.
-    """
-
-    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
+class KorniaRunner:
+    """A runner for the records that Kornia supports: those for which `KorniaBackend.why_unsupported` returns None."""
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
-        super().__init__(finish, device)
+        self._finish = finish
         self._gpu = None if device.type == "cpu" else Accelerator(device)
-        # Kornia computes y = a · level + b as (level - mean) / std.
-        scale, bias = np.array(finish.scale), np.array(finish.bias)
-        self._mean = torch.tensor(-bias / scale, dtype=torch.float32, device=device)
-        self._std = torch.tensor(1 / scale, dtype=torch.float32, device=device)
+        self.reads_planes = self._gpu is None  # on a GPU, one copy of the batch takes less time than a copy per image
+        max_level = MAX_LEVELS[finish.image_dtype]
+        self._unit = max_level or 1  # the level that Kornia gets as 1
+        scale, bias = np.array(finish.scale) * self._unit, np.array(finish.bias)
+        self._factor = float(scale[0])
+        self._mean, self._std = (
+            torch.tensor(part, dtype=torch.float32, device=device) for part in (-bias / scale, 1 / scale)
+        )
+        self._is_normalized = bias.any() or (scale != scale[0]).any()
 
     def __call__(
         self,
@@ -155,74 +94,340 @@ class KorniaRunner(BatchRunner):
         outputs: Outputs,
         late_program: Program | None = None,
     ) -> Program | None:
-        free_bytes = None if self._gpu is None else self._gpu.free_bytes()
-        if self._gpu is None:
-            self.piece_size = images_per_piece(windows_tlhw, images.shapes, CPU_BYTES)
-        elif free_bytes is not None:
-            self.piece_size = images_per_piece(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
-        return super().__call__(images, program, windows_tlhw, outputs, late_program)
+        free_bytes = CPU_BYTES if self._gpu is None else self._gpu.free_bytes()
+        if self._gpu is not None and free_bytes is not None:
+            free_bytes = int(free_bytes * GPU_SHARE)
+        step = len(images) if free_bytes is None else images_per_piece(windows_tlhw, images.shapes, free_bytes)
+        for start in range(0, len(images), step):
+            rows = np.arange(start, min(start + step, len(images)))
+            piece = _Piece(images.take(rows), windows_tlhw[0][rows], self._unit)
+            self._apply_program(piece, program.take(rows), tuple(window[rows] for window in windows_tlhw))
+            piece.change(piece.rows, lambda values, _: self._finish_values(values))
+            if late_program is not None:
+                late = late_program.take(rows)
+                self._apply_program(piece, late, late.windows_tlhw, is_late=True)
+            if isinstance(outputs, torch.Tensor):
+                outputs[start : start + len(rows)].copy_(piece.take(piece.rows))
+            else:
+                for row, output in enumerate(outputs[start : start + len(rows)]):
+                    output.copy_(piece.take(piece.rows[row : row + 1])[0])
+        return None
 
-    def _finish_levels(self, levels: torch.Tensor) -> torch.Tensor:
-        float_levels = levels.to(torch.float32)
-        return float_levels if self._finish.is_identity else normalize(float_levels, self._mean, self._std)
+    def _finish_values(self, values: torch.Tensor) -> torch.Tensor:
+        if not self._finish.dtype.is_floating_point:
+            return values.mul(self._unit).round_().clamp_(0, self._unit)
+        if self._is_normalized:
+            return normalize(values, self._mean, self._std)
+        return values if self._factor == 1 else values * self._factor
 
-    def _flip(self, source: Source, record: Flip) -> Source:
-        if not record.flipped.any():
-            return source
-        levels, flip = source.to_dense(), FLIPS[record.axis]
-        if record.flipped.all():
-            return Source.from_dense(flip(levels))
-        index = upload(np.flatnonzero(record.flipped), levels.device)
-        return Source.from_dense(levels.index_copy(0, index, flip(levels[index])))
+    def _apply_program(
+        self, piece: _Piece, program: Program, windows_tlhw: Sequence[np.ndarray], *, is_late: bool = False
+    ) -> None:
+        for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
+            rows = piece.rows if record.rows is None else record.rows
+            if isinstance(record, CHANGES_PIXELS) and len(rows):
+                self._apply(piece, record, rows, before[rows], after[rows], is_late=is_late)
 
-    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-        constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
-        for boxes_tlhw in clip_to_windows(record.boxes_tlhw, windows_tlhw).swapaxes(0, 1):
-            top, left, height, width = boxes_tlhw.T
-            bottom, right = top + height - 1, left + width - 1
-            corners_xy = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
-            # A box of height 0 has no pixels.
-            mask = bbox_to_mask(upload(corners_xy.astype(np.float32), levels.device), levels.shape[3], levels.shape[2])
-            levels = torch.where(mask[:, None] > 0, constant, levels)
-        return levels
+    def _apply(
+        self, piece: _Piece, record: Record, rows: np.ndarray, before: np.ndarray, after: np.ndarray, *, is_late: bool
+    ) -> None:
+        match record:
+            case Flip():
+                piece.change(rows[record.flipped], lambda images, _: FLIPS[record.axis](images))
+            case Turn():
+                turns = np.column_stack([record.transposed, record.flipped])
+                piece.change(rows, lambda images, indices: _turn(images, *turns[indices[0]].tolist()), turns)
+            case Box(padding_mode=None):
+                self._resize(piece, record, rows, before, after)
+            case Box():
+                self._crop(piece, record, rows, before, after)
+            case Warp():
+                self._warp(piece, record, rows, after)
+            case Erase():
+                boxes = record.boxes_tlhw if is_late else clip_to_windows(record.boxes_tlhw, before)
+                dtype = self._finish.image_dtype
+                values = record.numbers if is_late else record.values_for(MAX_LEVELS[dtype])
+                unit = 1 if is_late else self._unit
+                piece.change(rows, lambda images, indices: _erase(images, boxes[indices], np.array(values) / unit))
+            case Ops():
+                piece.change(rows, lambda images, indices: self._operate(images, record, indices))
+                _cut(piece, rows, before, after)
+            case Mixture():
+                piece.change(rows, lambda images, indices: self._mix(images, record, indices))
+                _cut(piece, rows, before, after)
+            case _:
+                raise TypeError(f"Kornia has no operator for {type(record).__name__}")
 
-    def _warp_levels(
+    def _resize(self, piece: _Piece, record: Box, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+        """Resize boxes of which the images are the windows `before`, and return the windows `after`."""
+        codes = filter_codes(record.filters, len(rows))
+        corners, boxes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:]
+
+        def resize_box(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+            index = indices[0]
+            (y, x), box_hw, (top, left, height, width) = corners[index], boxes_hw[index].tolist(), after[index].tolist()
+            if list(images.shape[2:]) != box_hw:
+                box = images.new_zeros(*images.shape[:2], *box_hw)
+                box[:, :, y : y + images.shape[2], x : x + images.shape[3]] = images
+                images = box
+            size = tuple(record.size_hw[index].tolist())
+            resized = resize(images, size, FILTERS[codes[index]].removeprefix("plain "), antialias=False)
+            return self._clip(resized, codes[index])[:, :, top : top + height, left : left + width].contiguous()
+
+        def resize_canvases(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+            matrices = np.tile(np.eye(3)[:2], (len(indices), 1, 1))
+            for axis, column in ((0, 1), (1, 0)):  # y is the second coordinate of a matrix
+                scale = record.size_hw[indices, axis] / boxes_hw[indices, axis]
+                matrices[:, column, column] = scale
+                matrices[:, column, 2] = (corners[indices, axis] + 0.5) * scale - 0.5 - after[indices, axis]
+            mode, size = FILTERS[codes[indices[0]]].removeprefix("plain "), tuple(after[indices[0], 2:].tolist())
+            moved = upload(matrices.astype(np.float32), images.device)
+            return self._clip(warp_affine(images, moved, size, mode, "border", align_corners=False), codes[indices[0]])
+
+        is_nearest = codes == FILTERS.index("nearest")
+        alone = np.flatnonzero(is_nearest | (self._gpu is None))
+        keys = np.column_stack([codes, boxes_hw, corners, record.size_hw, after])
+        piece.change(
+            rows[alone], lambda images, indices: resize_box(images, alone[indices]), keys[alone], any_layout=True
+        )
+        together = np.flatnonzero(~is_nearest & (self._gpu is not None))
+        keys = np.column_stack([codes, after[:, 2:]])[together]
+        piece.change(
+            rows[together], lambda images, indices: resize_canvases(images, together[indices]), keys, canvas=CANVAS
+        )
+
+    def _clip(self, images: torch.Tensor, filter_code: int) -> torch.Tensor:
+        """Clip overshoots of a bicubic filter, for images with a greatest level."""
+        is_clipped = self._unit > 1 and "bicubic" in FILTERS[filter_code]
+        return images.clamp(0, 1) if is_clipped else images
+
+    def _crop(self, piece: _Piece, record: Box, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+        corners = np.hstack([record.box_tlhw[:, :2] + after[:, :2], before[:, :2]])
+        changed = np.flatnonzero((corners[:, :2] != corners[:, 2:]).any(axis=1) | (before != after)[:, 2:].any(axis=1))
+        fill, mode = [level / self._unit for level in record.fill], str(record.padding_mode)
+
+        def crop_group(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+            group = changed[indices]
+            size, source = tuple(after[group[0], 2:].tolist()), Source.from_dense(images.contiguous())
+            return crop(source, corners[group], size, record.sizes_hw[group], mode, fill)
+
+        piece.change(rows[changed], crop_group, after[changed, 2:])
+
+    def _warp(self, piece: _Piece, record: Warp, rows: np.ndarray, after: np.ndarray) -> None:
+        warped, codes = np.flatnonzero(record.warped), filter_codes(record.filters, len(rows))
+        keys = _warp_keys(record.coefficients, codes)
+
+        def warp_group(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+            group = warped[indices]
+            size = tuple(after[group[0], 2:].tolist())
+            return self._warp_images(
+                images, record.coefficients[group], keys[group[0]], record.fill, size, after[group]
+            )
+
+        unchanged = np.flatnonzero(~record.warped)
+        _cut(piece, rows[unchanged], np.zeros_like(after[unchanged]), after[unchanged])
+        piece.change(rows[warped], warp_group, np.hstack([keys, after[:, 2:]])[warped])
+
+    def _warp_images(
         self,
-        levels: torch.Tensor,
+        images: torch.Tensor,
         coefficients: np.ndarray,
-        size: tuple[int, int],
-        interpolation: str,
+        key: np.ndarray,
         fill: Sequence[float],
-        corners: np.ndarray | None = None,
+        size: tuple[int, int],
+        windows_tlhw: np.ndarray,
     ) -> torch.Tensor:
-        n, _, *lengths = levels.shape
-        if corners is None:
-            corners = np.zeros((n, 2), np.int64)
-        if interpolation == "nearest":
-            points = nearest_pixels(levels, coefficients, size, corners)
-            dtype, shift = torch.float32, 0.0
+        """Warp images by maps that all have the same `_warp_keys`, and return these windows of the results."""
+        filter_code, is_affine = key.tolist()
+        matrices = upload(forward_matrices(coefficients, windows_tlhw[:, :2]).astype(np.float32), images.device)
+        fill_value = upload(np.array(fill, np.float32) / self._unit, images.device) if any(fill) else None
+        warped = (warp_affine if is_affine else warp_perspective)(
+            images,
+            matrices[:, :2] if is_affine else matrices,
+            size,
+            FILTERS[filter_code],
+            padding_mode="zeros" if fill_value is None else "fill",
+            align_corners=False,
+            fill_value=fill_value,
+        )
+        return self._clip(warped, filter_code)
+
+    def _operate(self, images: torch.Tensor, record: Ops, indices: np.ndarray) -> torch.Tensor:
+        """Apply each image's operations. Images with the same operation at a position are processed together."""
+        images = images.clamp(0, 1) if self._unit == 1 else images  # the filters before may have overshot
+        filters, is_owned = filter_codes(record.filters, record.codes.shape), False
+        for position in range(record.codes.shape[1]):
+            codes, values = record.codes[indices, position], record.values[indices, position]
+            # Warps are also grouped by filter and kind of map, blurs by the size of their kernels.
+            extra = np.where((codes == BLUR)[:, None], values[:, :2], 0).astype(np.int64)
+            extra = np.where((codes == WARP)[:, None], _warp_keys(values, filters[indices, position]), extra)
+            for (code, *key), group in rows_by_key(map(tuple, np.column_stack([codes, extra]).tolist())).items():
+                if code in NO_CHANGE:
+                    continue
+                if code == WARP:
+                    windows, size = np.zeros((len(group), 4), np.int64), (images.shape[2], images.shape[3])
+                    change = partial(
+                        self._warp_images, key=np.array(key), fill=record.fill, size=size, windows_tlhw=windows
+                    )
+                else:
+                    change = OPERATORS[OPS[code]]
+                if len(group) == len(images):
+                    images = change(images, values)
+                    continue
+                images, is_owned = images if is_owned else images.clone(), True
+                index = upload(group, images.device)
+                images[index] = change(images[index], values[group])
+        if record.channels in (None, images.shape[1]):
+            return images
+        return images[:, :1].expand(-1, record.channels, -1, -1).contiguous()  # the channels are equal
+
+    def _mix(self, images: torch.Tensor, record: Mixture, indices: np.ndarray) -> torch.Tensor:
+        weights = upload(record.weights[indices].astype(np.float32), images.device)[:, :, None, None, None]
+        total = images * weights[:, 0]
+        for number in range(record.codes.shape[1]):
+            total += self._operate(images, record.chain(number), indices) * weights[:, number + 1]
+        return total.clamp_(0, 1)
+
+
+def _warp_keys(coefficients: np.ndarray, filters: np.ndarray) -> np.ndarray:
+    """Return what maps that are applied in one call must have in common, int64 (n, 2): the filter, and whether the map
+    is affine."""
+    return np.column_stack([filters, (coefficients[:, 6:8] == 0).all(axis=1)])
+
+
+def _turn(images: torch.Tensor, transposed: bool, flipped_y: bool, flipped_x: bool) -> torch.Tensor:
+    images = images.mT if transposed else images
+    images = vflip(images) if flipped_y else images
+    return (hflip(images) if flipped_x else images).contiguous()
+
+
+def _erase(images: torch.Tensor, boxes_tlhw: np.ndarray, values: np.ndarray) -> torch.Tensor:
+    images, constant = images.clone(), upload(values.astype(np.float32)[:, None, None], images.device)
+    for index, box in np.argwhere(boxes_tlhw[:, :, 2:].all(axis=2)).tolist():
+        top, left, height, width = boxes_tlhw[index, box].tolist()
+        images[index, :, top : top + height, left : left + width] = constant
+    return images
+
+
+def _cut(piece: _Piece, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+    """Cut the windows `after` out of images that are the windows `before`."""
+    boxes = np.hstack([after[:, :2] - before[:, :2], after[:, 2:]])
+
+    def cut(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+        top, left, height, width = boxes[indices[0]].tolist()
+        return images[:, :, top : top + height, left : left + width].contiguous()
+
+    piece.change(rows, cut, boxes)
+
+
+class _Piece:
+    """Some images of a batch, float32, each at an index of one of several N×C×H×W tensors.
+
+    Attributes:
+        rows: the indices of all images, int64 (n,).
+    """
+
+    def __init__(self, images: RaggedImages, windows_tlhw: np.ndarray, unit: int) -> None:
+        self.rows = np.arange(len(images))
+        self._images, self._windows, self._unit = images, windows_tlhw, unit
+        # The tensor and index of each image; None until the image is read.
+        self._homes: list[tuple[torch.Tensor, int] | None] = [None] * len(images)
+
+    def change(
+        self,
+        rows: np.ndarray,
+        function: Change,
+        keys: np.ndarray | None = None,
+        *,
+        canvas: int | None = None,
+        any_layout: bool = False,
+    ) -> None:
+        """Replace images with the results of a function.
+
+        Args:
+            rows: int64 (n,), the indices of the images.
+            function: called for images of the same size and key; must not change its input. Its second argument has the
+                indices in `rows` of these images.
+            keys: int64 (n, k), one key per image.
+            canvas: if given, images are first extended to multiples of this size by their border pixels.
+            any_layout: whether the function also takes images in torch's channels-last layout.
+        """
+        sizes = np.array(
+            [
+                self._windows[row, 2:] if (home := self._homes[row]) is None else home[0].shape[2:]
+                for row in rows.tolist()
+            ],
+            np.int64,
+        ).reshape(-1, 2)
+        sizes = sizes if canvas is None else -(-sizes // canvas) * canvas
+        table = sizes if keys is None else np.column_stack([sizes, keys])
+        results = []
+        for (height, width, *_), indices in rows_by_key(map(tuple, table.tolist())).items():
+            group = rows[indices]
+            images = self.take(group) if canvas is None else self._take_extended(group, height, width)
+            results.append((group.tolist(), function(images if any_layout else images.contiguous(), indices)))
+        for group, images in results:
+            for place, row in enumerate(group):
+                self._homes[row] = images, place
+
+    def take(self, rows: np.ndarray) -> torch.Tensor:
+        """Return images of the same size, N×C×H×W; the result must not be modified."""
+        unread = np.array([row for row in rows.tolist() if self._homes[row] is None], np.int64)
+        if len(unread):
+            images = self._read(unread)
+            for place, row in enumerate(unread.tolist()):
+                self._homes[row] = images, place
+        homes = [home for row in rows.tolist() if (home := self._homes[row]) is not None]
+        first = homes[0][0]
+        if any(images is not first for images, _ in homes):
+            return torch.stack([images[place] for images, place in homes])
+        places = [place for _, place in homes]
+        if places == list(range(len(first))):
+            return first
+        return first.index_select(0, upload(np.array(places), first.device))
+
+    def _read(self, rows: np.ndarray) -> torch.Tensor:
+        """Read windows of the same size as floats. A single image has torch's channels-last layout on the CPU, in which
+        Kornia's resize takes 60% of the time."""
+        if not self._images.pixels.is_cpu:
+            images = Source.from_ragged(self._images, rows, self._windows[rows]).to_dense().to(torch.float32)
+        elif len(rows) == 1:
+            images = self._view(int(rows[0]))[None].to(torch.float32, memory_format=torch.channels_last, copy=True)
         else:
-            points = mapped_points(levels, coefficients, size, corners)
-            # In float32, points are off by about 3e-5 of a pixel, which moves one value in 100 to the level below.
-            dtype, shift = torch.float64, 0.5
-        is_inside = [(coords >= 0) & (coords < length) for coords, length in zip(points, lengths, strict=True)]
-        is_inside = is_inside[0] & is_inside[1]
-        # Points outside the image can be infinite or NaN, so they are replaced. All points are scaled to -1 … 1 here,
-        # because Kornia would copy two numbers to the device to scale them, and wait for the copy.
-        y, x = (
-            torch.where(is_inside, coords - shift, 0).to(dtype).view(n, *size) * (2 / max(1, length - 1)) - 1
-            for coords, length in zip(points, lengths, strict=True)
-        )
-        sampled = remap(
-            levels.to(dtype), x, y, interpolation, "border", align_corners=True, normalized_coordinates=True
-        )
-        fill_levels = upload(np.asarray(fill, np.uint8).reshape(-1, 1, 1), levels.device)
-        return torch.where(is_inside.view(n, 1, *size), torch.floor(sampled + GUARD).to(torch.uint8), fill_levels)
+            views = [self._view(row) for row in rows.tolist()]
+            images = torch.empty(len(rows), *views[0].shape)
+            for image, view in zip(images, views, strict=True):
+                image.copy_(view)
+        return images.div_(self._unit) if self._unit > 1 else images
+
+    def _view(self, row: int) -> torch.Tensor:
+        """Return the window of an image, C×H×W, without copying."""
+        images, (top, left, height, width) = self._images, self._windows[row].tolist()
+        if images.steps is not None and images.planes is not None:
+            return images.planes[row][:, top : top + height, left : left + width]
+        offset, (rows, columns, channels) = int(images.offsets[row]), images.shapes[row].tolist()
+        image = images.pixels[offset : offset + rows * columns * channels].view(rows, columns, channels)
+        top, left = top - int(images.regions_tlhw[row, 0]), left - int(images.regions_tlhw[row, 1])
+        return image[top : top + height, left : left + width].permute(2, 0, 1)
+
+    def _take_extended(self, rows: np.ndarray, height: int, width: int) -> torch.Tensor:
+        """Return images extended to this size by their border pixels, N×C×H×W."""
+        if all(self._homes[row] is None for row in rows.tolist()):
+            sources = [Source.from_ragged(self._images, rows, self._windows[rows])]
+        else:
+            sources = [Source.from_dense(self.take(row).contiguous()) for row in rows[:, None]]
+        parts = []
+        for source in sources:
+            axes = ((height, source.heights), (width, source.widths))
+            indices = [np.minimum(np.arange(count), lengths[:, None] - 1) for count, lengths in axes]
+            parts.append(source.gather(*(upload(index, source.pixels.device) for index in indices)))
+        images = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return images if images.is_floating_point() else images.to(torch.float32).div_(self._unit)
 
 
-def images_per_piece(windows_tlhw: Sequence[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
+def images_per_piece(windows_tlhw: Iterable[np.ndarray], shapes: np.ndarray, nbytes: int) -> int:
     """Return how many images Kornia can process at a time in `nbytes` of memory. `windows_tlhw` has the images' windows
     at each step; `shapes` is int64 (n, 3)."""
     channels = max(3, int(shapes[:, 2].max()))  # a map's memory per pixel was measured with three channels
-    num_levels = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
-    return max(1, nbytes // max(1, num_levels * BYTES_PER_LEVEL))
+    num_values = channels * max(int(windows[:, 2:].prod(axis=1).max()) for windows in windows_tlhw)
+    return max(1, nbytes // max(1, num_values * BYTES_PER_VALUE))

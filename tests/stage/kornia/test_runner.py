@@ -1,254 +1,406 @@
-"""Kornia's operations, and whole chains on Kornia, beside the reference: levels, windows, layouts, what is cut into
-runs, and how many images go together."""
+"""Segments on Kornia: images from windows, groups of images, floats, finished images, and results that are the bits of
+Kornia's functions and do not depend on the other images of a batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from kornia.enhance import normalize
+from kornia.geometry.transform import hflip, resize, vflip, warp_affine, warp_perspective
 from planes import LAYOUTS
 
+import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.kornia import runner
-from gpuload.stage.kornia.runner import OPERATIONS, KorniaRunner, images_per_piece
-from gpuload.stage.reference import operations as reference
-from gpuload.transforms.program.ops import VALUES
+from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
+from gpuload.stage.kornia.runner import KorniaRunner, images_per_piece
+from gpuload.transforms.program.ops import OPS
 
-NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# The greatest difference from the reference, and how many numbers of a million may differ; those of all others are the
-# same. Blur: weights that are no multiples of 2**-16.
-APART = {"blur": (1, 2000)}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = T.Normalize(MEAN, STD)
 
 
 @pytest.fixture
 def pieces(monkeypatch) -> None:
-    """A few images of the size of these tests fill a piece."""
-    monkeypatch.setattr(runner, "CPU_BYTES", 3 * 50 * 50 * 3 * runner.BYTES_PER_LEVEL)
+    """Make three images of these tests fill a piece."""
+    monkeypatch.setattr(runner, "CPU_BYTES", 3 * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
 
 
-def drawn(name: str, count: int, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    found = np.zeros((count, VALUES))
-    match name:
-        case "solarize":
-            found[:, 0] = rng.choice([0, 34 + 1e-14, 127.5, 255, 256, 100], count)
-        case "posterize":
-            found[:, 0] = rng.integers(0, 9, count)
-        case "blur":
-            found[:, :2] = rng.choice([1, 3, 9], 2)
-            found[:, 2:4] = rng.uniform(0.1, 3, (count, 2))
-        case _:
-            found[:, 0] = rng.choice([0, 0.3, 0.9, 1, 1.5, 2], count)
-    return found
+@pytest.fixture
+def like_cuda(monkeypatch) -> None:
+    """Make the runner use its code for GPUs on the CPU."""
+    plain = KorniaRunner.__init__
 
+    def use_gpu_code(self, *arguments):
+        plain(self, *arguments)
+        self._gpu, self.reads_planes = Gpu(1 << 40), False
 
-def levels(make_images, channels: int) -> torch.Tensor:
-    images = [image[:31, :37] for image in make_images(5, 9, channels, 40)]
-    noise = np.random.default_rng(2).integers(0, 256, (2, 31, 37, channels), np.uint8)
-    flat = np.full((1, 31, 37, channels), 77, np.uint8)
-    return torch.from_numpy(np.concatenate([np.stack(images), noise, flat])).permute(0, 3, 1, 2).float().contiguous()
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_are_those_of_the_reference(name, channels, make_images):
-    given = levels(make_images, channels)
-    most, per_million = APART.get(name, (0, 0))
-    for seed in range(4):
-        values = drawn(name, len(given), seed)
-        before = given.clone()
-        found = OPERATIONS[name](given, values)
-        assert torch.equal(given, before)
-        expected = reference.OPERATIONS[name](given.clone(), values)
-        assert found.dtype == torch.float32
-        assert (found == found.round()).all()
-        assert found.min() >= 0
-        assert found.max() <= 255
-        difference = (found - expected).abs()
-        assert difference.max() <= most
-        assert (difference > 0).double().mean() * 1e6 <= per_million
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 9), (9, 2), (3, 3)])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_on_small_images(name, size):
-    given = torch.randint(0, 256, (4, 3, *size), generator=torch.Generator().manual_seed(1)).float()
-    values = drawn(name, 4, 3)
-    difference = OPERATIONS[name](given.clone(), values) - reference.OPERATIONS[name](given.clone(), values)
-    assert difference.abs().max() <= APART.get(name, (0, 0))[0]
-
-
-def test_a_kernel_wider_than_the_image_mirrors_it_again_and_again():
-    given, values = torch.arange(24.0).view(2, 1, 3, 4) * 10, np.zeros((2, VALUES))
-    values[:, :4] = 31, 23, 6.0, 4.0
-    found = OPERATIONS["blur"](given, values)
-    tiles = torch.cat([given, given.flip(2)[:, :, 1:-1]], 2).repeat(1, 1, 9, 1)
-    tiles = torch.cat([tiles, tiles.flip(3)[:, :, :, 1:-1]], 3).repeat(1, 1, 1, 9)
-    wide = OPERATIONS["blur"](tiles, values)[:, :, 16:19, 24:28]
-    assert torch.equal(found, wide)
-
-
-# Behind each, the greatest difference in levels, and that of the mean.
-CHAINS = [
-    ([T.RandomCrop(28, 4, pad_if_needed=True, fill=(1, 2, 3)), T.RandomHorizontalFlip()], 0, 0),
-    ([T.RandomHorizontalFlip(), T.RandomCrop(28, 4, pad_if_needed=True, padding_mode="reflect")], 0, 0),
-    ([T.Pad((3, 40), padding_mode="edge"), T.RandomVerticalFlip(), T.CenterCrop((90, 20))], 0, 0),
-    ([T.RandomZoomOut(fill=9, p=1), T.CenterCrop(40)], 0, 0),
-    ([T.RandomRotation(40, expand=True, fill=(9, 99, 199)), T.CenterCrop((30, 40)), T.RandomVerticalFlip()], 0, 0),
-    ([T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20, "bilinear", fill=50), T.RandomCrop(28)], 1, 1e-3),
-    ([T.RandomPerspective(0.6, 0.7), T.Pad((3, 4), fill=7), T.RandomCrop(24)], 1, 1e-3),
-    ([T.RandomResizedCrop(24), T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0, 0),
-    ([T.ColorJitter(hue=0.5), T.RandomInvert(), T.RandomResizedCrop(24)], 0, 0),
-    ([T.RandomCrop(24), T.RandomErasing(1.0, value=(1, 2, 3), max_count=3), T.RandomHorizontalFlip()], 0, 0),
-    ([T.RandomCrop(24), T.GaussianBlur(9), T.RandomSolarize(128, 0.5)], 255, 0.1),
-    ([T.RandomCrop(26), T.RandomAdjustSharpness(2), T.RandomPosterize(3), T.RandomInvert()], 0, 0),
-    ([T.RandomApply([T.RandomCrop(24), T.Pad(4)], 0.5), T.CenterCrop(20)], 0, 0),
-    (
-        [T.RandomChoice([T.RandomRotation(90), T.RandomEqualize(1), T.RandomErasing(1, value=7)]), T.CenterCrop(21)],
-        0,
-        0,
-    ),
-    ([T.RandomOrder([T.RandomGrayscale(0.5), T.RandomSolarize(99), T.RandomHorizontalFlip()]), T.RandomCrop(9)], 0, 0),
-    ([T.Grayscale(1), T.RandomCrop(20)], 0, 0),
-    ([T.Resize(40), T.RandomRotation(20, "bicubic"), T.RandomInvert(), T.Resize(20), T.CenterCrop(20)], 0, 0),
-]
-
-
-@pytest.mark.parametrize("same_size", [True, False])
-@pytest.mark.parametrize(("transforms", "most", "mean"), CHAINS, ids=str)
-def test_levels_are_those_of_the_reference(transforms, most, mean, same_size, make_images, make_batch, pieces):
-    chain = T.Chain(transforms)
-    images = make_images(3, 11, low=50)
-    if same_size:
-        images = [np.ascontiguousarray(image[:50, :50]) for image in images]
-    ragged, program = make_batch(chain, images)
-    before = ragged.pixels.clone()
-    expected = compile_stage(chain, device="cpu")(ragged, program)
-    found = compile_stage(chain, device="cpu", backend="kornia")(ragged, program)
-    assert torch.equal(ragged.pixels, before)
-    difference = (found.int() - expected.int()).abs()
-    assert difference.max() <= most
-    assert difference.double().mean() <= mean
-
-
-def test_what_lies_infinitely_far_away_is_filled(make_batch):
-    class Tilted(T.RandomPerspective):
-        def draw(self, uniforms, sizes_hw):
-            record = super().draw(uniforms, sizes_hw)
-            record.coefficients[:] = 1, 0, 0, 0, 1, 0, -1 / 4.5, 0  # w is 0 in the middle of column 4
-            return record
-
-    for interpolation in ("nearest", "bilinear"):
-        chain = T.Chain([Tilted(0.5, 1.0, interpolation=interpolation, fill=9)])
-        batch = make_batch(chain, [np.full((8, 8, 3), 200, np.uint8)])
-        assert (compile_stage(chain, device="cpu", backend="kornia")(*batch)[0, :, :, 4] == 9).all()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize("end", [[NORMALIZE], [T.ToDtype("float32", scale=True)], [T.ToDtype("float32")]], ids=str)
-def test_floats(end, memory_format, dtype, make_images, make_batch):
-    chain = T.Chain([T.RandomCrop(20), *end, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)])
-    ragged, program = make_batch(chain, make_images(1, 6))
-    options = {"dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, device="cpu", **options)(ragged, program)
-    found = compile_stage(chain, device="cpu", backend="kornia", **options)(ragged, program)
-    assert found.dtype == expected.dtype
-    assert found.is_contiguous(memory_format=getattr(torch, memory_format))
-    # One unit in the last place, of a float32 and behind it of the dtype.
-    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=2e-6)
-
-
-@pytest.mark.parametrize("option", ["list", "pad"])
-def test_results_of_different_sizes(option, make_images, make_batch):
-    chain = T.Chain([T.RandomRotation(30, expand=True), T.Pad(2), NORMALIZE, T.RandomErasing(0.8)])
-    ragged, program = make_batch(chain, make_images(2, 7))
-    expected = compile_stage(chain, device="cpu", ragged=option)(ragged, program)
-    found = compile_stage(chain, device="cpu", backend="kornia", ragged=option)(ragged, program)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
-
-
-# All of Kornia's operators.
-ALONE = [
-    [
-        T.RandomHorizontalFlip(),
-        T.ColorJitter(0.8),
-        T.GaussianBlur(5),
-        T.RandomAffine(30, None, (0.7, 1.3), 5, "bilinear"),
-    ],
-    [
-        T.RandomVerticalFlip(),
-        T.RandomPerspective(0.3, interpolation="bilinear"),
-        T.RandomEqualize(0.5),
-        T.RandomErasing(),
-    ],
-    [T.RandomRotation(30), T.RandomGrayscale(0.5), T.RandomSolarize(99), T.RandomPosterize(5), T.RandomInvert()],
-]
-
-
-@pytest.mark.parametrize("transforms", ALONE, ids=str)
-def test_an_image_comes_out_the_same_alone_and_among_256(transforms, make_batch, monkeypatch):
-    """Whatever goes with it in its piece, in pieces of all sizes."""
-    chain = T.Chain([*transforms, NORMALIZE])
-    images = list(np.random.default_rng(7).integers(0, 256, (256, 24, 31, 3), np.uint8))
-    stage = compile_stage(chain, device="cpu", backend="kornia")
-    batch = make_batch(chain, images)
-    monkeypatch.setattr(runner, "CPU_BYTES", 1 << 40)
-    together = stage(*batch)
-    monkeypatch.setattr(runner, "CPU_BYTES", 5 * 24 * 31 * 3 * runner.BYTES_PER_LEVEL)
-    assert torch.equal(stage(*batch), together)
-    for row in range(0, 256, 17):
-        assert torch.equal(stage(*make_batch(chain, [images[row]], first=row))[0], together[row])
-
-
-@pytest.mark.parametrize(("free", "images"), [(0, 1), (1 << 20, 1), (64 << 20, 6), (1 << 40, 114_130)])
-def test_as_many_images_go_together_as_memory_allows(free, images):
-    """Of the largest window on their way, which has 224×224 pixels of three channels here."""
-    windows = [np.array([[5, 5, 224, 224], [0, 0, 20, 20]]), np.array([[0, 0, 100, 100]] * 2)]
-    assert images_per_piece(windows, np.array([[224, 224, 3]] * 2), free) == images
-    assert images_per_piece(windows, np.array([[224, 224, 1]] * 2), free) == images  # a map has as much for one channel
+    monkeypatch.setattr(KorniaRunner, "__init__", use_gpu_code)
 
 
 class Gpu:
-    """A device's runtime with so much free memory."""
+    """A device's runtime with this much free memory."""
 
     def __init__(self, free: int | None) -> None:
         self.free_bytes = lambda: free
 
 
-@pytest.mark.parametrize(
-    ("free", "expected"), [(1 << 40, [40]), (2 * 12 * 3 * 50 * 50 * 64, [12] * 3 + [4]), (None, [40])]
-)
-def test_pieces_on_a_gpu_are_of_the_memory_that_is_free(free, expected, make_batch, monkeypatch):
-    """Half of what is free; where a runtime does not say, as many as the reference takes."""
-    seen = []
-    invert, plain = OPERATIONS["invert"], KorniaRunner.__init__
-
-    def counted(levels, values):
-        seen.append(len(levels))
-        return invert(levels, values)
-
-    def on_a_gpu(self, *arguments):
-        plain(self, *arguments)
-        self._gpu = Gpu(free)
-
-    monkeypatch.setitem(OPERATIONS, "invert", counted)
-    monkeypatch.setattr(KorniaRunner, "__init__", on_a_gpu)
-    chain = T.Chain([T.RandomInvert(1.0)])
-    batch = make_batch(chain, [np.zeros((50, 50, 3), np.uint8)] * 40)
-    compile_stage(chain, device="cpu", backend="kornia")(*batch)
-    assert seen == expected
+def floats(image: np.ndarray) -> torch.Tensor:
+    """Return an H×W×C uint8 image as 1×C×H×W float32 in 0 … 1."""
+    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].float() / 255
 
 
-@pytest.mark.parametrize("layout", ["within others", "each"])
-def test_planes_give_the_bits_of_interleaved_images(make_images, layout):
+def to_levels(images: torch.Tensor) -> torch.Tensor:
+    return images.mul(255).round().clamp(0, 255).to(torch.uint8)
+
+
+def run(transforms, make_batch, images, **options):
+    """Return the batch, or the list of images, and the records."""
+    chain = T.Chain(transforms)
+    ragged, program = make_batch(chain, images)
+    return compile_stage(chain, device="cpu", backend="kornia", **options)(ragged, program), program.records
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_resized_crops_are_kornias_resize_of_the_box(interpolation, make_images, make_batch):
+    images = make_images(3, 7)
+    results, [box] = run([T.RandomResizedCrop((20, 24), interpolation=interpolation)], make_batch, images)
+    for image, result, (top, left, height, width) in zip(images, results, box.box_tlhw.tolist(), strict=True):
+        cropped = floats(image[top : top + height, left : left + width])
+        assert torch.equal(result[None], to_levels(resize(cropped, (20, 24), interpolation, antialias=False)))
+
+
+@pytest.mark.parametrize("ragged", ["error", "list"])
+def test_a_crop_after_a_resize_gives_the_bits_of_the_complete_resize(ragged, make_images, make_batch):
+    """Only the part of the image that the crop shows is decoded."""
+    images = make_images(4, 6)
+    results, [resizing, crop] = run([T.Resize(50), T.RandomCrop(30)], make_batch, images, ragged=ragged)
+    for index, (image, result) in enumerate(zip(images, results, strict=True)):
+        expected = to_levels(resize(floats(image), tuple(resizing.size_hw[index].tolist())))[0]
+        top, left = crop.box_tlhw[index, :2].tolist()
+        assert torch.equal(result, expected[:, top : top + 30, left : left + 30])
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_images_resized_together_are_those_resized_one_by_one(interpolation, make_images, make_batch, like_cuda):
+    """On CUDA, `warp_affine` resizes images that were extended by their border pixels."""
+    images = [*make_images(6, 8, low=20, high=140), np.full((1, 1, 3), 99, np.uint8)]
+    transforms = [T.Resize((50, 60), interpolation), T.RandomCrop(30), T.ToDtype("float32", scale=True)]
+    results, [_, crop, _] = run(transforms, make_batch, images)
+    for index, image in enumerate(images):
+        top, left = crop.box_tlhw[index, :2].tolist()
+        expected = resize(floats(image), (50, 60), interpolation, antialias=False).clamp(0, 1)
+        expected = expected[0, :, top : top + 30, left : left + 30]
+        torch.testing.assert_close(results[index], expected, rtol=0, atol=1e-4)
+
+
+def test_images_are_extended_after_another_operation(make_images, make_batch, like_cuda):
+    images = make_images(6, 5)
+    transforms = [T.RandomInvert(1.0), T.RandomResizedCrop(20), T.ToDtype("float32", scale=True)]
+    results, [_, box, _] = run(transforms, make_batch, images)
+    for image, result, (top, left, height, width) in zip(images, results, box.box_tlhw.tolist(), strict=True):
+        expected = resize(1 - floats(image[top : top + height, left : left + width]), (20, 20))[0]
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("fill", [0, (9, 99, 199)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("kind", [T.RandomAffine, T.RandomPerspective])
+def test_warps_are_kornias_warps(kind, interpolation, fill, make_batch):
+    images = list(np.random.default_rng(1).integers(0, 256, (6, 40, 50, 3), np.uint8))
+    options = {"degrees": 40, "shear": 10} if kind is T.RandomAffine else {"p": 0.8}
+    results, [warp] = run([kind(interpolation=interpolation, fill=fill, **options)], make_batch, images)
+    matrices = torch.from_numpy(forward_matrices(warp.coefficients, np.zeros((6, 2), np.int64))).float()
+    padding = {"padding_mode": "fill", "fill_value": torch.tensor(fill).float() / 255} if fill else {}
+    for index, image in enumerate(images):
+        function, matrix = (
+            (warp_affine, matrices[[index], :2]) if kind is T.RandomAffine else (warp_perspective, matrices[[index]])
+        )
+        expected = to_levels(function(floats(image), matrix, (40, 50), interpolation, align_corners=False, **padding))
+        assert torch.equal(results[[index]], expected if warp.warped[index] else to_levels(floats(image)))
+
+
+def test_warped_pixels_are_where_the_reference_puts_them(make_batch):
+    """Rotated about its centre, shifted and cropped, a smooth image differs from Pillow's by at most two levels."""
+    y, x = np.mgrid[:60, :70]
+    image = np.stack([2 * x + y, 255 - 3 * y, x + y], axis=2).astype(np.uint8)
+    chain = T.Chain([T.RandomAffine((20, 30), (0.1, 0.1), (1.2, 1.4), 5, "bilinear"), T.CenterCrop((30, 36))])
+    batch = make_batch(chain, [image] * 5)
+    difference = compile_stage(chain, device="cpu")(*batch).int() - compile_stage(
+        chain, device="cpu", backend="kornia"
+    )(*batch)
+    assert difference.abs().max() <= 2
+
+
+def test_flips_turns_and_normalize_are_kornias(make_batch):
+    images = list(np.random.default_rng(1).integers(0, 256, (8, 20, 20, 3), np.uint8))
+    transforms = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomTranspose(), NORMALIZE]
+    results, [across, down, turn, _] = run(transforms, make_batch, images)
+    for index, image in enumerate(images):
+        expected = floats(image)
+        expected = hflip(expected) if across.flipped[index] else expected
+        expected = vflip(expected) if down.flipped[index] else expected
+        expected = expected.mT if turn.transposed[index] else expected
+        assert torch.equal(results[[index]], normalize(expected, torch.tensor(MEAN), torch.tensor(STD)))
+
+
+def test_each_image_has_its_own_order_of_operations_in_floats(make_batch):
+    """Between operations, values are not rounded to levels."""
+    images = list(np.random.default_rng(1).integers(0, 256, (12, 20, 24, 3), np.uint8))
+    results, [jitter, _] = run([T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE], make_batch, images)
+    assert len({*map(tuple, jitter.codes.tolist())}) > 3
+    for index, image in enumerate(images):
+        expected = floats(image)
+        for code, values in zip(jitter.codes[index], jitter.values[index], strict=True):
+            expected = OPERATORS[OPS[code]](expected, values[None])
+        assert torch.equal(results[[index]], normalize(expected, torch.tensor(MEAN), torch.tensor(STD)))
+
+
+def test_images_that_drew_nothing_keep_their_levels(make_images, make_batch):
+    images = make_images(2, 9)
+    results, records = run(
+        [T.RandomApply([T.ColorJitter(0.9, 0.9), T.RandomAffine(30)], 0.4)], make_batch, images, ragged="list"
+    )
+    unchanged = sorted({*range(9)} - {*records[0].rows.tolist()})
+    assert unchanged
+    for index in unchanged:
+        assert np.array_equal(results[index].permute(1, 2, 0).numpy(), images[index])
+
+
+def test_a_branch_that_no_image_takes(make_images, make_batch):
+    images = make_images(2, 3)
+    results, _ = run(
+        [T.RandomApply([T.Resize(9), T.RandAugment(), T.RandomErasing()], 0.0)], make_batch, images, ragged="list"
+    )
+    for image, result in zip(images, results, strict=True):
+        assert np.array_equal(result.permute(1, 2, 0).numpy(), image)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_an_image_of_one_pixel(interpolation, make_batch):
+    image = np.array([[[7, 77, 177]]], np.uint8)
+    transforms = [
+        T.RandomRotation(30, interpolation),
+        T.RandomResizedCrop(5, interpolation=interpolation),
+        T.RandAugment(),
+    ]
+    results, _ = run([*transforms, NORMALIZE], make_batch, [image])
+    assert results.isfinite().all()
+    results, _ = run([T.Resize((5, 6), interpolation)], make_batch, [image])
+    assert (results == torch.tensor([7, 77, 177], dtype=torch.uint8)[:, None, None]).all()
+
+
+def test_bicubic_overshoots_do_not_reach_the_next_operation(make_batch):
+    """Kornia's equalize accepts only values in 0 … 1, and its posterize wraps others around."""
+    image = np.where(np.arange(40)[:, None, None] < 20, 0, 255).repeat(40, 1).repeat(3, 2).astype(np.uint8)
+    transforms = [T.Resize((77, 77), "bicubic"), T.RandomEqualize(1.0), T.RandomPosterize(4, 1.0)]
+    results, _ = run(transforms, make_batch, [image, image])
+    assert (results[:, :, :20] == 0).all()
+    assert (results[:, :, -20:] >= 192).all()
+
+
+MIXED = [
+    [T.RandomResizedCrop(24), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomHorizontalFlip(), NORMALIZE],
+    [T.RandomCrop(28, 4, pad_if_needed=True, fill=(1, 2, 3)), T.RandAugment(interpolation="bilinear"), NORMALIZE],
+    [T.RandomRotation(40, "bilinear", expand=True, fill=9), T.CenterCrop((30, 40)), T.GaussianBlur(5), NORMALIZE],
+    [T.RandomPerspective(0.6, 0.7, "bilinear"), T.Pad((3, 4), padding_mode="edge"), T.RandomCrop(24), NORMALIZE],
+    [T.RandomApply([T.RandomResizedCrop(24), T.Pad(4)], 0.5), T.AugMix(), T.CenterCrop(20), NORMALIZE],
+    [
+        T.RandomChoice([T.RandomRotate90(), T.RandomEqualize(1), T.RandomErasing(1, value=7)]),
+        T.Resize((30, 20)),
+        NORMALIZE,
+    ],
+    [
+        T.RandomOrder([T.RandomAutocontrast(), T.RandomAdjustSharpness(2), T.RandomSolarize(99)]),
+        T.RandomCrop(9),
+        NORMALIZE,
+    ],
+    [T.Resize(20), T.RandomChannelPermutation(), T.RandomInvert(), T.CenterCrop(20), NORMALIZE, T.RandomErasing(0.7)],
+    [T.RandomCrop(20), T.TimmRandAugment("rand-m9-mstd0.5"), NORMALIZE, T.RandomErasing(0.7), T.RandomHorizontalFlip()],
+]
+
+
+@pytest.mark.parametrize("transforms", MIXED, ids=str)
+def test_an_images_bits_do_not_depend_on_the_other_images(transforms, make_images, make_batch, monkeypatch):
+    """In pieces of every size, in images of one size or several."""
+    chain, images = T.Chain(transforms), make_images(3, 40, low=50)
+    images[20:] = [image[:50, :50].copy() for image in images[20:]]
+    stage, batch = compile_stage(chain, device="cpu", backend="kornia"), make_batch(chain, images)
+    together = stage(*batch)
+    for count in (1, 3, 1000):
+        monkeypatch.setattr(runner, "CPU_BYTES", count * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
+        assert torch.equal(stage(*batch), together)
+    for row in range(0, 40, 7):
+        assert torch.equal(stage(*make_batch(chain, [images[row]], first=row))[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("end", [[NORMALIZE], [T.ToDtype("float32", scale=True)], [T.ToDtype("float32")]], ids=str)
+def test_floats_are_those_of_the_reference(end, memory_format, dtype, make_images, make_batch):
+    """Within a unit in the last place of a float32, and then of the dtype; the crop keeps the levels."""
+    chain = T.Chain([T.RandomCrop(20), *end, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)])
+    batch = make_batch(chain, make_images(1, 6))
+    options = {"device": "cpu", "dtype": dtype, "memory_format": memory_format}
+    expected = compile_stage(chain, **options)(*batch)
+    found = compile_stage(chain, backend="kornia", **options)(*batch)
+    assert found.dtype == expected.dtype
+    assert found.is_contiguous(memory_format=getattr(torch, memory_format))
+    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=2e-6)
+
+
+@pytest.mark.parametrize("option", ["list", "pad", "error"])
+def test_finished_images_are_erased_and_flipped_in_the_same_pass(option, make_images, make_batch, monkeypatch):
+    """With the values of the reference, which changes the batch in place."""
+    chain = T.Chain(
+        [
+            T.CenterCrop(20) if option == "error" else T.Pad(2),
+            NORMALIZE,
+            T.RandomErasing(0.8, value=(1, 2, 3)),
+            T.RandomHorizontalFlip(),
+        ]
+    )
+    batch = make_batch(chain, make_images(2, 7))
+    expected = compile_stage(chain, device="cpu", ragged=option)(*batch)
+    stage = compile_stage(chain, device="cpu", backend="kornia", ragged=option)
+    assert [step.backend for step in stage.plan.steps] == ["kornia"] * 4
+    monkeypatch.setattr("gpuload.stage.finish._erase", None)  # torch's, in place
+    for ours, theirs in zip(stage(*batch), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_images_with_other_numbers_of_channels(channels, make_images, make_batch):
+    transforms = [T.RandomResizedCrop(20), T.RandomAffine(20, interpolation="bilinear"), T.RandomErasing(1.0, value=9)]
+    transforms += [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandAugment()] if channels in (1, 3) else []
+    results, _ = run(transforms, make_batch, make_images(4, 5, channels))
+    assert results.shape == (5, channels, 20, 20)
+
+
+def test_grey_images_become_colour_images(make_images, make_batch):
+    results, _ = run([T.RandomCrop(20), T.Grayscale(3), T.RandomHorizontalFlip()], make_batch, make_images(4, 5, 1))
+    assert results.shape == (5, 3, 20, 20)
+    assert (results[:, :1] == results).all()
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_planes_give_the_bits_of_interleaved_images(layout, make_images):
     arrays = make_images(4, 4, low=30, high=50)
+    arrays = [array[:30, :30].copy() for array in arrays] if layout == "batch" else arrays
     both = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(LAYOUTS[layout](arrays), list("abcd"))
     chain = T.Chain([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
     stage = compile_stage(chain, device="cpu", backend="kornia")
     expected, found = (stage(images, draws) for images in both)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_augment_gives_floats_to_kornia(dtype):
+    """Floats in 0 … 1 are not rounded to levels, and colour transforms accept them."""
+    images = torch.rand(4, 3, 24, 26, generator=torch.Generator().manual_seed(1)).to(dtype)
+    jitter, augment = T.ColorJitter((0.5, 0.5)), gl.Augment([T.ColorJitter((0.5, 0.5)), NORMALIZE], backend="kornia")
+    expected = normalize(images.float() * 0.5, torch.tensor(MEAN), torch.tensor(STD))
+    assert torch.equal(augment(images), expected)
+    with pytest.raises(ValueError, match=r"ColorJitter takes uint8 images, but .* is float32; put T.ToDtype"):
+        gl.Augment([jitter, NORMALIZE], backend="torch")(images)
+
+
+def test_loader_gives_floats_to_kornia():
+    arrays = np.random.default_rng(1).random((6, 20, 22, 3), np.float32)
+    images = [gl.Image(array) for array in arrays]
+    transforms = [T.RandomResizedCrop(16), T.RandAugment(), NORMALIZE]
+    with gl.Loader(images, 3, transforms=transforms, backend="kornia", num_workers=0, device="cpu") as loader:
+        batches = torch.cat(list(loader))
+    augment = gl.Augment(transforms, backend="kornia")
+    assert torch.equal(augment(torch.from_numpy(arrays).permute(0, 3, 1, 2)), batches)
+
+
+def test_floats_whose_colours_torch_would_change_are_refused():
+    images = torch.rand(4, 3, 24, 26)
+    with pytest.raises(ValueError, match="RandomChannelPermutation takes uint8 images"):
+        gl.Augment([T.ColorJitter(0.4), T.RandomChannelPermutation()], backend="kornia")(images)
+
+
+@pytest.mark.parametrize(("value", "text"), [(2, "floats from 2 to 2, but"), (np.nan, "NaN, but")])
+def test_loader_refuses_floats_outside_0_to_1_before_a_colour_transform(value, text):
+    images = [gl.Image(np.full((9, 9, 3), value, np.float32))] * 4
+    with (
+        pytest.raises(gl.SampleError, match=f"contains {text} float images must be in 0 … 1"),
+        gl.Loader(
+            images, 2, transforms=[T.RandomEqualize(1.0)], backend="kornia", num_workers=0, device="cpu"
+        ) as loader,
+    ):
+        next(iter(loader))
+
+
+def test_loader_and_augment_give_the_same_images(jpeg_folder):
+    """Workers decode only the part of an image that its crop depends on; Augment has the complete image."""
+    transforms = [
+        T.Resize(40, "bicubic"),
+        T.CenterCrop(32),
+        T.RandomAffine(20, interpolation="bilinear"),
+        T.RandAugment(),
+        NORMALIZE,
+    ]
+    options = {"transforms": transforms, "backend": "kornia", "device": "cpu"}
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, num_workers=0, shuffle=False, **options) as loader:
+        batches = torch.cat([images for images, _ in loader])
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 1, num_workers=0, shuffle=False, device="cpu") as loader:
+        images = [images[0] for images, _ in loader]
+    assert torch.equal(gl.Augment(transforms, backend="kornia")(images), batches)
+
+
+def test_masks_and_boxes_move_with_their_images():
+    """The corners of a bright rectangle, its mask and its box, in the same place to a pixel."""
+    image, mask = np.zeros((60, 80, 3), np.uint8), np.zeros((60, 80), np.uint8)
+    image[20:44, 30:62], mask[20:44, 30:62] = 255, 1
+    boxes = gl.Boxes(np.array([[30.0, 20, 62, 44]]), format="xyxy")
+    transforms = [
+        T.RandomHorizontalFlip(),
+        T.RandomAffine(0, (0.1, 0.1), (0.8, 1.2), interpolation="bilinear"),
+        T.Resize((90, 96)),
+    ]
+    samples = [{"image": image, "mask": gl.Mask(mask), "boxes": boxes}] * 16
+    with gl.Loader(samples, 16, transforms=transforms, backend="kornia", num_workers=0, device="cpu") as loader:
+        batch = next(iter(loader))
+    for sample in batch:
+        [box] = sample["boxes"]
+        bright, mask = sample["image"][0] > 127, sample["mask"] > 0
+        for is_inside in (bright, mask):
+            rows, columns = torch.nonzero(is_inside.any(1)), torch.nonzero(is_inside.any(0))
+            extent = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert (extent - box.clamp(torch.zeros(4), torch.tensor([96, 90, 96, 90]))).abs().max() <= 1.5
+
+
+@pytest.mark.parametrize(("free", "images"), [(0, 1), (1 << 20, 1), (64 << 20, 6), (1 << 40, 114_130)])
+def test_images_per_piece_depend_on_memory(free, images):
+    """The largest of the images' windows has 224×224 pixels of three channels here."""
+    windows = [np.array([[5, 5, 224, 224], [0, 0, 20, 20]]), np.array([[0, 0, 100, 100]] * 2)]
+    assert images_per_piece(windows, np.array([[224, 224, 3]] * 2), free) == images
+    assert images_per_piece(windows, np.array([[224, 224, 1]] * 2), free) == images  # a map has as much for one channel
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"), [(1 << 40, [40]), (2 * 12 * 3 * 50 * 50 * 64, [12] * 3 + [4]), (None, [40])]
+)
+def test_pieces_on_a_gpu_depend_on_its_free_memory(free, expected, make_batch, monkeypatch):
+    """Half of the free memory is used; if a runtime does not report it, the batch is one piece."""
+    seen = []
+    invert, plain = OPERATORS["invert"], KorniaRunner.__init__
+
+    def counted(images, values):
+        seen.append(len(images))
+        return invert(images, values)
+
+    def on_a_gpu(self, *arguments):
+        plain(self, *arguments)
+        self._gpu = Gpu(free)
+
+    monkeypatch.setitem(OPERATORS, "invert", counted)
+    monkeypatch.setattr(KorniaRunner, "__init__", on_a_gpu)
+    run([T.RandomInvert(1.0)], make_batch, [np.zeros((50, 50, 3), np.uint8)] * 40)
+    assert seen == expected

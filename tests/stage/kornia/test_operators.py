@@ -1,0 +1,161 @@
+"""Kornia's operators give the bits of Kornia's functions, and leave their input as it is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from kornia import enhance
+from kornia.color import rgb_to_grayscale
+from kornia.filters import gaussian_blur2d
+
+from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
+from gpuload.transforms.program.ops import VALUES
+
+
+def make_values(name: str, count: int, seed: int = 1) -> np.ndarray:
+    """Return random values of an operation, float64 (count, `VALUES`)."""
+    rng = np.random.default_rng(seed)
+    values = np.zeros((count, VALUES))
+    match name:
+        case "hue":
+            values[:, 0] = rng.uniform(-0.5, 0.5, count)
+        case "solarize" | "solarize_add":
+            values[:, 0] = rng.choice([0, 34, 127.5, 255, 256], count)
+            values[:, 1] = rng.integers(0, 129, count)
+        case "posterize":
+            values[:, 0] = rng.integers(0, 9, count)
+        case "blur":
+            values[:, :2] = 9, 5
+            values[:, 2:4] = rng.uniform(0.1, 3, (count, 2))
+        case _:
+            values[:, 0] = rng.choice([0, 0.3, 0.9, 1, 1.5, 2], count)
+    return values
+
+
+def call_kornia(name: str, images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Return what Kornia's function makes of the images, called as the documentation of Kornia shows."""
+    factors = torch.tensor(values[:, 0], dtype=torch.float32)
+    match name:
+        case "brightness":
+            return enhance.adjust_brightness_accumulative(images, factors)
+        case "contrast":
+            return enhance.adjust_contrast_with_mean_subtraction(images, factors)
+        case "saturation":
+            return enhance.adjust_saturation_with_gray_subtraction(images, factors)
+        case "hue":
+            return enhance.adjust_hue(images, torch.tensor(values[:, 0] * 2 * math.pi, dtype=torch.float32))
+        case "sharpness":
+            return enhance.sharpness(images.double(), factors.double()).float()
+        case "solarize":
+            return enhance.solarize(images, torch.tensor(values[:, 0] / 255, dtype=torch.float32))
+        case "solarize_add":
+            thresholds, amounts = torch.tensor(values[:, :2] / 255, dtype=torch.float32).T.contiguous()
+            return enhance.solarize(images, thresholds, amounts.clamp(max=0.5))
+        case "posterize":
+            return enhance.posterize(images, factors.to(torch.int64))
+        case "equalize":
+            return enhance.equalize(images)
+        case "autocontrast":
+            return enhance.normalize_min_max(images).clamp(0, 1)
+        case "invert":
+            return enhance.invert(images)
+        case "grayscale":
+            return rgb_to_grayscale(images).expand(-1, 3, -1, -1)
+    raise AssertionError(f"this test does not call Kornia for {name!r}")
+
+
+def random_images(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)) / 255
+
+
+@pytest.mark.parametrize("name", sorted({*OPERATORS} - {"blur"}))
+def test_operators_give_the_bits_of_kornias_functions(name):
+    images, values = random_images(7, 3, 31, 37), make_values(name, 7)
+    before = images.clone()
+    assert torch.equal(OPERATORS[name](images, values), call_kornia(name, images, values))
+    assert torch.equal(images, before)
+
+
+def test_blur_gives_the_numbers_of_gaussian_blur2d():
+    """Not its bits: with several images, `gaussian_blur2d` convolves in another order."""
+    images, values = random_images(4, 3, 31, 37), make_values("blur", 4)
+    sigmas = torch.tensor(values[:, [3, 2]])
+    expected = gaussian_blur2d(images.double(), (5, 9), sigmas).float()
+    torch.testing.assert_close(OPERATORS["blur"](images, values), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operators_bits_do_not_depend_on_the_other_images(name):
+    images, values = random_images(9, 3, 40, 44), make_values(name, 9)
+    threads = torch.get_num_threads()
+    together = OPERATORS[name](images, values)
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
+            assert torch.equal(torch.cat(alone), together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads():
+    """torch splits the sum of a single large image between its threads."""
+    image, values = random_images(1, 3, 512, 512), make_values("contrast", 2)
+    values[:] = 1.7
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        alone = OPERATORS["contrast"](image, values[:1])
+        torch.set_num_threads(1)
+        assert torch.equal(OPERATORS["contrast"](image.expand(2, -1, -1, -1), values)[:1], alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("size", [(1, 1), (2, 9), (9, 2), (3, 3)])
+def test_small_images(name, size):
+    result = OPERATORS[name](random_images(4, 3, *size), make_values(name, 4))
+    assert result.shape == (4, 3, *size)
+    assert result.isfinite().all()
+    assert 0 <= result.min() <= result.max() <= 1
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_grey_images(name):
+    """Hue, saturation and grayscale leave them unchanged."""
+    images, values = random_images(4, 1, 12, 13), make_values(name, 4)
+    result = OPERATORS[name](images, values)
+    assert result.shape == images.shape
+    if name in ("hue", "saturation", "grayscale"):
+        assert torch.equal(result, images)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_image_of_one_level(name):
+    result = OPERATORS[name](torch.full((2, 3, 8, 9), 77 / 255), make_values(name, 2))
+    assert result.isfinite().all()
+    assert ((result - result[:, :1, :1, :1]).abs() < 1e-6).all()
+    if name == "autocontrast":
+        assert (result == 0).all()
+
+
+def test_a_kernel_wider_than_the_image_mirrors_it_repeatedly():
+    images, values = torch.arange(24.0).view(2, 1, 3, 4) / 24, np.zeros((2, VALUES))
+    values[:, :4] = 31, 23, 6.0, 4.0
+    tiles = torch.cat([images, images.flip(2)[:, :, 1:-1]], 2).repeat(1, 1, 9, 1)
+    tiles = torch.cat([tiles, tiles.flip(3)[:, :, :, 1:-1]], 3).repeat(1, 1, 1, 9)
+    expected = OPERATORS["blur"](tiles, values)[:, :, 16:19, 24:28]
+    torch.testing.assert_close(OPERATORS["blur"](images, values), expected, rtol=0, atol=1e-6)
+
+
+def test_forward_matrices_invert_the_maps():
+    """A map to the right by 2 pixels and doubled in height shows pixel (3, 4) of the image at (5, 8½) of the result."""
+    coefficients = np.array([[1.0, 0, -2, 0, 0.5, 0, 0, 0]])
+    [matrix] = forward_matrices(coefficients, np.zeros((1, 2), np.int64))
+    np.testing.assert_allclose(matrix @ [3, 4, 1], [5, 8.5, 1])
+    [matrix] = forward_matrices(coefficients, np.array([[6, 1]]))  # of a window whose top is 6 and whose left is 1
+    np.testing.assert_allclose(matrix @ [3, 4, 1], [4, 2.5, 1])
