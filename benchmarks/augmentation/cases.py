@@ -215,9 +215,8 @@ def dense() -> list[Case]:
     affine, hue = (15.0, (0.1, 0.1), (0.8, 1.2), 10.0), (0.4, 0.4, 0.4, 0.1)
 
     def cropped(policy: Modules) -> Modules:
-        return lambda K: [
-            K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip(), policy(K), K.Normalize(MEAN, STD)
-        ]  # fmt: skip
+        lead = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
+        return lambda K: [*lead(K), policy(K), K.Normalize(MEAN, STD)]
 
     cases = [
         *recipes()[:3],

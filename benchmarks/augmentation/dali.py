@@ -80,9 +80,7 @@ def _affine(images: Any, rng: np.random.Generator) -> Any:
 
 def _normalize(images: Any, **options: Any) -> Any:
     mean, std = ([255 * value for value in values] for values in (MEAN, STD))
-    return ndd.crop_mirror_normalize(
-        images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, **options
-    )  # fmt: skip
+    return ndd.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, **options)
 
 
 def _normalize_flipped(images: Any, rng: np.random.Generator) -> Any:
