@@ -1,6 +1,7 @@
 """The command that measures the cost of augmenting a batch, on the CPU (one thread) and on CUDA.
 
     python -m benchmarks.augmentation [--photos DIR] [--device cpu|cuda|auto] [--backends torch,dali] [--json FILE]
+    python -m benchmarks.augmentation --plans    # the table of recipes in docs/backends.md; measures nothing
 
 All contenders start from the same decoded photographs in device memory and end with one batch there. Reading, decoding
 and copying are not included; gpuload's draws are. All contenders run in this process, one after another in every round,
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.augmentation.cases import CLASSIC, Case, dense, headline, recipes, transforms
+from benchmarks.augmentation.cases import CLASSIC, Case, dense, everyday, headline, recipes, transforms
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, contenders, least_bytes
 from benchmarks.augmentation.kernel import kernels_alone
 from benchmarks.augmentation.measuring import CaseResult, clock_of, copy_bandwidth, measure
@@ -28,7 +29,8 @@ from benchmarks.augmentation.photographs import Photographs
 from benchmarks.augmentation.tables import judge, notes, tables
 from benchmarks.machine import cpu_model, cuda_device, versions
 from benchmarks.photos import find_photos
-from benchmarks.running import check_minimums, make_parser, print_verdicts, write_json
+from benchmarks.running import check_minimums, format_markdown, make_parser, print_verdicts, write_json
+from gpuload import Augment
 
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
@@ -43,6 +45,7 @@ torchvision per batch: called on the batch, with one draw for all images; photog
   since they differ in size
 Kornia: AugmentationSequential on a batch of floats, converted before the clock starts where the result is levels;
   photographs were resized to one size beforehand, by torch's interpolate
+DALI's dynamic mode: on a dense batch, each operator called once, with parameters for each image drawn with NumPy
 transforms with a probability use 1, so that every image is changed; those that crop or resize start from photographs,
   all others from crops of 224×224
 roofline, a plain copy: time to read the required bytes of each image once and write the batch once, at the rate of a
@@ -72,6 +75,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="images in a batch, even (default 64, on CUDA 256)")
     parser.add_argument("--budget-s", type=float, help="seconds per device after which no round begins")
     parser.add_argument("--quick", action="store_true", help="a smoke test: a few cases, once, with 8 images")
+    parser.add_argument("--plans", action="store_true", help="print what kornia and dali run of ten everyday recipes")
     options = parser.parse_args(arguments)
     for name, allowed, value in (("backends", BACKENDS, options.backends), ("peers", tuple(PEERS), options.peers)):
         chosen = list(allowed) if value is None else [] if (name, value) == ("peers", "none") else value.split(",")
@@ -85,13 +89,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     check_minimums(parser, options, rounds=1)
     if options.batch_size is not None and (options.batch_size < 2 or options.batch_size % 2):
         parser.error(f"--batch-size must be even, since images are mixed in pairs, got {options.batch_size}")
-    options.photos = find_photos(options.cache, options.photos)[0]
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 if a contender failed, or CUDA was requested but is missing."""
     options = parse(arguments)
+    if options.plans:
+        print(format_plans(), end="")
+        return 0
+    options.photos = find_photos(options.cache, options.photos)[0]
     print(LEGEND)
     results: dict[str, DeviceResult] = {}
     threads = torch.get_num_threads()
@@ -111,6 +118,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = any(row.failed for result in results.values() for case in result.cases for row in case.rows.values())
     cuda_missing = options.device == "cuda" and results["cuda"].missing is not None
     return 1 if failed or cuda_missing else 0
+
+
+def format_plans() -> str:
+    """Return the number of transforms of each everyday recipe that Kornia's and DALI's backends run themselves, as a
+    Markdown table."""
+    rows, totals = [], {"": 0, "kornia": 0, "dali": 0}
+    for name, recipe in everyday().items():
+        names = [type(transform).__name__ for transform in recipe]
+        row = [f"{name}: {', '.join(f'`{name}`' for name in names)}", str(len(names))]
+        totals[""] += len(names)
+        for backend in ("kornia", "dali"):
+            steps = Augment(recipe, device="cpu", backend=backend).plan().steps
+            others = [f"`{type(step.transform).__name__}`" for step in steps if step.backend != backend]
+            totals[backend] += len(steps) - len(others)
+            row.append(f"{len(steps) - len(others)}" + (f"; not {', '.join(others)}" if others else ""))
+        rows.append(row)
+    rows.append(["all", *map(str, totals.values())])
+    return format_markdown(["recipe", "transforms", "`kornia`", "`dali`"], rows, ["---", "---:", "---", "---"])
 
 
 def measure_device(device_type: str, options: argparse.Namespace, results: dict[str, DeviceResult]) -> DeviceResult:

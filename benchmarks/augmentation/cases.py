@@ -2,7 +2,7 @@
 
 Single transforms with a probability use 1, so that every image is changed. Transforms that bring images to one size
 start from full photographs, all others from crops of 224×224. A recipe turns photographs, or a batch of photographs,
-into a normalised batch.
+into a normalised batch. `everyday` has the recipes whose plans are compared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gpuload import transforms as T
 
 CLASSES = 1000
 CLASSIC = "classic"
+RAND_AUGMENT, TRIVIAL_AUGMENT = f"{CLASSIC} + RandAugment", f"{CLASSIC} + TrivialAugment"
 
 Start = Literal["photographs", "landscape", "crops", "squares"]
 """Full photographs in portrait and landscape format; photographs all 375×500; crops of 224×224; crops of 256×256."""
@@ -208,11 +209,57 @@ def recipes() -> list[Case]:
 
 
 def dense() -> list[Case]:
-    """Return the first two recipes, starting from a uint8 batch N×3×256×256 as any loader yields it: `gpuload.Augment`
-    next to the usual alternatives."""
-    return [
-        replace(case, name=f"dense, {case.name}", start="squares", leading=0, section="dense") for case in recipes()[:2]
+    """Return recipes that start from a uint8 batch N×3×256×256 as any loader yields it: `gpuload.Augment` next to the
+    usual alternatives, each with the defaults of its library. Kornia's `Resize`, for example, does not antialias."""
+    crop, flip, smooth = both("RandomResizedCrop", 224), both("RandomHorizontalFlip"), {"interpolation": "bilinear"}
+    affine, hue = (15.0, (0.1, 0.1), (0.8, 1.2), 10.0), (0.4, 0.4, 0.4, 0.1)
+
+    def cropped(policy: Modules) -> Modules:
+        lead = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
+        return lambda K: [*lead(K), policy(K), K.Normalize(MEAN, STD)]
+
+    cases = [
+        *recipes()[:3],
+        recipe(
+            "evaluation",
+            [both("Resize", 232), both("CenterCrop", 224)],
+            lambda K: [K.Resize(232), K.CenterCrop(224), K.Normalize(MEAN, STD)],
+        ),
+        recipe(
+            "robot",
+            [both("RandomAffine", *affine, **smooth), both("ColorJitter", *hue)],
+            lambda K: [K.RandomAffine(*affine, p=1.0), K.ColorJitter(*hue), K.Normalize(MEAN, STD)],
+        ),
+        recipe(RAND_AUGMENT, [crop, flip, both("RandAugment")], cropped(lambda K: K.auto.RandAugment(n=2, m=9))),
+        recipe(TRIVIAL_AUGMENT, [crop, flip, both("TrivialAugmentWide")], cropped(lambda K: K.auto.TrivialAugment())),
     ]
+    return [replace(case, name=f"dense, {case.name}", start="squares", leading=0, section="dense") for case in cases]
+
+
+def everyday() -> dict[str, tuple[Any, ...]]:
+    """Return ten everyday recipes as gpuload's transforms: measured recipes, and recipes for CIFAR, timm's training
+    script and segmentation. MixUp and CutMix, which torch runs on every backend, are not included."""
+    measured = {case.name: case.ours for case in [*dense(), *recipes()]}
+    flip, normalize = T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)
+    cifar = T.RandomCrop(32, padding=4), flip
+    return {
+        "crop, flip": measured[CLASSIC],
+        "crop, flip, ColorJitter": measured[f"{CLASSIC} + ColorJitter with hue"],
+        "evaluation": measured["evaluation"],
+        "CIFAR": (*cifar, normalize),
+        "CIFAR, RandAugment": (*cifar, T.RandAugment(), normalize, T.RandomErasing()),
+        "timm": (
+            T.RandomResizedCrop(224, interpolation="random"),
+            flip,
+            T.TimmRandAugment("rand-m9-mstd0.5-inc1"),
+            normalize,
+            T.RandomErasing(0.25, mode="pixel"),
+        ),
+        "SimCLR": measured["SimCLR, one view"],
+        "robot": measured["dense, robot"],
+        "segmentation": (T.RandomCrop(480, pad_if_needed=True), flip, normalize),
+        "TrivialAugment": measured[f"dense, {TRIVIAL_AUGMENT}"],
+    }
 
 
 def headline() -> list[Case]:

@@ -1,5 +1,5 @@
 """The contenders: gpuload's stage on each backend, torchvision v2 per sample and per batch, and Kornia; on dense
-batches gpuload's `Augment`, called as users call it.
+batches gpuload's `Augment`, called as users call it, and DALI's dynamic mode.
 
 A contender is a function of the turn number, which determines gpuload's draws, and ends with a complete batch. Where a
 case has no such contender, a string with the reason takes its place, so that every gap in a table is explained.
@@ -33,6 +33,7 @@ PEERS = {
     "tensors": "torchvision v2 per sample",
     "batch": "torchvision v2 per batch",
     "kornia": "Kornia AugmentationSequential",
+    "dali": "DALI's dynamic mode",
 }
 
 
@@ -67,7 +68,9 @@ def contenders(case: Case, photographs: Photographs, backends: Sequence[str], pe
     entry, build = ("gl.Augment", _augment) if case.section == "dense" else ("gpuload", _stage)
     ours: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
     makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
-    return ours | {PEERS[name]: makers[name](case, photographs) for name in peers}
+    if case.section == "dense":
+        makers["dali"] = _dali
+    return ours | {PEERS[name]: makers[name](case, photographs) for name in peers if name in makers}
 
 
 def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> int:
@@ -174,6 +177,17 @@ def _kornia(case: Case, photographs: Photographs) -> Contender | str:
         return augmented.to(dtype, memory_format=layout)
 
     return Contender(run)
+
+
+def _dali(case: Case, photographs: Photographs) -> Contender | str:
+    if photographs.device.type != "cpu":
+        return "the recipes with DALI's dynamic mode are for the CPU"
+    try:
+        from benchmarks.augmentation.dali import make_run
+    except ImportError as error:
+        return f"DALI with its dynamic mode cannot be imported: {error}"
+    run = make_run(case.name, photographs.dense(case.start))
+    return "DALI has policies only for its pipelines" if run is None else Contender(run)
 
 
 def _layout(case: Case) -> torch.memory_format:

@@ -26,6 +26,7 @@ from benchmarks.augmentation.kernel import kernels_alone, launcher
 from benchmarks.augmentation.measuring import CaseResult, CudaClock, Reading, Row, copy_bandwidth, cpu_clock, measure
 from benchmarks.augmentation.photographs import Photographs
 from benchmarks.peers.protocol import MEAN, STD
+from benchmarks.running import REPOSITORY
 from gpuload import transforms as T
 
 CASES = [*transforms(), *recipes(), *dense(), *headline()]
@@ -82,7 +83,7 @@ def test_a_dense_batch_is_that_of_the_stage(case, photographs):
     assert isinstance(stage, Contender)
     for turn in (2, 1, 2):
         assert torch.equal(augment.run(turn), stage.run(turn))
-    assert not torch.equal(augment.run(1), augment.run(2))
+    assert torch.equal(augment.run(1), augment.run(2)) == (case.name == "dense, evaluation")
 
 
 def test_reasons_for_what_is_not_measured(photographs):
@@ -98,13 +99,26 @@ def test_reasons_for_what_is_not_measured(photographs):
 
 def test_a_backend_of_another_library_is_measured_by_what_it_runs_itself(photographs):
     cases = {case.name: case for case in CASES}
-    found = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("classic", "RandomEqualize")}
-    assert found["classic"] == {"gpuload kornia": "torch runs RandomResizedCrop"}
+    found = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("timm", "RandomEqualize")}
+    assert found["timm"] == {"gpuload kornia": "torch runs RandomErasing, RandomChoice"}
     assert isinstance(found["RandomEqualize"]["gpuload kornia"], Contender)
-    assert contenders(dense()[0], photographs, ["kornia", "fused"], []) == {
-        "gl.Augment kornia": "torch runs RandomResizedCrop",
-        "gl.Augment fused": "Triton runs on the CPU in its interpreter only, whose speed means nothing",
+    found = contenders(dense()[0], photographs, ["kornia", "fused"], [])
+    assert isinstance(found["gl.Augment kornia"], Contender)
+    assert found["gl.Augment fused"] == "Triton runs on the CPU in its interpreter only, whose speed means nothing"
+
+
+def test_dali_by_hand_changes_images_like_the_stage(photographs):
+    """Without random parameters, its pixels are those of the stage; with them, each image has its own."""
+    lacking.require("nvidia.dali")
+    cases = {case.name: case for case in dense()}
+    stage, by_hand = contenders(cases["dense, evaluation"], photographs, ["torch"], ["dali"]).values()
+    assert (stage.run(0) - by_hand.run(0)).abs().mean() < 1 / 255 / 0.225  # one level
+    crops = contenders(cases["dense, classic"], photographs, [], ["dali"])[PEERS["dali"]].run(0)
+    assert not torch.equal(crops[0], crops[2])  # both are crops of the first photograph
+    assert contenders(cases["dense, classic + RandAugment"], photographs, [], ["dali"]) == {
+        PEERS["dali"]: "DALI has policies only for its pipelines"
     }
+    assert contenders(recipes()[0], photographs, [], ["dali"]) == {}
 
 
 def test_bytes_that_must_move(photographs):
@@ -166,7 +180,8 @@ def test_no_round_begins_when_the_time_is_up():
 
 def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
     names = {"torch": "gpuload torch", "fused": "gpuload fused", "kornia": PEERS["kornia"], "alone": tables.KERNELS}
-    names |= {"augment": "gl.Augment torch", "batch": PEERS["batch"]}
+    names |= {"augment": "gl.Augment torch", "batch": PEERS["batch"], "by_hand": PEERS["dali"]}
+    names |= {f"augment_{backend}": f"gl.Augment {backend}" for backend in ("kornia", "dali")}
     return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
 
 
@@ -212,19 +227,32 @@ def test_goals_on_the_cpu(ms, met):
 
 
 @pytest.mark.parametrize(
-    ("kornia", "batch", "met"),
+    ("rows", "met"),
     [
-        (row(6.0, 6.0), row(2.0, 2.0), [True, True]),
-        (row(5.9, 5.9), row(1.9, 1.9), [False, False]),
-        (Row(missing="not installed"), row(2.0, 4.0), [None, True]),
+        ({"kornia": row(6.0, 6.0), "batch": row(2.0, 2.0)}, [True, True, None, None]),
+        ({"kornia": row(5.9, 5.9), "batch": row(1.9, 1.9)}, [False, False, None, None]),
+        ({"kornia": Row(missing="not installed"), "batch": row(2.0, 4.0)}, [None, True, None, None]),
+        ({"kornia": row(7.0, 6.0), "augment_kornia": row(5.8, 5.0)}, [True, None, True, None]),
+        ({"kornia": row(7.0, 6.0), "augment_kornia": row(5.9, 5.1)}, [True, None, False, None]),
+        ({"by_hand": row(9.1, 8.0), "augment_dali": row(10.0, 8.8)}, [None, None, None, True]),
+        ({"by_hand": row(8.9, 8.0), "augment_dali": row(10.0, 9.0)}, [None, None, None, False]),
+        ({"by_hand": row(9.0), "augment_dali": Row(missing="torch runs Resize")}, [None, None, None, None]),
     ],
 )
-def test_goals_for_dense_batches(kornia, batch, met):
-    one = result("dense, classic", "dense", augment=row(2.0, 2.0), kornia=kornia, batch=batch)
+def test_goals_for_dense_batches(rows, met):
+    one = result("dense, classic", "dense", augment=row(2.0, 2.0), **rows)
     assert tables.base_of(one.rows) == "gl.Augment torch"
     verdicts = [verdict for verdict in tables.judge("cpu", [one], 64) if "dense" in verdict.text]
     assert [verdict.met for verdict in verdicts] == met
-    assert "at least 3 times as long as gl.Augment: " in verdicts[0].text
+    assert "at least 3 times as long as gl.Augment torch: " in verdicts[0].text
+
+
+def test_policies_of_different_libraries_are_not_compared():
+    policies = [case.name for case in dense() if case.name.endswith("Augment")]
+    assert len(policies) == 2
+    judged = tables.judge("cpu", [result(name, "dense", augment=row(1.0), kornia=row(1.0)) for name in policies], 64)
+    assert all(verdict.met is None for verdict in judged)
+    assert not any("dense" in verdict.text for verdict in judged)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +266,28 @@ def test_goals_on_cuda(alone_ms, kornia_ms, met):
     assert [verdict.met for verdict in verdicts] == met
     assert "channels_last" in verdicts[0].text
     assert [verdict.met for verdict in tables.judge("cuda", [], 256)] == [None, None]
+
+
+def test_the_page_of_backends_has_the_table_of_plans(capsys):
+    lacking.require("kornia")
+    lacking.require("nvidia.dali")
+    assert command.main(["--plans"]) == 0
+    table = capsys.readouterr().out
+    page = (REPOSITORY / "docs" / "backends.md").read_text()
+    made_by = "<!-- made by: python -m benchmarks.augmentation --plans -->\n"
+    assert f"{made_by}{table}\n" in page, f"put this table below {made_by!r} in docs/backends.md:\n{table}"
+
+
+def test_a_table_of_plans_names_what_torch_runs_instead(monkeypatch):
+    lacking.require("kornia")
+    lacking.require("nvidia.dali")
+    chain = T.CenterCrop(8), T.Normalize(MEAN, STD), T.MixUp()
+    monkeypatch.setattr(command, "everyday", lambda: {"mixing": chain, "crop": chain[:1]})
+    assert command.format_plans().splitlines()[2:] == [
+        "| mixing: `CenterCrop`, `Normalize`, `MixUp` | 3 | 2; not `MixUp` | 2; not `MixUp` |",
+        "| crop: `CenterCrop` | 1 | 1 | 1 |",
+        "| all | 4 | 3 | 3 |",
+    ]
 
 
 @pytest.mark.slow
