@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from gpuload.batches.assemble import draw_programs, module_seed
+from gpuload.batches.assemble import draw_programs, module_seeds
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.gathering import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
@@ -279,12 +279,12 @@ class Augment(torch.nn.Module):
             outputs.pairing = Pairing(chain.mixing, partners_of(outputs.numbers, positions))
         if columns.has_targets:
             targets(columns, outputs, partial(_mask_pixels, tree, stage.device))
-        seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
+        seeds_of = partial(module_seeds, chain, seed, epoch, columns) if chain.modules else None
         for source, column, programs in zip(sources, columns.images, outputs.programs, strict=True):
             if (pairing := outputs.pairing) is not None:
                 pairing.store_shares(programs[0], columns, column)
             views = [
-                _make_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)
+                _make_view(stage, source, program, view, pairing, seeds_of) for view, program in enumerate(programs)
             ]
             outputs.images.append(views)
         results = iter(outputs.images)
@@ -381,25 +381,25 @@ def _make_view(
     program: Program,
     view: int,
     pairing: Pairing | None,
-    seed_of: Callable[[int], int] | None,
+    seeds_of: Callable[[int], list[int]] | None,
 ) -> Any:
-    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seed_of` returns the
-    seed for the module or function at the end of the transforms; None if there is none."""
+    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seeds_of` returns the
+    seeds for the modules and functions at the end of the transforms; None if there are none."""
     frames, partners = images.frames, None if pairing is None else pairing.partners
     if frames > 1:
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    call_module: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    call_modules: Any = None if seeds_of is None else partial(stage.call_modules, seeds=seeds_of(view))
     if not images.is_clip:
-        return result if call_module is None else call_module(result)
+        return result if call_modules is None else call_modules(result)
     if isinstance(result, list):
         return [torch.stack(result[start : start + frames]) for start in range(0, len(result), frames)]
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the module at the end is called once per frame index, with that frame of all clips.
-    return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
+    # As in a Loader, the modules at the end are called once per frame index, with that frame of all clips.
+    return clips if call_modules is None else torch.stack([*map(call_modules, clips.unbind(1))], 1)
 
 
 def _check_image_names(images: Any) -> frozenset[str] | None:

@@ -533,7 +533,7 @@ class Loader:
             ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
-            ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),
+            ("transforms", " → ".join(filter(None, (transforms, *options.chain.module_names))) or "none"),
             ("workers", str(self.num_workers)),
             ("device", "the current GPU, or the CPU" if device is None else str(device)),
             ("epoch", f"{self.epoch}, {'not begun' if self._session is None else 'begun'}"),

@@ -304,7 +304,7 @@ class Options:
     @property
     def is_plain(self) -> bool:
         """Whether images are neither transformed nor passed to a module."""
-        return not len(self.chain) and self.chain.module is None
+        return not len(self.chain) and not self.chain.modules
 
     @property
     def cpu_threads(self) -> int:

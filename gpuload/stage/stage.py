@@ -133,7 +133,7 @@ class Stage:
         view: int = 0,
         partners: np.ndarray | None = None,
     ) -> Result:
-        """Make a batch, without applying the module at the end of the chain.
+        """Make a batch, without applying the modules at the end of the chain.
 
         Args:
             images: the decoded regions, on the stage's device.
@@ -174,23 +174,27 @@ class Stage:
                 runner(images, program, unpadded_views)
                 return batch, upload(np.array(sizes), self.device)
             runner(images, program, batch, partners)
-            return list(batch.unbind()) if self._ragged == "views" and self._chain.module is None else batch
+            return list(batch.unbind()) if self._ragged == "views" and not self._chain.modules else batch
 
-    def call_last(self, batch: torch.Tensor, seed: int | None) -> Result:
-        """Apply the module or function at the end of the chain to a batch, on the current stream. `seed` seeds torch's
-        generators for the call; None leaves them alone.
+    def call_modules(self, batch: torch.Tensor, seeds: Sequence[int]) -> Result:
+        """Apply the modules and functions at the end of the chain to a batch, one after the other, on the current
+        stream. `seeds` seed torch's generators, one for each call.
 
         Raises:
-            ValueError: the module did not return one result per image.
+            ValueError: a module did not return one result per image.
         """
-        # The user's autocast applies to the user's module.
+        result: Any = batch
+        modules = list(zip(self._chain.modules, self._chain.module_names, seeds, strict=True))
+        # The user's autocast applies to the user's modules.
         with torch.inference_mode(False), torch.no_grad(), _set_threads(self._thread_count):
-            try:
-                result = apply_module(self._chain.module, batch, seed)
-            except Exception as error:
-                note_input(error, str(self._chain.last), batch)
-                raise
-            self._check_last(result, len(batch))
+            for index, (module, name, seed) in enumerate(modules):
+                images = result
+                try:
+                    result = apply_module(module, images, seed)
+                except Exception as error:
+                    note_input(error, name, images)
+                    raise
+                self._check_result(result, name, len(batch), needs_tensor=index < len(modules) - 1)
             return list(result.unbind()) if self._ragged == "views" else result
 
     def batch_planner(self) -> Fusing | None:
@@ -223,17 +227,17 @@ class Stage:
     def _thread_count(self) -> int | None:
         return self.cpu_threads if self.device.type == "cpu" else None
 
-    def _check_last(self, result: Any, count: int) -> None:
-        """Raise unless the module at the end returned a tensor with one entry per image. A result that is neither a
-        tensor nor None is also accepted, unless it has to be split into images."""
+    def _check_result(self, result: Any, name: str, count: int, *, needs_tensor: bool) -> None:
+        """Raise unless a module at the end returned a tensor with one entry per image. From the last module, a result
+        that is neither a tensor nor None is also accepted, unless it has to be split into images."""
         is_tensor = isinstance(result, torch.Tensor)
         if (is_tensor and result.dim() and len(result) == count) or not (
-            is_tensor or result is None or self._ragged == "views"
+            is_tensor or result is None or needs_tensor or self._ragged == "views"
         ):
             return
         got = f"shape {tuple(result.shape)}" if is_tensor else "None" if result is None else type(result).__name__
         raise ValueError(
-            f"{self._chain.last} at the end of the transforms was called with {count} images and returned {got}; "
+            f"{name} at the end of the transforms was called with {count} images and returned {got}; "
             "it must return a tensor whose first axis has one entry per image"
         )
 
@@ -265,7 +269,7 @@ class Stage:
             )
             self._output_channels[key] = out_channels
         channels = self._output_channels[key]
-        needs_tensor = self._chain.module is not None or self._chain.mixing is not None
+        needs_tensor = bool(self._chain.modules) or self._chain.mixing is not None
         is_dense = self._ragged == "error" or (self._ragged == "views" and needs_tensor)
         if is_dense and not is_planned and ((sizes := program.results_hw) != sizes[0]).any():
             other_row = int((sizes != sizes[0]).any(axis=1).argmax())
@@ -444,11 +448,12 @@ def check_stage(
     if device.type != "cpu" and device.type != devices.default_device_type():
         type_name = device.type.upper()
         raise ValueError(f"device is {str(device)!r}, but torch finds no {type_name} device here; use device='cpu'")
-    if chain.module is not None and ragged in ("list", "pad"):
+    if chain.modules and ragged in ("list", "pad"):
+        is_function = not is_module(chain.modules[-1])
         raise ValueError(
-            f"ragged={ragged!r} cannot be combined with {chain.last} at the end of the transforms, which needs "
-            "one tensor per batch; omit ragged"
-            + ("" if is_module(chain.module) else ", or use T.Lambda(…, per='image'), which is called for each image")
+            f"ragged={ragged!r} cannot be combined with {chain.module_names[-1]} at the end of the transforms, which "
+            "needs one tensor per batch; omit ragged"
+            + (", or use T.Lambda(…, per='image'), which is called for each image" if is_function else "")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(
