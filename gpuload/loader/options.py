@@ -309,8 +309,8 @@ class Options:
 
     @property
     def backend_name(self) -> str | None:
-        """The name of the backend; None without transforms. It is not replaced by ``"torch"`` if Triton cannot compile
-        here."""
+        """The name of the backend; None without transforms. It remains ``"fused"`` where `compile_stage` falls back to
+        ``"torch"``, whose pixel values are within the same bounds."""
         device = self.stage.device or torch.device(devices.default_device_type())
         return None if self.is_plain else resolve_backend(self.stage.backend, device)
 
