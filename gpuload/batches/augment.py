@@ -33,6 +33,7 @@ from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
+from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
@@ -43,6 +44,7 @@ from gpuload.workers.sample import SampleReader, make_columns
 __all__ = ["Augment"]
 
 MAX_EPOCH: Final = 2**63 - 1
+UNKNOWN: Final = -1  # the number of the backend in a state from before the first batch
 
 
 class Augment(torch.nn.Module):
@@ -59,7 +61,7 @@ class Augment(torch.nn.Module):
     the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
     Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
-    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch and the position.
+    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend.
 
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
@@ -110,6 +112,7 @@ class Augment(torch.nn.Module):
         self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
+        self._saved_backend: str | None = None  # the backend of a loaded state, until the first batch
         self._loaded = False  # whether epoch and position come from a state, so that the next `set_epoch` keeps them
         self._warned_of_images = False  # whether a leaf was reported that is probably not an image
         self._warned = False  # whether the transforms were checked for targets that they do not move
@@ -163,17 +166,21 @@ class Augment(torch.nn.Module):
         self._epoch, self._loaded = epoch, False
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the epoch and the next position, int64 (2,), for ``state_dict()``."""
-        return torch.tensor([self._epoch, self._position], dtype=torch.int64, device="cpu")
+        """Return the epoch, the next position and a number for the backend, int64 (3,), for ``state_dict()``."""
+        names = [*(stage.plan.backend for stage, _ in self._stages.values()), self._saved_backend]
+        last_name = next(filter(None, reversed(names)), None)
+        backend = UNKNOWN if last_name is None else list(BACKENDS).index(last_name)
+        return torch.tensor([self._epoch, self._position, backend], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Resume from a state."""
-        if getattr(state, "shape", None) != (2,):
+        """Resume from a state. The first batch warns if another backend augments it."""
+        if getattr(state, "shape", None) not in ((2,), (3,)):  # 2 in earlier versions
             raise ValueError(
-                f"the state of an Augment must be a tensor of shape (2,), the epoch and the next position, got "
-                f"{state!r}"
+                "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, "
+                f"got {state!r}"
             )
-        (self._epoch, self._position), self._loaded = state.tolist(), True
+        (self._epoch, self._position, *backends), self._loaded = state.tolist(), True
+        self._saved_backend = next((name for index, name in enumerate(BACKENDS) if index in backends), None)
 
     def plan(self) -> Plan:
         """Return which backend runs each transform on `device`, or else on the device of the last batch:
@@ -228,7 +235,11 @@ class Augment(torch.nn.Module):
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
             batch_positions = _check_positions(positions, tree.count, range(start, start + tree.count))
-            result = self._augment_tree(tree, epoch, batch_positions, *self._stages_on(device))
+            stage, targets = self._stages_on(device)
+            saved_backend, self._saved_backend = self._saved_backend, None
+            if saved_backend not in (None, stage.plan.backend):
+                warnings.warn(explain_backend_change(saved_backend, stage.plan.backend), RuntimeWarning, stacklevel=5)
+            result = self._augment_tree(tree, epoch, batch_positions, stage, targets)
             if positions is None:
                 self._position += world_size * tree.count
         return result

@@ -40,11 +40,21 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
+__all__ = [
+    "BACKENDS",
+    "Stage",
+    "check_ragged",
+    "check_stage",
+    "compile_stage",
+    "explain_backend_change",
+    "padded_hw",
+    "resolve_backend",
+]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOAT_DTYPES: Final = ("float16", "bfloat16", "float32")
-# Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds.
+# Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds. The
+# states of Augment contain indices of this table, so entries keep their place.
 BACKENDS: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
@@ -400,9 +410,9 @@ def compile_stage(
     if device.type != "cpu" and device.index is None:  # constants stay on this device, even if another becomes current
         device = devices.current_device()
     reference = TorchBackend(device, runner)
-    selected, note = reference, None
-    if backend != "torch" and (backend != "auto" or device.type != "cpu"):
-        selected, note = _select("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
+    selected, note, name = reference, None, resolve_backend(backend, device)
+    if name != "torch":
+        selected, note = _select(name, device, reference, forced=backend != "auto")
     return Stage(
         chain,
         reference=reference,
@@ -463,6 +473,22 @@ def check_stage(
     if backend not in ("auto", "torch") and (message := _backend_class(backend).unmet_requirement(device)):
         raise BackendError(message)
     return device, dtype, layout
+
+
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """Return the name of the backend for a device, which depends on the device if `backend` is ``"auto"``."""
+    if backend != "auto":
+        return backend
+    return "torch" if device.type == "cpu" else "fused"
+
+
+def explain_backend_change(saved: str, current: str) -> str:
+    """Return the text of the warning about a state that was saved with another backend."""
+    return (
+        f"the state was saved with the backend {saved!r}, but the batches are now made by {current!r}: their random "
+        "parameters are the same, but their pixel values can differ; to continue with the same pixel values, set "
+        f"backend={saved!r}"
+    )
 
 
 def check_ragged(ragged: str, pad_to: Any) -> int | None:

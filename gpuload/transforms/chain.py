@@ -378,8 +378,10 @@ def _custom_transforms(transforms: Iterable[Transform]) -> Iterator[Custom]:
         yield from _custom_transforms(transform.children)
 
 
-def _as_lambdas(modules: Iterable[Any]) -> list[Lambda]:
+def _as_lambdas(modules: Sequence[Any]) -> list[Lambda]:
     """Return a `Lambda` for each of the modules and functions at the end of a chain."""
+    if not modules:
+        return []
     from gpuload.transforms.custom import Lambda  # imported here, since few chains need it
 
     return [Lambda(module) for module in modules]
