@@ -439,7 +439,7 @@ def test_the_plan_shows_it():
     _, stage = stage_of(
         [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
     )
-    assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
+    assert [step.backend for step in stage.plan.steps] == ["kornia", "own", "own", "torch", "own"]
     assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
     assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 
