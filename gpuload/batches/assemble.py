@@ -39,7 +39,7 @@ from gpuload.errors import CollateError, error_class_names, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, leaves_with_mismatched_blocks
 from gpuload.ring.packing import spans_of, write_arrays
 from gpuload.ring.ring import Slot
-from gpuload.rng import philox, streams
+from gpuload.rng import philox
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
 from gpuload.stage.device import COPY, profiler_range, view_arrays
@@ -48,7 +48,7 @@ from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch, plan_images
 
-__all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
+__all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seeds"]
 
 MAX_DEPTH = 3  # nesting depth up to which user-defined objects are searched for tensors
 NO_CONTEXT = contextlib.nullcontext()
@@ -131,11 +131,11 @@ def draw_programs(
     return programs
 
 
-def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
-    """Return the seed of torch's generators for the module at the end of the transforms. It depends on the first
+def module_seeds(chain: Chain, seed: int, epoch: int, columns: Columns, view: int) -> list[int]:
+    """Return the seed of torch's generators for each module at the end of the transforms. It depends on the first
     position of the batch, which is the same when an epoch is resumed."""
-    key = philox.epoch_key(seed, epoch)
-    return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
+    key, position = philox.epoch_key(seed, epoch), columns.positions[:1]
+    return [int(philox.uniforms(key, position, lane, 1)[0, 0] * 2.0**32) for lane in chain.module_lanes[view]]
 
 
 class BatchInfo(NamedTuple):
@@ -198,7 +198,7 @@ class Assembly:
         self._rebuilds_samples = options.rebuilds_samples
         self._pool = None if transfer.is_asynchronous else OutputPool()
         chain = options.chain
-        has_transforms = len(chain) or chain.module is not None or chain.views is not None
+        has_transforms = len(chain) or chain.modules or chain.views is not None
         self._lends_slots = (
             self._pool is not None and options.ragged == "list" and not has_transforms and not self._rebuilds_samples
         )
@@ -208,7 +208,7 @@ class Assembly:
     def make(
         self, batch: Batch, info: bool, release: Callable[[], None], allocate_plan: AllocatePlan
     ) -> AssembledBatch:
-        """Assemble a batch. On asynchronous devices, the module at the end of the transforms and a `collate_fn` are
+        """Assemble a batch. On asynchronous devices, the modules at the end of the transforms and a `collate_fn` are
         postponed, since they may depend on values that the consumer's stream is still computing.
 
         Args:
@@ -250,7 +250,7 @@ class Assembly:
                 batch.planned = self._plan(batch, columns, allocate_plan)
                 self.stage_s += perf_counter() - start
             outputs = self.finish(
-                batch, columns, release, uses_cells=self._rebuilds_samples, calls_module=not is_postponed
+                batch, columns, release, uses_cells=self._rebuilds_samples, calls_modules=not is_postponed
             )
             collect = partial(self._collate, columns, outline, outputs)
         warning = batch.spec.warning
@@ -265,7 +265,7 @@ class Assembly:
             assert outputs is not None
             with self._measure_collation():
                 start = perf_counter()
-                self._call_module(epoch, columns, outputs, uses_cells=self._rebuilds_samples)
+                self._call_modules(epoch, columns, outputs, uses_cells=self._rebuilds_samples)
                 self.stage_s += perf_counter() - start
                 return build_value()
 
@@ -277,7 +277,7 @@ class Assembly:
         return AssembledBatch(result, _find_tensors(result, MAX_DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
-        """Return whether user code (a `collate_fn` or the module at the end of the transforms) may read values that
+        """Return whether user code (a `collate_fn` or the modules at the end of the transforms) may read values that
         the consumer's stream is still writing."""
         return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
@@ -332,10 +332,10 @@ class Assembly:
         release: Callable[[], None],
         *,
         uses_cells: bool,
-        calls_module: bool = True,
+        calls_modules: bool = True,
     ) -> FinishedColumns:
         """Finish the columns of a batch, and release the batch's slots. If `uses_cells`, put images into cells, and
-        split blocks into values. If `calls_module`, call `_call_module` too."""
+        split blocks into values. If `calls_modules`, call `_call_modules` too."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         has_cells = uses_cells or columns.has_targets  # otherwise, all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
@@ -376,8 +376,8 @@ class Assembly:
                     outputs.images.append(self._run_stage(columns, images, ragged, programs, outputs.pairing))
             if lends_slots and pool is not None:
                 outputs.images = [[views] for views in _lend_images(self._transfer, batch, columns, pool)]
-        if calls_module:
-            self._call_module(epoch, columns, outputs, uses_cells=uses_cells)
+        if calls_modules:
+            self._call_modules(epoch, columns, outputs, uses_cells=uses_cells)
         self.stage_s += perf_counter() - loaded_at
         if columns.blocks and pool is not None:
             outputs.full_columns |= _lend_or_copy_blocks(self._transfer, batch, columns, pool)
@@ -388,13 +388,14 @@ class Assembly:
             release()  # everything in the slots has been copied or lent
         return outputs
 
-    def _call_module(self, epoch: int, columns: Columns, outputs: FinishedColumns, *, uses_cells: bool) -> None:
-        """Call the module at the end of the transforms, if any, on the images, on the current stream. If rows have
-        separate cells, put each resulting image into the cell of its row."""
-        if self._options.chain.module is not None:
+    def _call_modules(self, epoch: int, columns: Columns, outputs: FinishedColumns, *, uses_cells: bool) -> None:
+        """Call the modules at the end of the transforms on the images, on the current stream. If rows have separate
+        cells, put each resulting image into the cell of its row."""
+        chain = self._options.chain
+        if chain.modules:
             for index, views in enumerate(outputs.images):
                 outputs.images[index] = [
-                    self._stage.call_last(images, module_seed(self._options.seed, epoch, columns, view))
+                    self._stage.call_modules(images, module_seeds(chain, self._options.seed, epoch, columns, view))
                     for view, images in enumerate(views)
                 ]
         if uses_cells or columns.has_targets:
@@ -413,7 +414,7 @@ class Assembly:
         programs: Sequence[Program],
         pairing: Pairing | None,
     ) -> list[Any]:
-        """Return the images of a column for each view, before `_call_module`. If images are mixed, `pairing` provides
+        """Return the images of a column for each view, before `_call_modules`. If images are mixed, `pairing` provides
         the partners and receives the shares."""
         if pairing is not None:
             pairing.store_shares(programs[0], columns, images)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from gpuload.batches.assemble import draw_programs, module_seed
+from gpuload.batches.assemble import draw_programs, module_seeds
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.gathering import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
@@ -33,6 +33,7 @@ from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
+from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose, Program
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
@@ -43,6 +44,7 @@ from gpuload.workers.sample import SampleReader, make_columns
 __all__ = ["Augment"]
 
 MAX_EPOCH: Final = 2**63 - 1
+UNKNOWN: Final = -1  # the number of the backend in a state from before the first batch
 
 
 class Augment(torch.nn.Module):
@@ -59,7 +61,7 @@ class Augment(torch.nn.Module):
     the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
     Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
-    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch and the position.
+    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend.
 
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
@@ -110,6 +112,7 @@ class Augment(torch.nn.Module):
         self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
+        self._saved_backend: str | None = None  # the backend of a loaded state, until the first batch
         self._loaded = False  # whether epoch and position come from a state, so that the next `set_epoch` keeps them
         self._warned_of_images = False  # whether a leaf was reported that is probably not an image
         self._warned = False  # whether the transforms were checked for targets that they do not move
@@ -163,17 +166,21 @@ class Augment(torch.nn.Module):
         self._epoch, self._loaded = epoch, False
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the epoch and the next position, int64 (2,), for ``state_dict()``."""
-        return torch.tensor([self._epoch, self._position], dtype=torch.int64, device="cpu")
+        """Return the epoch, the next position and a number for the backend, int64 (3,), for ``state_dict()``."""
+        names = [*(stage.plan.backend for stage, _ in self._stages.values()), self._saved_backend]
+        last_name = next(filter(None, reversed(names)), None)
+        backend = UNKNOWN if last_name is None else list(BACKENDS).index(last_name)
+        return torch.tensor([self._epoch, self._position, backend], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Resume from a state."""
-        if getattr(state, "shape", None) != (2,):
+        """Resume from a state. The first batch warns if another backend augments it."""
+        if getattr(state, "shape", None) not in ((2,), (3,)):  # 2 in earlier versions
             raise ValueError(
-                f"the state of an Augment must be a tensor of shape (2,), the epoch and the next position, got "
-                f"{state!r}"
+                "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, "
+                f"got {state!r}"
             )
-        (self._epoch, self._position), self._loaded = state.tolist(), True
+        (self._epoch, self._position, *backends), self._loaded = state.tolist(), True
+        self._saved_backend = next((name for index, name in enumerate(BACKENDS) if index in backends), None)
 
     def plan(self) -> Plan:
         """Return which backend runs each transform on `device`, or else on the device of the last batch:
@@ -228,7 +235,11 @@ class Augment(torch.nn.Module):
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
             batch_positions = _check_positions(positions, tree.count, range(start, start + tree.count))
-            result = self._augment_tree(tree, epoch, batch_positions, *self._stages_on(device))
+            stage, targets = self._stages_on(device)
+            saved_backend, self._saved_backend = self._saved_backend, None
+            if saved_backend not in (None, stage.plan.backend):
+                warnings.warn(explain_backend_change(saved_backend, stage.plan.backend), RuntimeWarning, stacklevel=5)
+            result = self._augment_tree(tree, epoch, batch_positions, stage, targets)
             if positions is None:
                 self._position += world_size * tree.count
         return result
@@ -279,12 +290,12 @@ class Augment(torch.nn.Module):
             outputs.pairing = Pairing(chain.mixing, partners_of(outputs.numbers, positions))
         if columns.has_targets:
             targets(columns, outputs, partial(_mask_pixels, tree, stage.device))
-        seed_of = None if chain.module is None else partial(module_seed, seed, epoch, columns)
+        seeds_of = partial(module_seeds, chain, seed, epoch, columns) if chain.modules else None
         for source, column, programs in zip(sources, columns.images, outputs.programs, strict=True):
             if (pairing := outputs.pairing) is not None:
                 pairing.store_shares(programs[0], columns, column)
             views = [
-                _make_view(stage, source, program, view, pairing, seed_of) for view, program in enumerate(programs)
+                _make_view(stage, source, program, view, pairing, seeds_of) for view, program in enumerate(programs)
             ]
             outputs.images.append(views)
         results = iter(outputs.images)
@@ -381,25 +392,25 @@ def _make_view(
     program: Program,
     view: int,
     pairing: Pairing | None,
-    seed_of: Callable[[int], int] | None,
+    seeds_of: Callable[[int], list[int]] | None,
 ) -> Any:
-    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seed_of` returns the
-    seed for the module or function at the end of the transforms; None if there is none."""
+    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seeds_of` returns the
+    seeds for the modules and functions at the end of the transforms; None if there are none."""
     frames, partners = images.frames, None if pairing is None else pairing.partners
     if frames > 1:
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    call_module: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    call_modules: Any = None if seeds_of is None else partial(stage.call_modules, seeds=seeds_of(view))
     if not images.is_clip:
-        return result if call_module is None else call_module(result)
+        return result if call_modules is None else call_modules(result)
     if isinstance(result, list):
         return [torch.stack(result[start : start + frames]) for start in range(0, len(result), frames)]
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the module at the end is called once per frame index, with that frame of all clips.
-    return clips if call_module is None else torch.stack([*map(call_module, clips.unbind(1))], 1)
+    # As in a Loader, the modules at the end are called once per frame index, with that frame of all clips.
+    return clips if call_modules is None else torch.stack([*map(call_modules, clips.unbind(1))], 1)
 
 
 def _check_image_names(images: Any) -> frozenset[str] | None:

@@ -20,7 +20,7 @@ from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload_arrays
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain
-from gpuload.transforms.arguments import is_module
+from gpuload.transforms.arguments import is_module, name_of
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 __all__ = ["TargetStage", "restore_targets", "sample_targets_of", "select_rows", "target_warning"]
@@ -159,9 +159,9 @@ def target_warning(chain: Chain, columns: Columns) -> str:
             f"{call.display_name} has no {method}, so {noun} are not moved. If it moves pixels, write this method; if "
             "not, set moves_pixels = False in its class"
         )] = None  # fmt: skip
-    if chain.module is not None:
-        last_transform = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        warnings[_images_only_message(f"{last_transform} at the end of the transforms")] = None
+    for module in chain.modules:
+        name = f"the module {name_of(module)}" if is_module(module) else f"Lambda({name_of(module)})"
+        warnings[_images_only_message(f"{name} at the end of the transforms")] = None
     return "\n".join(warnings)
 
 

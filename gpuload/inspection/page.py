@@ -119,7 +119,7 @@ def make_pictures(
     uris_by_row: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe or ())
     # Modules and mixing need a batch of images of the same size.
-    needs_equal_sizes = chain.module is not None or chain.mixing is not None
+    needs_equal_sizes = bool(chain.modules) or chain.mixing is not None
     loader = Loader(
         SelectedImages(gathered.datasets, gathered.rows[rows]),
         1 if recipe is None else len(rows),  # several large images in one batch could exceed the memory

@@ -361,7 +361,7 @@ class Loader:
         Args:
             state: from `state_dict`.
             strict: reject the state of a loader with a different dataset length, seed, order or different transforms;
-                False only warns.
+                False only warns. A different backend is only a warning in any case.
 
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
@@ -398,6 +398,7 @@ class Loader:
             order=order_name(options.order),
             # Rotating images by their Exif orientation changes their sizes, and therefore the random parameters.
             transforms=options.chain.fingerprint() + "-exif" * self._turns_upright,
+            backend=options.backend_name,
         )
 
     def plan(self) -> Plan:
@@ -533,7 +534,7 @@ class Loader:
             ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
-            ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),
+            ("transforms", " → ".join(filter(None, (transforms, *options.chain.module_names))) or "none"),
             ("workers", str(self.num_workers)),
             ("device", "the current GPU, or the CPU" if device is None else str(device)),
             ("epoch", f"{self.epoch}, {'not begun' if self._session is None else 'begun'}"),

@@ -131,7 +131,7 @@ def _describe_steps(plan: Plan) -> str:
             f"{type(step.transform).__name__} by {step.backend}" + (f" ({step.reason})" if step.reason else "")
             for step in view
         ]
-        steps += [plan.module] if plan.module else []
+        steps += plan.modules
         views.append((f"view {i + 1}: " if len(plan.views) > 1 else "") + (", ".join(steps) or "no transforms"))
     note = f" ({plan.note})" if plan.note else ""
     return f"backend {plan.backend} on {plan.device}{note}: {'; '.join(views)}"

@@ -39,6 +39,7 @@ from gpuload.stage import Plan, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.decode import Choice, choose
 from gpuload.stage.plan import StageOptions
+from gpuload.stage.stage import resolve_backend
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.feed import CHUNKS_PER_WORKER
@@ -304,7 +305,14 @@ class Options:
     @property
     def is_plain(self) -> bool:
         """Whether images are neither transformed nor passed to a module."""
-        return not len(self.chain) and self.chain.module is None
+        return not len(self.chain) and not self.chain.modules
+
+    @property
+    def backend_name(self) -> str | None:
+        """The name of the backend; None without transforms. It remains ``"fused"`` where `compile_stage` falls back to
+        ``"torch"``, whose pixel values are within the same bounds."""
+        device = self.stage.device or torch.device(devices.default_device_type())
+        return None if self.is_plain else resolve_backend(self.stage.backend, device)
 
     @property
     def cpu_threads(self) -> int:

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from gpuload.order.place import Place
+from gpuload.stage.stage import explain_backend_change
 
 __all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL_KEYS: Final = frozenset({"completed", "sampler", "stream"})
+OPTIONAL_KEYS: Final = frozenset({"backend", "completed", "sampler", "stream"})
 # The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -46,6 +47,7 @@ class State:
         seed: the loader's seed, which determines the order and the random parameters.
         order: the kind of sample order.
         transforms: the chain's fingerprint.
+        backend: the name of the backend; None without transforms, and in states of earlier versions.
         completed: the epoch whose last batch was the last one before the state was saved, within the loop over it.
     """
 
@@ -56,6 +58,7 @@ class State:
     seed: int
     order: str
     transforms: str
+    backend: str | None = None
     completed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +80,7 @@ class State:
             "seed": self.seed,
             "order": self.order,
             "transforms": self.transforms,
+            "backend": self.backend,
             "completed": self.completed,
             "sampler": sampler,
             "stream": stream,
@@ -114,7 +118,8 @@ class State:
         return cls(place=place, **values)
 
     def check(self, current: State, *, strict: bool) -> None:
-        """If the settings differ from those of the `current` state, raise a ValueError if `strict`, otherwise warn."""
+        """If the settings differ from those of the `current` state, raise a ValueError if `strict`, otherwise warn. If
+        only the backend differs, warn in any case."""
         differences = [
             f"{name} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in ("samples", "seed", "order", "transforms")
@@ -126,6 +131,8 @@ class State:
                 f"the state is at position {position:,}, but the dataset has only {samples:,} samples; "
                 "use the dataset with which the state was saved"
             )
+        if self.backend and current.backend and self.backend != current.backend:
+            warnings.warn(explain_backend_change(self.backend, current.backend), RuntimeWarning, stacklevel=3)
         if not differences:
             return
         text = f"the state was saved by a different loader: {'; '.join(differences)}"
@@ -256,6 +263,7 @@ READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "seed": partial(_check_count, bits=64),
     "order": _check_text,
     "transforms": _check_text,
+    "backend": _check_text,
     "completed": _check_count,
     "sampler": _read_sampler,
     "stream": _read_stream,

@@ -121,8 +121,7 @@ class Plan:
         backend: the chosen backend.
         device: the device on which batches are made.
         views: the steps of each view; without a `MultiView` there is one view.
-        module: the name of the module at the end of the transforms, which gets the batch's images; None without a
-            module.
+        modules: the names of the modules at the end of the transforms, which get the batch's images.
         note: why a slower backend is used as a fallback; else None.
         decoder: what decodes images, and why, if `Decode.where` requested the device; else None.
         placement: the NUMA node of the workers and the ring, or why they are not bound to a node; None if batches are
@@ -135,7 +134,7 @@ class Plan:
     backend: str
     device: str
     views: tuple[tuple[PlanStep, ...], ...]
-    module: str | None = None
+    modules: tuple[str, ...] = ()
     note: str | None = None
     decoder: str | None = None
     placement: str | None = None
@@ -164,11 +163,11 @@ class Plan:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
         if self.decoder is not None:
             lines.append(f"decoder {self.decoder}")
-        width = min(60, max((len(text) for text, *_ in [*_rows(self.steps), *self._module_row]), default=0))
+        width = min(60, max((len(text) for text, *_ in [*_rows(self.steps), *self._module_rows]), default=0))
         for index, view in enumerate(self.views):
             lines += [f"view {index + 1}"] * (len(self.views) > 1)
             lines += [_format_row(*row, width) for row in _rows(view)]
-        lines += [_format_row(*row, width) for row in self._module_row]
+        lines += [_format_row(*row, width) for row in self._module_rows]
         return "\n".join(line.rstrip() for line in [*lines, *self._notes])
 
     def _repr_html_(self) -> str:
@@ -177,17 +176,15 @@ class Plan:
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for index, view in enumerate(self.views):
-            rows = [(shorten(text), *row) for text, *row in [*_rows(view), *self._module_row]]
+            rows = [(shorten(text), *row) for text, *row in [*_rows(view), *self._module_rows]]
             suffix = f", view {index + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{suffix}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
         return "\n".join([*tables, *map(paragraph, self._notes)])
 
     @property
-    def _module_row(self) -> list[tuple[str, str, str]]:
-        if not self.module:
-            return []
-        return [(self.module, CUSTOM if self.module.startswith("Lambda") else "module", MODULE_NOTE)]
+    def _module_rows(self) -> list[tuple[str, str, str]]:
+        return [(name, CUSTOM if name.startswith("Lambda") else "module", MODULE_NOTE) for name in self.modules]
 
     @property
     def _notes(self) -> list[str]:
@@ -210,7 +207,7 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
         backend=backend.name,
         device=str(backend.device),
         views=tuple(plan_steps(line.transforms, backend) for line in chain.lines),
-        module=None if chain.last is None else chain.last.removeprefix("the module "),
+        modules=tuple(name.removeprefix("the module ") for name in chain.module_names),
         note=note,
     )
 

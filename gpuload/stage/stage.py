@@ -40,11 +40,21 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
+__all__ = [
+    "BACKENDS",
+    "Stage",
+    "check_ragged",
+    "check_stage",
+    "compile_stage",
+    "explain_backend_change",
+    "padded_hw",
+    "resolve_backend",
+]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOAT_DTYPES: Final = ("float16", "bfloat16", "float32")
-# Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds.
+# Module and class of each backend. They are imported on first use, because Kornia, DALI and Triton take seconds. The
+# states of Augment contain indices of this table, so entries keep their place.
 BACKENDS: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
@@ -133,7 +143,7 @@ class Stage:
         view: int = 0,
         partners: np.ndarray | None = None,
     ) -> Result:
-        """Make a batch, without applying the module at the end of the chain.
+        """Make a batch, without applying the modules at the end of the chain.
 
         Args:
             images: the decoded regions, on the stage's device.
@@ -174,23 +184,27 @@ class Stage:
                 runner(images, program, unpadded_views)
                 return batch, upload(np.array(sizes), self.device)
             runner(images, program, batch, partners)
-            return list(batch.unbind()) if self._ragged == "views" and self._chain.module is None else batch
+            return list(batch.unbind()) if self._ragged == "views" and not self._chain.modules else batch
 
-    def call_last(self, batch: torch.Tensor, seed: int | None) -> Result:
-        """Apply the module or function at the end of the chain to a batch, on the current stream. `seed` seeds torch's
-        generators for the call; None leaves them alone.
+    def call_modules(self, batch: torch.Tensor, seeds: Sequence[int]) -> Result:
+        """Apply the modules and functions at the end of the chain to a batch, one after the other, on the current
+        stream. `seeds` seed torch's generators, one for each call.
 
         Raises:
-            ValueError: the module did not return one result per image.
+            ValueError: a module did not return one result per image.
         """
-        # The user's autocast applies to the user's module.
+        result: Any = batch
+        modules = list(zip(self._chain.modules, self._chain.module_names, seeds, strict=True))
+        # The user's autocast applies to the user's modules.
         with torch.inference_mode(False), torch.no_grad(), _set_threads(self._thread_count):
-            try:
-                result = apply_module(self._chain.module, batch, seed)
-            except Exception as error:
-                note_input(error, str(self._chain.last), batch)
-                raise
-            self._check_last(result, len(batch))
+            for index, (module, name, seed) in enumerate(modules):
+                images = result
+                try:
+                    result = apply_module(module, images, seed)
+                except Exception as error:
+                    note_input(error, name, images)
+                    raise
+                self._check_result(result, name, len(batch), needs_tensor=index < len(modules) - 1)
             return list(result.unbind()) if self._ragged == "views" else result
 
     def batch_planner(self) -> Fusing | None:
@@ -223,17 +237,17 @@ class Stage:
     def _thread_count(self) -> int | None:
         return self.cpu_threads if self.device.type == "cpu" else None
 
-    def _check_last(self, result: Any, count: int) -> None:
-        """Raise unless the module at the end returned a tensor with one entry per image. A result that is neither a
-        tensor nor None is also accepted, unless it has to be split into images."""
+    def _check_result(self, result: Any, name: str, count: int, *, needs_tensor: bool) -> None:
+        """Raise unless a module at the end returned a tensor with one entry per image. From the last module, a result
+        that is neither a tensor nor None is also accepted, unless it has to be split into images."""
         is_tensor = isinstance(result, torch.Tensor)
         if (is_tensor and result.dim() and len(result) == count) or not (
-            is_tensor or result is None or self._ragged == "views"
+            is_tensor or result is None or needs_tensor or self._ragged == "views"
         ):
             return
         got = f"shape {tuple(result.shape)}" if is_tensor else "None" if result is None else type(result).__name__
         raise ValueError(
-            f"{self._chain.last} at the end of the transforms was called with {count} images and returned {got}; "
+            f"{name} at the end of the transforms was called with {count} images and returned {got}; "
             "it must return a tensor whose first axis has one entry per image"
         )
 
@@ -265,7 +279,7 @@ class Stage:
             )
             self._output_channels[key] = out_channels
         channels = self._output_channels[key]
-        needs_tensor = self._chain.module is not None or self._chain.mixing is not None
+        needs_tensor = bool(self._chain.modules) or self._chain.mixing is not None
         is_dense = self._ragged == "error" or (self._ragged == "views" and needs_tensor)
         if is_dense and not is_planned and ((sizes := program.results_hw) != sizes[0]).any():
             other_row = int((sizes != sizes[0]).any(axis=1).argmax())
@@ -396,9 +410,9 @@ def compile_stage(
     if device.type != "cpu" and device.index is None:  # constants stay on this device, even if another becomes current
         device = devices.current_device()
     reference = TorchBackend(device, runner)
-    selected, note = reference, None
-    if backend != "torch" and (backend != "auto" or device.type != "cpu"):
-        selected, note = _select("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
+    selected, note, name = reference, None, resolve_backend(backend, device)
+    if name != "torch":
+        selected, note = _select(name, device, reference, forced=backend != "auto")
     return Stage(
         chain,
         reference=reference,
@@ -444,11 +458,12 @@ def check_stage(
     if device.type != "cpu" and device.type != devices.default_device_type():
         type_name = device.type.upper()
         raise ValueError(f"device is {str(device)!r}, but torch finds no {type_name} device here; use device='cpu'")
-    if chain.module is not None and ragged in ("list", "pad"):
+    if chain.modules and ragged in ("list", "pad"):
+        is_function = not is_module(chain.modules[-1])
         raise ValueError(
-            f"ragged={ragged!r} cannot be combined with {chain.last} at the end of the transforms, which needs "
-            "one tensor per batch; omit ragged"
-            + ("" if is_module(chain.module) else ", or use T.Lambda(…, per='image'), which is called for each image")
+            f"ragged={ragged!r} cannot be combined with {chain.module_names[-1]} at the end of the transforms, which "
+            "needs one tensor per batch; omit ragged"
+            + (", or use T.Lambda(…, per='image'), which is called for each image" if is_function else "")
         )
     if chain.mixing is not None and ragged in ("list", "pad"):
         raise ValueError(
@@ -458,6 +473,22 @@ def check_stage(
     if backend not in ("auto", "torch") and (message := _backend_class(backend).unmet_requirement(device)):
         raise BackendError(message)
     return device, dtype, layout
+
+
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """Return the name of the backend for a device, which depends on the device if `backend` is ``"auto"``."""
+    if backend != "auto":
+        return backend
+    return "torch" if device.type == "cpu" else "fused"
+
+
+def explain_backend_change(saved: str, current: str) -> str:
+    """Return the text of the warning about a state that was saved with another backend."""
+    return (
+        f"the state was saved with the backend {saved!r}, but the batches are now made by {current!r}: their random "
+        "parameters are the same, but their pixel values can differ; to continue with the same pixel values, set "
+        f"backend={saved!r}"
+    )
 
 
 def check_ragged(ragged: str, pad_to: Any) -> int | None:

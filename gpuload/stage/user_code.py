@@ -1,4 +1,4 @@
-"""Calls the user's code: custom transforms within a chain, and a module or function at the end of the transforms.
+"""Calls the user's code: custom transforms within a chain, and modules and functions at the end of the transforms.
 Custom transforms get the images or masks of a batch, and their results are checked.
 
 On the CPU, a subclass of `Custom` is called with a few images at a time, so that its intermediate results stay in the
@@ -34,6 +34,8 @@ UINT8_REMEDY: Final = (
     "float_levels = True in a subclass of T.Custom, or put the transform after ToDtype"
 )
 UINT8_NAMES: Final = ("uint8", "Byte", "unsigned char")  # in the errors of torch and Kornia
+INPUT_PHRASES: Final = ("Expected input of", "Input size must have a shape of")  # in Kornia's errors about images
+DATA_KEYS_PHRASES: Final = ("data_keys", "ops needs data keys")  # in Kornia's errors about masks, boxes and keypoints
 PIECE_BYTES: Final = 1 << 20  # total size, as float32, of the images passed to one call on the CPU
 
 
@@ -71,16 +73,24 @@ def _preserved_generators(device: torch.device) -> Iterator[Callable[[int], None
 
 
 def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
-    """Add to an exception from the user's code the dtype and shape of its input and, for uint8 images, how to get
-    floats. This text precedes the message of an exception about the dtype, such as Kornia's; otherwise it is a note."""
+    """Add to an exception from the user's code the dtype and shape of its input and the remedy, if it is known. This
+    text precedes the message of an exception about the input, such as Kornia's; otherwise it is a note."""
+    message = str(error)
     note = f"{name} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
-    if images.dtype == torch.uint8:
+    is_about_input = any(phrase in message for phrase in INPUT_PHRASES)
+    if any(phrase in message for phrase in DATA_KEYS_PHRASES):
+        is_about_input = True
+        note = (
+            f"{note} and nothing else, since a module in a chain gets only the images; create it with "
+            "data_keys=['input'], and move masks, boxes and keypoints with gpuload's transforms"
+        )
+    elif images.dtype == torch.uint8:
         note = f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it"
-        message = str(error)
-        if error.args == (message,) and any(name in message for name in UINT8_NAMES):
-            error.args = (f"{note}: {message}",)
-            return
-    error.add_note(note)
+        is_about_input = is_about_input or any(name in message for name in UINT8_NAMES)
+    if is_about_input and error.args == (message,):
+        error.args = (f"{note}: {message}",)
+    else:
+        error.add_note(note)
 
 
 def split_at_calls(program: Program) -> list[Program | Call]:

@@ -26,6 +26,7 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
+from gpuload.rng.streams import MODULE
 from gpuload.transforms.arguments import (
     depends_on_epoch,
     is_module,
@@ -43,7 +44,7 @@ from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.state import has_state
 
 if TYPE_CHECKING:  # imported at run time only for chains with such transforms, since few workers need them
-    from gpuload.transforms.custom import Custom
+    from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.mixing import CutMix, MixUp
 
 __all__ = ["Chain"]
@@ -61,9 +62,11 @@ class Chain:
     Attributes:
         transforms: the declarations, as a tuple.
         lines: one `Line` per view, with the transforms that are applied to an image.
-        module: the `nn.Module`, or the function of a ``per="batch"`` `Lambda`, at the end of the chain; None if there
-            is neither. It can return anything with one entry per image. Pickling a chain omits the module and replaces
-            each of the user's own transforms with a `StandIn`.
+        modules: each `nn.Module`, and the function of each ``per="batch"`` `Lambda`, at the end of the chain; empty if
+            there is none. They are called one after the other and may change the size and dtype of the images. The last
+            can return anything with one entry per image. Pickling a chain omits the modules and replaces each of the
+            user's own transforms with a `StandIn`.
+        module_lanes: for each view, the counter lane of each module's seed.
 
     Raises:
         TypeError: an entry is not a transform.
@@ -77,7 +80,8 @@ class Chain:
 
     transforms: tuple[Transform, ...]
     lines: tuple[Line, ...]
-    module: Any = None
+    modules: tuple[Any, ...]
+    module_lanes: tuple[tuple[int, ...], ...]
 
     def __init__(self, transforms: Iterable[Any] | Compose | None = ()) -> None:
         if is_torchvision_transform(transforms):
@@ -107,14 +111,22 @@ class Chain:
                 refuse_albumentations(f"transforms[{index}]", entry)
                 raise TypeError(_invalid_entry_message(entry, index))
         entries: list[Any] = flatten(wrap_modules(entries))
-        if entries and entries[-1].record is Call and entries[-1].per == "batch":
-            self.module = entries.pop().fn
-        self.transforms = tuple(entries)
-        lines = _build_lines(self.transforms)
-        for line in lines:
-            check_order(line.transforms)
-            check_fills(line.transforms)
+        end = len(entries)
+        while end and entries[end - 1].record is Call and entries[end - 1].per == "batch":
+            end -= 1
+        self.transforms, calls = tuple(entries[:end]), tuple(entries[end:])
+        self.modules = tuple(call.fn for call in calls)
+        # Modules before the last have lanes among those of the transforms, so that the last has the same seed however
+        # many modules come before it.
+        lines, module_lanes = [], []
+        for view, line in enumerate(_build_lines((*self.transforms, *calls[:-1]))):
+            end = len(line.transforms) - len(calls[:-1])
+            lines.append(Line(line.transforms[:end], line.lanes[:end]))
+            module_lanes.append((*(lane + 1 for lane in line.lanes[end:]), MODULE[view])[: len(calls)])
+            check_order(lines[-1].transforms)
+            check_fills(lines[-1].transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
+        self.module_lanes = tuple(module_lanes)
         check_mixing([line.transforms for line in self.lines])
         check_gathering([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
@@ -131,7 +143,7 @@ class Chain:
         if epoch not in self._epoch_chains:
             with naming_epoch(epoch):
                 transforms = [_resolve(transform, epoch) for transform in self.transforms]
-                chain = Chain([*transforms, *self.entries[len(transforms) :]])
+                chain = Chain([*transforms, *_as_lambdas(self.modules)])
             if len(self._epoch_chains) > CACHED_EPOCHS:
                 self._epoch_chains.clear()
             self._epoch_chains[epoch] = chain
@@ -139,14 +151,9 @@ class Chain:
 
     @property
     def entries(self) -> list[Any]:
-        """The transforms, followed by the module if there is one; `Chain(entries)` equals this chain."""
-        if self.module is None:
-            return [*self.transforms]
-        if is_module(self.module):
-            return [*self.transforms, self.module]
-        from gpuload.transforms.custom import Lambda
-
-        return [*self.transforms, Lambda(self.module)]
+        """The transforms, followed by the modules; `Chain(entries)` equals this chain."""
+        calls = _as_lambdas(self.modules)
+        return [*self.transforms, *(call.fn if is_module(call.fn) else call for call in calls)]
 
     @cached_property
     def _has_schedules(self) -> bool:
@@ -158,28 +165,24 @@ class Chain:
         return len(self.lines) if any(isinstance(transform, MultiView) for transform in self.transforms) else None
 
     @property
-    def module_name(self) -> str | None:
-        """The package and class of the module, such as ``"kornia's RandomAffine"``; None without a module."""
-        return None if self.module is None else name_of(self.module)
-
-    @property
-    def last(self) -> str | None:
-        """The module's name in messages, such as ``"the module RandomAffine"`` or ``"Lambda(brighten)"``."""
-        if self.module is None:
-            return None
-        return f"the module {_class_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
+    def module_names(self) -> tuple[str, ...]:
+        """The names of `modules` in messages, such as ``"the module RandomAffine"`` or ``"Lambda(brighten)"``."""
+        return tuple(
+            f"the module {_class_name(module)}" if is_module(module) else f"Lambda({name_of(module)})"
+            for module in self.modules
+        )
 
     @cached_property
     def calls(self) -> list[Custom]:
-        """The user's own transforms, except the module at the end."""
+        """The user's own transforms, except the modules at the end."""
         transforms = {id(custom): custom for line in self.lines for custom in _custom_transforms(line.transforms)}
         return list(transforms.values())
 
     @cached_property
     def ends_in_state(self) -> bool:
-        """Whether the module at the end may depend on state that training changes: True for a torch module with
+        """Whether a module at the end may depend on state that training changes: True for a torch module with
         parameters or buffers, and for any function, since a function may use any state."""
-        return self.module is not None and (not is_module(self.module) or has_state(self.module))
+        return any(not is_module(module) or has_state(module) for module in self.modules)
 
     @cached_property
     def holds_state(self) -> bool:
@@ -312,12 +315,13 @@ class Chain:
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that identify the transforms and their arguments, followed by the name of the
-        module's class if there is a module."""
+        last module's class if there are modules."""
         import hashlib  # imported here, since workers never need it
 
-        description = repr([_describe(transform) for transform in self.transforms])
+        *first_modules, last_module = self.modules or (None,)
+        description = repr([_describe(entry) for entry in (*self.transforms, *_as_lambdas(first_modules))])
         digits = hashlib.sha256(description.encode()).hexdigest()[:16]
-        return digits if self.module is None else f"{digits}-{_to_plain(self.module)}"
+        return f"{digits}-{_to_plain(last_module)}" if self.modules else digits
 
     def __len__(self) -> int:
         return len(self.transforms)
@@ -328,22 +332,23 @@ class Chain:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Chain):
             return NotImplemented
-        return self.transforms == other.transforms and self.module is other.module
+        return self.transforms == other.transforms and list(map(id, self.modules)) == list(map(id, other.modules))
 
     def __hash__(self) -> int:
-        return hash((self.transforms, id(self.module)))
+        return hash((self.transforms, *map(id, self.modules)))
 
     def __reduce__(self) -> tuple[type[Chain], tuple[tuple[Transform, ...]]]:
-        if not self.calls:
+        # With several views, the lanes of a view come after those of the modules of the views before it.
+        modules = self.modules[:-1] if self.views is not None else ()
+        if not (self.calls or modules):
             return Chain, (self.transforms,)
         from gpuload.transforms.custom import replace_with_stand_ins
 
-        return Chain, (replace_with_stand_ins(self.transforms),)
+        return Chain, (replace_with_stand_ins((*self.transforms, *_as_lambdas(modules))),)
 
     def __repr__(self) -> str:
         names = [repr(transform) for transform in self.transforms]
-        if self.module is not None:
-            names.append(f"<module {_class_name(self.module)}>" if is_module(self.module) else str(self.last))
+        names += [f"<{name.removeprefix('the ')}>" if name[:3] == "the" else name for name in self.module_names]
         return f"Chain([{', '.join(names)}])"
 
 
@@ -371,6 +376,15 @@ def _custom_transforms(transforms: Iterable[Transform]) -> Iterator[Custom]:
         if transform.record is Call:
             yield transform  # pyright: ignore[reportReturnType]
         yield from _custom_transforms(transform.children)
+
+
+def _as_lambdas(modules: Sequence[Any]) -> list[Lambda]:
+    """Return a `Lambda` for each of the modules and functions at the end of a chain."""
+    if not modules:
+        return []
+    from gpuload.transforms.custom import Lambda  # imported here, since few chains need it
+
+    return [Lambda(module) for module in modules]
 
 
 def _reachable_objects(custom: Custom) -> list[Any]:

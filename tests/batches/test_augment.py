@@ -385,6 +385,33 @@ def test_a_resumed_module_draws_the_same():
     assert_same(resumed(images), expected)
 
 
+@pytest.mark.parametrize("backend", ["torch", "kornia"])
+def test_the_first_batch_after_resuming_warns_of_another_backend(backend):
+    images, begun = photographs(), gl.Augment(CLASSIC, backend="torch")
+    begun(images)
+    resumed = gl.Augment(CLASSIC, backend=backend)
+    resumed.load_state_dict(begun.state_dict())
+    assert torch.equal(resumed.get_extra_state(), begun.get_extra_state())  # saved again before the first batch
+    if backend == "kornia":
+        with pytest.warns(
+            RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'"
+        ) as caught:
+            resumed(images)
+        assert caught[0].filename == __file__
+    resumed(images)  # warnings are errors
+    assert int(resumed.get_extra_state()[2]) == ("torch", "kornia").index(backend)
+
+
+@pytest.mark.parametrize("entries", [2, 3])
+def test_a_state_without_a_backend_is_loaded_in_silence(entries):
+    """From an earlier version, and from before the first batch."""
+    augment = gl.Augment(CLASSIC)
+    state = augment.get_extra_state()
+    assert state.tolist() == [0, 0, -1]
+    augment.load_state_dict({"_extra_state": state[:entries]})
+    augment(photographs())
+
+
 def test_a_resumed_module_begins_another_epoch_and_the_same_one_the_second_time_at_position_0():
     images, begun = photographs(), gl.Augment(CLASSIC)
     begun.set_epoch(2)
@@ -677,7 +704,9 @@ def test_a_mosaic_takes_four():
 
 
 def test_a_state_that_is_none():
-    message = "the state of an Augment must be a tensor of shape (2,), the epoch and the next position, got 3"
+    message = (
+        "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, got 3"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
 

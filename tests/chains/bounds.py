@@ -26,9 +26,7 @@ REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
-    "kornia": {"blur": 1, "warp bilinear": 1},
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
-    "dali": {"resize bilinear": 1, "brightness": 1, "blur": 1},
 }
 
 # What torch's kernels for CUDA do otherwise than those for the CPU: a hue, of 256, may be the next one.

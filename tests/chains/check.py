@@ -16,7 +16,7 @@ from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
 from gpuload.transforms.base import Transform
 
-__all__ = ["check"]
+__all__ = ["check", "check_alone"]
 
 ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 FLOAT = 1e-5  # of the numbers of finished images: sums of float32 in another order
@@ -42,6 +42,19 @@ def check(example: Tried, backend: str) -> None:
     transforms = example.chain.lines[0].transforms[: levels.late_from]
     if len(transforms) > 1 and not any(transform.output_state for transform in transforms[:-1]):
         _check_steps(example, backend, levels, transforms)
+
+
+def check_alone(example: Tried, backend: str) -> None:
+    """Each image of the backend's results has the bits that it has alone, and the reference's size and dtype."""
+    given = _cut(example)
+    expected = run("torch", example.chain, example.draws, given, example.dtype)
+    found = run(backend, example.chain, example.draws, given, example.dtype)
+    for row, (image, other) in enumerate(zip(found, expected, strict=True)):
+        assert (image.shape, image.dtype) == (other.shape, other.dtype), f"image {row}"
+        if example.chain.mixing is None:
+            draws, images = (batch.take(np.array([row])) for batch in (example.draws, given))
+            [alone] = run(backend, example.chain, draws, images, example.dtype)
+            assert torch.equal(alone, image), f"image {row} is {(alone.double() - image.double()).abs().max():g} off"
 
 
 def _cut(example: Tried) -> RaggedImages:

@@ -56,7 +56,7 @@ def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> No
         more.write("double = [*train, T.Lambda(lambda images: images * 2)]\n")
     recipe = load_recipe(f"{file}:double")
     assert [type(one) for one in recipe] == [T.RandomResizedCrop, T.Normalize, T.Lambda]
-    assert T.Chain(recipe).module is recipe[2].fn
+    assert T.Chain(recipe).modules == (recipe[2].fn,)
 
 
 @pytest.mark.parametrize(

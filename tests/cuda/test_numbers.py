@@ -81,7 +81,7 @@ def loader(kind: str, device: str, **options: Any) -> gl.Loader:
     if own.get("backend") == "kornia":
         lacking.require("kornia")
     given = {"num_workers": 0, "seed": 3, "shuffle": True, **own, **options}
-    if device == "cpu":
+    if device == "cpu" and given.get("backend") != "kornia":
         given["backend"] = "torch"
     return gl.Loader([make(number) for number in range(64)], 8, device=device, **given)
 

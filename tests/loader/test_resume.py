@@ -124,6 +124,20 @@ def test_the_length_of_what_is_left():
     assert len(iter(loader_)) == 3
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_backend_is_warned_of_once_and_resumed(strict):
+    state = loader(Noise(33)).state_dict()
+    assert state["backend"] == "torch"  # which "auto" means on the CPU
+    loader(Noise(33), backend="torch").load_state_dict(state)
+    other = loader(Noise(33), backend="kornia")
+    with pytest.warns(RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'") as caught:
+        other.load_state_dict(state, strict=strict)
+    assert [warning.filename for warning in caught] == [__file__]
+    del state["backend"]
+    other.load_state_dict(state)  # of an earlier version: warnings are errors
+    assert "backend" not in loader(Noise(33), transforms=()).state_dict()
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

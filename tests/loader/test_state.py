@@ -58,6 +58,15 @@ def test_what_is_no_state_is_refused(state, kind, text):
     assert text in str(caught.value)
 
 
+def test_a_state_without_a_backend_has_no_key_for_it_and_is_loaded_in_silence():
+    assert "backend" not in HERE.to_dict()
+    state = State.from_dict(changed(backend="kornia"))
+    for saved, current in ((HERE, state), (state, HERE), (state, state)):
+        saved.check(current, strict=True)  # warnings are errors
+    with pytest.raises(ValueError, match="the state's backend must be of type str, got 3"):
+        State.from_dict(changed(backend=3))
+
+
 WORKER = {"samples": 3, "ended": False, "state": None}
 STREAM = {"turn": 0, "step": 3, "workers": [WORKER, WORKER]}
 SAMPLER = {"batches": 2, "own": None, "generator": None}

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BATCHES", "RUNS", "Case", "Oracle", "Tolerance"]
+__all__ = ["BATCHES", "BOUNDED", "RUNS", "Case", "Oracle", "Tolerance"]
 
 # (image uint8 H×W×C, [(transform, its parameters for the batch), …], row of the image in the batch) → H×W×C numbers.
 Oracle = Callable[[Any, list[tuple[Any, Any]], int], np.ndarray]
 
-# What a case is run on: the reference, which takes images one by one on the CPU; its runner of batches, which CUDA
-# devices have; and the other backends.
+# The implementations that a case is run on: the reference, which processes images one by one on the CPU; its runner for
+# batches, which is used on CUDA; and the other backends.
 BATCHES = "batches"
 RUNS = ("torch", BATCHES, "kornia", "dali", "fused")
+BOUNDED = ("torch", BATCHES, "fused")  # those that promise Pillow's levels; the others have their library's definitions
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Case:
         against: the oracle's name, such as ``"Pillow ImageOps.solarize"``.
         reason: why the tolerance is what it is.
         between: how far any run may lie from the reference's of single images, in levels.
-        backends: for those of `RUNS` that have a tolerance of their own.
+        backends: for those of `BOUNDED` that have a tolerance of their own.
         channels: of the images that it is tried on: 3, or 1.
         pairs: the transforms mix images: the oracle gets each with its neighbour in the batch, (H×W×C, H×W×C), the last
             of an odd number with itself.
@@ -72,5 +73,5 @@ class Case:
     to_levels: Callable[[np.ndarray], np.ndarray] | None = None
 
     def tolerance(self, run: str) -> Tolerance:
-        """That of one of `RUNS`."""
+        """That of one of `BOUNDED`."""
         return self.backends.get(run) or Tolerance(self.mean, self.max, self.between, self.reason)

@@ -6,14 +6,12 @@ numbers are those that were drawn: what is checked is where they go; how they ar
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from kornia.enhance import normalize
 from parity.case import Case
-from parity.cases_color import DALI_AFFINE, KORNIA_AFFINE
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
@@ -92,7 +90,6 @@ def case(
         reason=reason
         if exact
         else f"{reason}; any conversion or normalization is one multiplication and one addition in float32",
-        backends={} if exact else {"kornia": replace(KORNIA_AFFINE, max=1e-3), "dali": replace(DALI_AFFINE, max=1e-3)},
         to_levels=to_levels,
     )
 

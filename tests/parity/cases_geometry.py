@@ -159,14 +159,6 @@ PILLOWS = (
 WARP = "gpuload uses Pillow's float64 arithmetic; single images are processed by Pillow itself"
 ROTATE = "the oracle computes the angle from the recorded parameters, so a coordinate may differ in its last bit"
 
-KORNIA_WARP = Tolerance(
-    1e-3, 1, 1, "float64 sums are computed in torch's order; a few may round to the other side of an integer"
-)
-
-DALI_RESIZE = Tolerance(
-    0.3, 1, 1, "between the two resizing passes, DALI keeps floats, whereas Pillow rounds to integer levels"
-)
-
 CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",
     "numpy.pad, Pillow Image.crop",
@@ -183,8 +175,7 @@ def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3, apart: int = 1) -> Case:
-    own = {"dali": DALI_RESIZE}
-    own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
+    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
     return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
 
 
@@ -196,11 +187,11 @@ def cubic(name: str, *transforms: Any) -> Case:
 
 def real(name: str, transform: Any, mean: float, max: float) -> Case:
     """Beside the call that users of Pillow images make."""
-    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2, backends={"dali": DALI_RESIZE})
+    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2)
 
 
 def tensors(name: str, transform: Any, apart: int) -> Case:
-    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS)) | {"dali": DALI_RESIZE}
+    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS))
     return Case(
         name, [transform], of_tensors, 0, 0, "torchvision v2.functional.resized_crop of tensors", SAME, backends=own
     )
@@ -213,14 +204,12 @@ def plain(name: str, *transforms: Any) -> Case:
 
 
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
-    own = {"kornia": KORNIA_WARP}
-    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, backends=own, channels=channels)
+    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, channels=channels)
 
 
 def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
     against = "Pillow Image.rotate"
-    own = {"kornia": KORNIA_WARP}
-    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, backends=own, channels=channels)
+    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, channels=channels)
 
 
 CASES: list[Case] = [

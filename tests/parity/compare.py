@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from parity.case import BATCHES, RUNS, Case
+from parity.case import BATCHES, BOUNDED, RUNS, Case
 from parity.images import SETS, image_set
 from parity.usable import why_not
 
@@ -31,6 +31,7 @@ from gpuload.transforms.base import Transform
 __all__ = [
     "Measured",
     "all_cases",
+    "bounded_runs_of",
     "here",
     "measure",
     "named",
@@ -93,9 +94,15 @@ def runs_of(case: Case) -> list[str]:
     return [run for run in RUNS if why_not(run) is None and here(case, run)]
 
 
+def bounded_runs_of(case: Case) -> list[str]:
+    """Those of `runs_of` whose differences from the oracle and from each other are bounded."""
+    return [run for run in runs_of(case) if run in BOUNDED]
+
+
 def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
-    """The pairs of a case's runs, each with the images to compare them on: what both are tried on, and small ones."""
-    for other, run in combinations(runs_of(case), 2):
+    """The pairs of a case's bounded runs, each with the images to compare them on: those that both are tried on, and
+    small ones."""
+    for other, run in combinations(bounded_runs_of(case), 2):
         for images in sorted({*sets_of(run), "small"} & {*sets_of(other), "small"}):
             yield run, other, images
 

@@ -1,12 +1,12 @@
-"""On every backend every transform does to real photographs and to random images what its oracle does, and what the
-other backends do, within the table's tolerance."""
+"""On the backends that promise Pillow's levels, every transform gives the results of its oracle and of the others for
+photographs and random images, within the table's tolerance."""
 
 from __future__ import annotations
 
 import lacking
 import pytest
-from parity.case import RUNS, Case
-from parity.compare import all_cases, here, measure, named, operations, pairs_of, runs_of, sets_of
+from parity.case import BOUNDED, RUNS, Case
+from parity.compare import all_cases, bounded_runs_of, here, measure, named, operations, pairs_of, sets_of
 from parity.images import image_set
 from parity.usable import needs
 
@@ -48,7 +48,7 @@ def test_backends_do_alike(case: Case):
 def from_the_oracle(case: Case) -> list[str]:
     """What lies farther from the oracle than the table allows."""
     too_far = []
-    for run in runs_of(case):
+    for run in bounded_runs_of(case):
         tolerance = case.tolerance(run)
         for images in sets_of(run):
             found = measure(case, run, images, beside=())
@@ -99,27 +99,15 @@ def test_each_case_names_what_it_tests():
     ("name", "run", "expected"),
     [
         ("RandomRotation(bilinear)", "kornia", True),
-        ("RandomRotation(bilinear)", "dali", False),  # of its chain, DALI has the crop before it
-        ("RandomPerspective, Pad, RandomHorizontalFlip", "dali", True),
-        ("MixUp(num_classes=10), of floats", "kornia", False),
+        ("MixUp(num_classes=10), of floats", "kornia", False),  # of its chain, Kornia has the crop before it
+        ("JPEG", "kornia", False),
         ("CenterCrop", "kornia", True),
-        ("Resize", "kornia", False),
+        ("Resize", "kornia", True),
     ],
 )
 def test_a_case_is_of_a_backend_that_has_what_it_names(name, run, expected):
     needs(run)
     assert here(next(case for case in CASES if case.name == name), run) == expected
-
-
-@pytest.mark.parametrize("run", ["kornia", "dali"])
-def test_what_a_library_has_lies_within_a_level(run):
-    """Of the oracle, and of the reference: what does not is left to the reference."""
-    needs(run)
-    own = [case for case in CASES if here(case, run)]
-    assert len(own) > 20
-    for case in own:
-        tolerance = case.tolerance(run)
-        assert max(tolerance.max, tolerance.apart) <= 1, case.name
 
 
 def test_names_are_unique():
@@ -129,7 +117,7 @@ def test_names_are_unique():
 
 def test_a_tolerance_is_of_a_backend_that_there_is_and_has_a_reason():
     for case in CASES:
-        assert set(case.backends) <= set(RUNS[1:]), case.name
+        assert set(case.backends) <= set(BOUNDED[1:]), case.name
         assert all(tolerance.reason for tolerance in case.backends.values()), case.name
         assert all(other != case.tolerance("torch") for other in case.backends.values()), case.name
 

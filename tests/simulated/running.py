@@ -105,8 +105,8 @@ def on_device(options: dict[str, Any], policy: str, drive: Drive = epochs, **mac
         return take(drive({**OPTIONS, "device": "cuda", **options}), cuda)
 
 
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    """The same trees of the same numbers."""
+def assert_equal(found: list[Any], expected: list[Any], atol: float = 0) -> None:
+    """Check that the trees are the same, and that no number differs by more than `atol`."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         (leaves, tree), (others, other_tree) = tree_flatten(one), tree_flatten(other)
@@ -114,7 +114,7 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         for leaf, expected_leaf in zip(leaves, others, strict=True):
             if isinstance(expected_leaf, torch.Tensor):
                 assert leaf.dtype == expected_leaf.dtype
-                assert torch.equal(leaf, expected_leaf), f"{leaf} is not {expected_leaf}"
+                torch.testing.assert_close(leaf, expected_leaf, rtol=0, atol=atol)
             else:
                 assert leaf == expected_leaf
 

@@ -160,7 +160,8 @@ def augmented_on_device(
 def test_a_batch_is_as_on_the_cpu_without_a_wait(backend, name):
     needs(backend)
     found, waits = augmented_on_device(CASES[name], backend)
-    assert_equal(plain(found), plain(augmented(CASES[name], backend)))
+    # Kornia resizes with another operator on CUDA.
+    assert_equal(plain(found), plain(augmented(CASES[name], backend)), atol=1e-3 if backend == "kornia" else 0)
     assert waits == []
 
 

@@ -85,6 +85,10 @@ def at_the_end(module: torch.nn.Module) -> list[Any]:
     return [*CHAIN, module]
 
 
+def before_another_at_the_end(module: torch.nn.Module) -> list[Any]:
+    return [*CHAIN, module, torch.nn.Identity()]
+
+
 def in_between(module: torch.nn.Module) -> list[Any]:
     return [CHAIN[0], Shifted(module), *CHAIN[1:]]
 
@@ -283,7 +287,16 @@ def test_a_trainable_module_is_trained_as_on_the_cpu(policy):
 
 @pytest.mark.parametrize("policy", DIRECTED)
 @pytest.mark.parametrize(
-    "transforms", [at_the_end, in_between, in_a_closure, in_a_method, in_a_list, in_the_class_of_a_transform]
+    "transforms",
+    [
+        at_the_end,
+        before_another_at_the_end,
+        in_between,
+        in_a_closure,
+        in_a_method,
+        in_a_list,
+        in_the_class_of_a_transform,
+    ],
 )
 def test_buffers_that_the_loop_changes_in_place(policy, transforms):
     expected = shifted("cpu", transforms)

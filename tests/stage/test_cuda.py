@@ -1,4 +1,4 @@
-"""The same draws on CUDA and on the CPU give the same images, as far as the table of parity says."""
+"""The same draws on CUDA and on the CPU give the same images, within the bounds of the table of parity."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ def backend(request) -> str:
 @pytest.mark.parametrize("transforms", CHAINS)
 @pytest.mark.parametrize("count", [1, 70])
 def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, count, backend):
-    chain = T.Chain(transforms)
+    chain, on_cpu = T.Chain(transforms), "kornia" if backend == "kornia" else "torch"
     ragged, draws = make_batch(chain, make_images(0, count))
-    expected = compile_stage(chain, device="cpu")(ragged, draws)
+    expected = compile_stage(chain, device="cpu", backend=on_cpu)(ragged, draws)
     stage = compile_stage(chain, device="cuda", backend=backend)
     result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
-    own = on_cuda(backend)
-    allowed = torch.tensor([bound(own, draws, row) for row in range(count)])
+    if backend == "kornia":  # values are rounded to levels once
+        allowed = torch.ones(count)
+    else:
+        own = on_cuda(backend)
+        allowed = torch.tensor([bound(own, draws, row) for row in range(count)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
 

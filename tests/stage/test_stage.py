@@ -250,7 +250,7 @@ def test_a_module_at_the_end_is_applied_to_the_batch(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
     plain = stage(*make_batch(chain, images))
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, Double()])
-    assert torch.equal(stage.call_last(stage(*make_batch(chain, images)), None), plain * 2)
+    assert torch.equal(stage.call_modules(stage(*make_batch(chain, images)), [0]), plain * 2)
 
 
 def test_threads_are_put_back(make_images, make_batch):
@@ -263,7 +263,7 @@ def test_threads_are_put_back(make_images, make_batch):
 
     before = torch.get_num_threads()
     chain, stage = stage_of([T.CenterCrop(8), Spy()], cpu_threads=before + 1)
-    stage.call_last(stage(*make_batch(chain, make_images(9, 2))), None)
+    stage.call_modules(stage(*make_batch(chain, make_images(9, 2))), [0])
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE], cpu_threads=before + 1)

@@ -53,7 +53,7 @@ def test_within_inference_mode_results_are_ordinary_tensors(make_images, make_ba
 
     def results():
         batch = stage(images, draws)
-        return LISTED[ragged](stage.call_last(batch, None) if end else batch)
+        return LISTED[ragged](stage.call_modules(batch, [0]) if end else batch)
 
     with torch.inference_mode():
         inside = results()
@@ -87,8 +87,8 @@ def test_a_module_has_the_users_autocast(make_images, make_batch):
     stage = compile_stage(chain, device="cpu")
     images, draws = make_batch(chain, make_images(0, 3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        stage.call_last(stage(images, draws), None)
-    stage.call_last(stage(images, draws), None)
+        stage.call_modules(stage(images, draws), [0])
+    stage.call_modules(stage(images, draws), [0])
     assert seen == [True, False]
 
 

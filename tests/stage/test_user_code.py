@@ -1,4 +1,4 @@
-"""User code is called with images, masks and floats as was drawn, on every backend; and a module at the end of the
+"""User code is called with images, masks and floats as was drawn, on every backend; and modules at the end of the
 transforms, whose draws depend on the seed, the epoch and the batch.
 """
 
@@ -16,6 +16,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key, uniforms
 from gpuload.stage import compile_stage
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.user_code import apply_module
@@ -258,12 +259,23 @@ def returning(value):
             ValueError,
             "the module Flatten at the end of the transforms was called with 3 images and returned shape (9, 8, 8)",
         ),
+        (
+            [T.CenterCrop(8), torch.nn.Flatten(0, 1), torch.nn.Identity()],
+            ValueError,
+            "the module Flatten at the end of the transforms was called with 3 images and returned shape (9, 8, 8)",
+        ),
+        (
+            [T.CenterCrop(8), T.Lambda(list), torch.nn.Identity()],
+            ValueError,
+            "Lambda(list) at the end of the transforms was called with 3 images and returned list; it must return a "
+            "tensor",
+        ),
     ],
 )
 def test_what_it_returns_is_checked(make_images, make_batch, transforms, error, text):
     chain, stage = stage_of(transforms)
     with pytest.raises(error, match=re.escape(text)):
-        stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0] * len(chain.modules))
 
 
 class TakesFloats(torch.nn.Module):
@@ -294,8 +306,40 @@ NOTE = (
 def test_an_error_about_uint8_begins_with_the_way_to_floats(make_images, make_batch, transforms, module, message):
     chain, stage = stage_of([T.CenterCrop(8), module, *transforms])
     with pytest.raises((TypeError, RuntimeError), match=f"{re.escape(NOTE)}: .*{re.escape(message)}") as caught:
-        stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
     assert not hasattr(caught.value, "__notes__")
+
+
+DATA_KEYS_NOTE = (
+    "the module AugmentationSequential was called with float32 images of shape (3, 3, 8, 8) and nothing else, since a "
+    "module in a chain gets only the images; create it with data_keys=['input'], and move masks, boxes and keypoints "
+    "with gpuload's transforms: "
+)
+
+
+@pytest.mark.parametrize(
+    ("data_keys", "message"),
+    [(["input", "mask"], "The number of inputs must align with the number of data_keys"), (None, "needs data keys")],
+)
+def test_kornias_error_about_data_keys_begins_with_what_a_module_gets(make_images, make_batch, data_keys, message):
+    from kornia import augmentation as K
+
+    module = K.AugmentationSequential(K.RandomHorizontalFlip(), data_keys=data_keys)
+    chain, stage = stage_of([T.CenterCrop(8), FLOAT, module])
+    with pytest.raises((AssertionError, ValueError), match=f"{re.escape(DATA_KEYS_NOTE)}.*{message}"):
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+
+
+def test_kornias_error_about_the_shape_begins_with_what_the_module_was_called_with(make_images, make_batch):
+    from kornia import augmentation as K
+
+    colours = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
+    chain, stage = stage_of([T.CenterCrop(8), FLOAT, T.Lambda(lambda images: images[:, :1]), colours])
+    text = (
+        "the module ColorJitter was called with float32 images of shape (3, 1, 8, 8): Input size must have a shape of"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0, 0])
 
 
 def test_other_errors_of_users_code_keep_their_message_and_get_a_note(make_images, make_batch):
@@ -304,7 +348,7 @@ def test_other_errors_of_users_code_keep_their_message_and_get_a_note(make_image
 
     chain, stage = stage_of([T.CenterCrop(8), T.Lambda(fail)])
     with pytest.raises(ValueError, match="no such colour") as caught:
-        stage.call_last(stage(*make_batch(chain, make_images(5, 3))), None)
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
     assert str(caught.value) == "no such colour"
     assert caught.value.__notes__ == [f"Lambda(fail) {NOTE}"]
 
@@ -343,7 +387,7 @@ def test_modules_in_mid_chain(make_images, make_batch):
 
 def test_a_function_of_a_batch_at_the_end_may_return_other_numbers(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())])
-    found = stage.call_last(stage(*make_batch(chain, make_images(6, 4))), None)
+    found = stage.call_modules(stage(*make_batch(chain, make_images(6, 4))), [0])
     assert found.shape == (4, 1, 8, 16)
     assert found.dtype == torch.float64
 
@@ -377,7 +421,7 @@ def test_two_modules_draw_other_numbers(make_images, make_batch):
 
     chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, Kept(), Kept(), Kept()])
     for _ in range(2):
-        stage.call_last(stage(*make_batch(chain, make_images(7, 6))), 9)
+        stage.call_modules(stage(*make_batch(chain, make_images(7, 6))), [7, 8, 9])
     one, two, three, *again = difference
     assert again == [one, two, three]
     assert len({tuple(one), tuple(two), tuple(three)}) == 3
@@ -601,6 +645,81 @@ def test_kornias_own_definition_of_an_operation(jpeg_folder, backend):
     assert (found - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
 
 
+def noise_of(module, *rest):
+    """The numbers that a module adds to the first batch."""
+    added = []
+
+    class Recorded(Noisy):
+        def forward(self, images):
+            result = super().forward(images)
+            added.append(result - images)
+            return result
+
+    transforms = [T.RandomCrop(8), HALVES, *(Recorded() if entry is module else entry for entry in (module, *rest))]
+    with gl.Loader(SMALL, 4, transforms=transforms, num_workers=0, device="cpu") as loader:
+        next(iter(loader))
+    return added[0][:, 0, 0, 0]
+
+
+def test_a_module_draws_the_same_whatever_comes_after_it():
+    """Among the modules at the end, as in the middle of the transforms, where it is one of the transforms."""
+    module = Noisy()
+    in_the_middle = noise_of(module, T.RandomVerticalFlip(0.0))
+    assert torch.equal(noise_of(module, torch.nn.Identity()), in_the_middle)
+    assert torch.equal(noise_of(module, T.Lambda(torch.neg), Noisy()), in_the_middle)
+
+
+def kornias_three():
+    from kornia import augmentation as K
+
+    return [K.RandomResizedCrop((20, 18)), K.RandomHorizontalFlip(), K.Normalize(torch.zeros(3), torch.full((3,), 0.5))]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+def test_modules_at_the_end_run_one_after_the_other_and_may_change_the_size(jpeg_folder):
+    """With any workers, after a resume, and as if they were called by hand."""
+    transforms = [T.RandomResizedCrop(24), FLOAT, *kornias_three()]
+    options = {"shuffle": True, "seed": 3, "device": "cpu"}
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
+        expected = [images for images, _ in loader]
+    plain = gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms[:2], num_workers=0, **options)
+    with plain:
+        by_hand, _ = next(iter(plain))
+    lanes, key, position = T.Chain(transforms).module_lanes[0], epoch_key(3, 0), np.array([0])
+    for lane, module in zip(lanes, kornias_three(), strict=True):
+        by_hand = apply_module(module, by_hand, int(uniforms(key, position, lane, 1)[0, 0] * 2**32))
+    assert by_hand.shape == (8, 3, 20, 18)
+    assert torch.equal(expected[0], by_hand)
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=2, **options) as loader:
+        batches = iter(loader)
+        assert all(torch.equal(next(batches)[0], images) for images in expected[:2])
+        state = loader.state_dict()
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
+        loader.load_state_dict(state)
+        assert all(torch.equal(images, other) for (images, _), other in zip(loader, expected[2:], strict=True))
+
+
+def test_the_plan_has_a_row_for_each_module_at_the_end():
+    plan = compile_stage(T.Chain([FLOAT, *kornias_three(), T.Lambda(torch.neg)]), device="cpu").plan
+    assert plan.modules == ("RandomResizedCrop", "RandomHorizontalFlip", "Normalize", "Lambda(neg)")
+    rows = [line.split()[:2] for line in str(plan).splitlines()[2:]]
+    assert rows == [[name, "own" if name[0] == "L" else "module"] for name in plan.modules]
+    assert all(f'<td style="text-align: left">{name}</td>' in plan._repr_html_() for name in plan.modules)
+
+
+def test_modules_at_the_end_draw_the_same_in_augment_for_batches_and_for_clips():
+    transforms = [T.RandomHorizontalFlip(), HALVES, Noisy(), T.Lambda(lambda images: images[..., ::2]), Noisy()]
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 3, 10, 12), np.uint8))
+    samples = [gl.Image(image.permute(1, 2, 0).numpy()) for image in images]
+    with gl.Loader(samples, 4, transforms=transforms, num_workers=0, device="cpu") as loader:
+        [expected] = loader
+    assert expected.shape == (4, 3, 10, 6)
+    assert torch.equal(gl.Augment(transforms)(images), expected)
+    clips = torch.stack([images, images], 1)
+    assert torch.equal(gl.Augment(transforms)(clips), torch.stack([expected, expected], 1))
+
+
 def test_views_draw_each_their_own(jpeg_folder):
     views = T.MultiView([[T.CenterCrop(24)], [T.CenterCrop(24)]])
     made = gl.Loader(
@@ -629,6 +748,17 @@ TARGETS = {
     "boxes": (BLACK, {"boxes": gl.Boxes([[1, 1, 3, 3]], "xyxy"), "labels": np.array([1])}),
     "keypoints": (BLACK, gl.Keypoints([[1, 1]])),
 }
+
+
+def test_each_module_that_gets_only_the_images_is_named():
+    with (
+        with_targets(TARGETS["masks"], [Shifted(), T.Lambda(torch.neg)]) as loader,
+        pytest.warns(RuntimeWarning) as caught,
+    ):
+        list(loader)
+    [warning] = caught
+    for name in ("the module kornia's Shifted", "Lambda(neg)"):
+        assert f"{name} at the end of the transforms gets only the images" in str(warning.message)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -109,7 +109,7 @@ def test_a_transform_of_torchvision_is_none_of_the_modules_that_may_stand_last(p
     with pytest.raises(TypeError, match=re.escape("write *gpuload.transforms.from_torchvision(…) in its place")):
         T.Chain([T.Resize(8), torch.nn.Sequential(crop, torch.nn.Sequential(crop))])
     mixed = torch.nn.Sequential(crop, torch.nn.Identity())
-    assert T.Chain([T.Resize(8), mixed]).module is mixed
+    assert T.Chain([T.Resize(8), mixed]).modules == (mixed,)
 
 
 def test_a_chain_of_torchvisions_in_the_list():
@@ -131,14 +131,8 @@ def test_a_chain_of_torchvisions_in_place_of_the_list():
 def test_modules_may_stand_anywhere():
     chain = T.Chain([Kornias(), T.CenterCrop(8), torch.nn.Identity(), NORMALIZE, T.RandomApply([Kornias()]), Kornias()])
     assert [type(one).__name__ for one in chain.calls] == ["Lambda"] * 3
-    assert chain.module_name == "kornia's Kornias"
+    assert chain.module_names == ("the module Kornias",)
     T.Chain([T.ToDtype("float32", scale=True), Kornias(), T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
-
-
-def test_a_module_is_called_by_its_package_too():
-    assert T.Chain([Kornias()]).module_name == "kornia's Kornias"
-    assert T.Chain([type("Own", (torch.nn.Module,), {"__module__": "__main__"})()]).module_name == "Own"
-    assert T.Chain([T.CenterCrop(8)]).module_name is None
 
 
 def test_flips_and_a_dtype_that_changes_nothing_may_stand_anywhere():
@@ -163,11 +157,36 @@ def test_a_chain_is_a_value():
 def test_the_module_at_the_end_is_kept_apart_and_stays_at_home():
     module = torch.nn.Identity()
     chain = T.Chain([T.CenterCrop(8), module])
-    assert chain.module is module
+    assert chain.modules == (module,)
     assert chain.transforms == (T.CenterCrop(8),)
     assert chain != T.Chain([T.CenterCrop(8)])
     assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>])"
     assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
+
+
+def test_several_modules_at_the_end_are_kept_apart():
+    first, last = torch.nn.Identity(), Kornias()
+    chain = T.Chain([T.CenterCrop(8), first, T.Lambda(abs), last])
+    assert chain.modules == (first, abs, last)
+    assert chain.module_names == ("the module Identity", "Lambda(abs)", "the module Kornias")
+    assert chain == T.Chain(chain.entries)
+    assert hash(chain) == hash(T.Chain(chain.entries))
+    assert chain != T.Chain([T.CenterCrop(8), torch.nn.Identity(), T.Lambda(abs), last])
+    assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>, Lambda(abs), <module Kornias>])"
+    assert chain.fingerprint() != T.Chain([T.CenterCrop(8), first, T.Lambda(min), last]).fingerprint()
+    assert chain.fingerprint().endswith("-Kornias")
+    assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
+    assert T.Chain([first, T.Lambda(abs, per="image"), last]).modules == (last,)
+
+
+def test_in_workers_later_views_have_the_same_lanes_with_several_modules_at_the_end():
+    views = T.MultiView([[T.RandomCrop(8)], [T.RandomCrop(8), T.RandomVerticalFlip()]])
+    for modules in ([Kornias()], [Kornias(), T.Lambda(abs), Kornias()]):
+        chain = T.Chain([T.RandomHorizontalFlip(), views, *modules])
+        in_worker = pickle.loads(pickle.dumps(chain))
+        assert in_worker.modules == ()
+        for line, line_in_worker in zip(chain.lines, in_worker.lines, strict=True):
+            assert line_in_worker.lanes[: len(line.lanes)] == line.lanes
 
 
 @pytest.mark.processes

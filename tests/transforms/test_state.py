@@ -171,3 +171,7 @@ def test_chains():
 def test_modules_at_the_end():
     assert all(Chain([module]).ends_in_state for module in (NET, Module([NET])))
     assert not any(Chain([module]).ends_in_state for module in (PLAIN, Module([PLAIN])))
+    assert Chain([NET, PLAIN]).ends_in_state
+    assert Chain([PLAIN, NET, PLAIN]).ends_in_state
+    assert not Chain([NET, PLAIN]).holds_state  # only the modules at the end wait, not the rest of the batch
+    assert not Chain([PLAIN, PLAIN]).ends_in_state

@@ -10,9 +10,8 @@ import torch
 
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, LateRunner, LevelRunner
-from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Mixture, Outline, Turn, Warp
-from gpuload.transforms.program.windows import filter_fallback_reason
+from gpuload.stage.finish import Finish, apply_late
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Mixture, Outline
 
 if TYPE_CHECKING:
     from gpuload.stage.dali.engine import Engine
@@ -20,37 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["UNSUPPORTED", "DaliBackend"]
 
 INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
-NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image whose size is doubled"
-BICUBIC: Final = "DALI does not clamp bicubic overshoots between the two resizing passes: up to 23 levels from Pillow"
-WARP: Final = "DALI's warp computes coordinates in float32, and blends the fill with the image along its border"
-NO_OPERATOR: Final = "DALI has no such operator"
+FINISHED: Final = "torch changes finished images in place"
 
-# The operations in `gpuload.transforms.program.ops.OPS` that DALI implements differently from Pillow, or not at all.
-UNSUPPORTED: Final = {
-    "contrast": "DALI scales around a constant, Pillow around the mean of the image",
-    "saturation": "DALI scales in YIQ, Pillow blends with the grey levels",
-    "hue": "DALI rotates in YIQ, Pillow in 8-bit HSV",
-    "grayscale": "DALI reduces three channels to one, and differs by a level from Pillow for one colour in 770",
-    "equalize": "DALI uses OpenCV's algorithm, not Pillow's",
-    "jpeg": "DALI's compression differs from libjpeg's",
-    "noise": "DALI draws its own noise",
-    "warp": WARP,
-    "pillow_blur": "DALI has no box blur",
-    "sharpness": NO_OPERATOR,
-    "solarize": NO_OPERATOR,
-    "solarize_add": NO_OPERATOR,
-    "posterize": NO_OPERATOR,
-    "autocontrast": NO_OPERATOR,
-    "invert": NO_OPERATOR,
-    "permute": NO_OPERATOR,
-}
+# The operations in `gpuload.transforms.program.ops.OPS` for which DALI has no operator.
+UNSUPPORTED: Final = {"permute": "DALI does not reorder the channels of each image differently"}
 UNSUPPORTED_KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
     Mix: "DALI's operators process each image separately",
     Mixture: "DALI does not mix the results of several chains of operations",
-    Turn: "DALI transposes all images of a batch, or none",
-    Warp: WARP,
 }
+TWISTS: Final = {"brightness", "contrast", "saturation", "hue"}
 
 
 class DaliBackend(Backend):
@@ -81,10 +59,16 @@ class DaliBackend(Backend):
             return "DALI erases only with constants"
         if outline.kind is Box and outline.padding_mode not in (None, "constant"):
             return "DALI pads only with constants"
-        if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
-            reason = filter_fallback_reason(outline.filters)
-            return reason or (NEAREST if "nearest" in outline.filters else BICUBIC)
+        if is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS):
+            return FINISHED
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
+
+    def note(self, outline: Outline) -> str | None:
+        return (
+            "in DALI's order: hue, saturation, contrast, brightness"
+            if len(TWISTS & {*outline.operations}) > 1
+            else None
+        )
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         from gpuload.stage.dali.runner import DaliLevels
@@ -92,9 +76,7 @@ class DaliBackend(Backend):
         return DaliLevels(self._engine, finish)
 
     def late_runner(self) -> LateRunner:
-        from gpuload.stage.dali.runner import DaliLate
-
-        return DaliLate(self._engine)
+        return apply_late  # only for records that change no pixels; the level runner applies all others
 
 
 def _is_installed() -> bool:

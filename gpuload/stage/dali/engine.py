@@ -14,14 +14,15 @@ and has not been run on a GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from nvidia.dali import types as dali_types
 from nvidia.dali.experimental import dynamic as ndd
 
-__all__ = ["Engine", "evaluate", "image_tensors", "ndd", "types"]
+__all__ = ["Engine", "apply_to", "evaluate", "image_tensors", "ndd", "types"]
 
 types: Any = dali_types  # the module's members are created at run time, so type checkers do not know them
 
@@ -85,6 +86,32 @@ def evaluate(batch: ndd.Batch) -> ndd.Batch:
     to the stage's inputs. So the memory of all intermediate results would be kept until the end of the chain.
     """
     return ndd.Batch(batch.evaluate()._storage)
+
+
+def apply_to(
+    batch: ndd.Batch, rows: np.ndarray, where: np.ndarray, operator: Callable[..., ndd.Batch], *arrays: np.ndarray
+) -> ndd.Batch:
+    """Return a batch in which an operator has been applied to some images; all other images keep their memory.
+
+    Args:
+        batch: the images.
+        rows: int64 (n,), indices of images, ascending.
+        where: bool (n,), which of these images the operator is applied to.
+        operator: gets a batch of these images, and their entries of `arrays`.
+        arrays: arrays of shape (n, …).
+    """
+    rows, parameters = rows[where], [array[where] for array in arrays]
+    if not len(rows):
+        return batch
+    if len(rows) == batch.batch_size:
+        return evaluate(operator(batch, *parameters))
+    storage = batch.evaluate()._storage
+    images, options = [storage[row] for row in range(len(storage))], {"layout": storage.layout(), "contiguous": False}
+    chosen = ndd.Batch(type(storage)([images[row] for row in rows.tolist()], **options))
+    results = evaluate(operator(chosen, *parameters))._storage
+    for index, row in enumerate(rows.tolist()):
+        images[row] = results[index]
+    return ndd.Batch(type(storage)(images, **options))
 
 
 def image_tensors(batch: ndd.Batch) -> list[ndd.Tensor]:

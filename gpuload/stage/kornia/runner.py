@@ -47,7 +47,7 @@ from gpuload.transforms.program.ops import (
     filter_codes,
 )
 from gpuload.transforms.program.ops import code as code_of
-from gpuload.transforms.program.windows import FILTERS, clip_to_windows
+from gpuload.transforms.program.windows import FILTERS, clip_to_windows, full_windows
 
 __all__ = ["KorniaRunner", "images_per_piece"]
 
@@ -77,8 +77,7 @@ class KorniaRunner:
         self._finish = finish
         self._gpu = None if device.type == "cpu" else Accelerator(device)
         self.reads_planes = self._gpu is None  # on a GPU, one copy of the batch takes less time than a copy per image
-        max_level = MAX_LEVELS[finish.image_dtype]
-        self._unit = max_level or 1  # the level that Kornia gets as 1
+        self._unit = MAX_LEVELS[finish.image_dtype] or 1  # the level that Kornia gets as 1
         scale, bias = np.array(finish.scale) * self._unit, np.array(finish.bias)
         self._factor = float(scale[0])
         self._mean, self._std = (
@@ -145,10 +144,12 @@ class KorniaRunner:
                 self._warp(piece, record, rows, after)
             case Erase():
                 boxes = record.boxes_tlhw if is_late else clip_to_windows(record.boxes_tlhw, before)
-                dtype = self._finish.image_dtype
-                values = record.numbers if is_late else record.values_for(MAX_LEVELS[dtype])
-                unit = 1 if is_late else self._unit
-                piece.change(rows, lambda images, indices: _erase(images, boxes[indices], np.array(values) / unit))
+                max_level = MAX_LEVELS[self._finish.image_dtype]
+                values = np.array(record.numbers if is_late else record.values_for(max_level))
+                values = values if is_late else values / self._unit
+                erased = np.flatnonzero(boxes[:, :, 2:].all(axis=2).sum(axis=1))
+                boxes = boxes[erased]
+                piece.change(rows[erased], lambda images, indices: _erase(images, boxes[indices], values))
             case Ops():
                 piece.change(rows, lambda images, indices: self._operate(images, record, indices))
                 _cut(piece, rows, before, after)
@@ -161,18 +162,17 @@ class KorniaRunner:
     def _resize(self, piece: _Piece, record: Box, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
         """Resize boxes of which the images are the windows `before`, and return the windows `after`."""
         codes = filter_codes(record.filters, len(rows))
+        names = [FILTERS[code].removeprefix("plain ") for code in codes.tolist()]
         corners, boxes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:]
 
-        def resize_box(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-            index = indices[0]
+        def resize_box(images: torch.Tensor, index: int) -> torch.Tensor:
             (y, x), box_hw, (top, left, height, width) = corners[index], boxes_hw[index].tolist(), after[index].tolist()
             if list(images.shape[2:]) != box_hw:
                 box = images.new_zeros(*images.shape[:2], *box_hw)
                 box[:, :, y : y + images.shape[2], x : x + images.shape[3]] = images
                 images = box
-            size = tuple(record.size_hw[index].tolist())
-            resized = resize(images, size, FILTERS[codes[index]].removeprefix("plain "), antialias=False)
-            return self._clip(resized, codes[index])[:, :, top : top + height, left : left + width].contiguous()
+            resized = resize(images, tuple(record.size_hw[index].tolist()), names[index], antialias=False)
+            return self._clip(resized, names[index])[:, :, top : top + height, left : left + width].contiguous()
 
         def resize_canvases(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
             matrices = np.tile(np.eye(3)[:2], (len(indices), 1, 1))
@@ -180,26 +180,20 @@ class KorniaRunner:
                 scale = record.size_hw[indices, axis] / boxes_hw[indices, axis]
                 matrices[:, column, column] = scale
                 matrices[:, column, 2] = (corners[indices, axis] + 0.5) * scale - 0.5 - after[indices, axis]
-            mode, size = FILTERS[codes[indices[0]]].removeprefix("plain "), tuple(after[indices[0], 2:].tolist())
-            moved = upload(matrices.astype(np.float32), images.device)
-            return self._clip(warp_affine(images, moved, size, mode, "border", align_corners=False), codes[indices[0]])
+            name, moved = names[indices[0]], upload(matrices.astype(np.float32), images.device)
+            size = tuple(after[indices[0], 2:].tolist())
+            return self._clip(warp_affine(images, moved, size, name, "border", align_corners=False), name)
 
-        is_nearest = codes == FILTERS.index("nearest")
-        alone = np.flatnonzero(is_nearest | (self._gpu is None))
-        keys = np.column_stack([codes, boxes_hw, corners, record.size_hw, after])
-        piece.change(
-            rows[alone], lambda images, indices: resize_box(images, alone[indices]), keys[alone], any_layout=True
-        )
-        together = np.flatnonzero(~is_nearest & (self._gpu is not None))
+        is_alone = (codes == FILTERS.index("nearest")) | (self._gpu is None)
+        alone, together = np.flatnonzero(is_alone), np.flatnonzero(~is_alone)
+        keys = np.column_stack([codes, boxes_hw, corners, record.size_hw, after])[alone]
+        piece.change(rows[alone], lambda images, i: resize_box(images, int(alone[i[0]])), keys, any_layout=True)
         keys = np.column_stack([codes, after[:, 2:]])[together]
-        piece.change(
-            rows[together], lambda images, indices: resize_canvases(images, together[indices]), keys, canvas=CANVAS
-        )
+        piece.change(rows[together], lambda images, i: resize_canvases(images, together[i]), keys, canvas=CANVAS)
 
-    def _clip(self, images: torch.Tensor, filter_code: int) -> torch.Tensor:
+    def _clip(self, images: torch.Tensor, interpolation: str) -> torch.Tensor:
         """Clip overshoots of a bicubic filter, for images with a greatest level."""
-        is_clipped = self._unit > 1 and "bicubic" in FILTERS[filter_code]
-        return images.clamp(0, 1) if is_clipped else images
+        return images.clamp(0, 1) if self._unit > 1 and interpolation == "bicubic" else images
 
     def _crop(self, piece: _Piece, record: Box, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
         corners = np.hstack([record.box_tlhw[:, :2] + after[:, :2], before[:, :2]])
@@ -207,9 +201,8 @@ class KorniaRunner:
         fill, mode = [level / self._unit for level in record.fill], str(record.padding_mode)
 
         def crop_group(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-            group = changed[indices]
-            size, source = tuple(after[group[0], 2:].tolist()), Source.from_dense(images.contiguous())
-            return crop(source, corners[group], size, record.sizes_hw[group], mode, fill)
+            group, source = changed[indices], Source.from_dense(images)
+            return crop(source, corners[group], tuple(after[group[0], 2:]), record.sizes_hw[group], mode, fill)
 
         piece.change(rows[changed], crop_group, after[changed, 2:])
 
@@ -219,10 +212,7 @@ class KorniaRunner:
 
         def warp_group(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
             group = warped[indices]
-            size = tuple(after[group[0], 2:].tolist())
-            return self._warp_images(
-                images, record.coefficients[group], keys[group[0]], record.fill, size, after[group]
-            )
+            return self._warp_images(images, record.coefficients[group], keys[group[0]], record.fill, after[group])
 
         unchanged = np.flatnonzero(~record.warped)
         _cut(piece, rows[unchanged], np.zeros_like(after[unchanged]), after[unchanged])
@@ -234,23 +224,22 @@ class KorniaRunner:
         coefficients: np.ndarray,
         key: np.ndarray,
         fill: Sequence[float],
-        size: tuple[int, int],
         windows_tlhw: np.ndarray,
     ) -> torch.Tensor:
-        """Warp images by maps that all have the same `_warp_keys`, and return these windows of the results."""
+        """Warp images by maps that all have the same `_warp_keys`; return windows, of one size, of the results."""
         filter_code, is_affine = key.tolist()
         matrices = upload(forward_matrices(coefficients, windows_tlhw[:, :2]).astype(np.float32), images.device)
         fill_value = upload(np.array(fill, np.float32) / self._unit, images.device) if any(fill) else None
         warped = (warp_affine if is_affine else warp_perspective)(
             images,
             matrices[:, :2] if is_affine else matrices,
-            size,
+            tuple(windows_tlhw[0, 2:].tolist()),
             FILTERS[filter_code],
             padding_mode="zeros" if fill_value is None else "fill",
             align_corners=False,
             fill_value=fill_value,
         )
-        return self._clip(warped, filter_code)
+        return self._clip(warped, FILTERS[filter_code])
 
     def _operate(self, images: torch.Tensor, record: Ops, indices: np.ndarray) -> torch.Tensor:
         """Apply each image's operations. Images with the same operation at a position are processed together."""
@@ -264,13 +253,10 @@ class KorniaRunner:
             for (code, *key), group in rows_by_key(map(tuple, np.column_stack([codes, extra]).tolist())).items():
                 if code in NO_CHANGE:
                     continue
-                if code == WARP:
-                    windows, size = np.zeros((len(group), 4), np.int64), (images.shape[2], images.shape[3])
-                    change = partial(
-                        self._warp_images, key=np.array(key), fill=record.fill, size=size, windows_tlhw=windows
-                    )
-                else:
-                    change = OPERATORS[OPS[code]]
+                change = OPERATORS.get(OPS[code])
+                if change is None:  # a warp
+                    windows = full_windows(np.tile(images.shape[2:], (len(group), 1)))
+                    change = partial(self._warp_images, key=np.array(key), fill=record.fill, windows_tlhw=windows)
                 if len(group) == len(images):
                     images = change(images, values)
                     continue

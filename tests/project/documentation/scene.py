@@ -24,6 +24,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
     "docs/decoding.md": (),
     "docs/determinism.md": (),
     "docs/howto/dataset.md": (),
+    "docs/howto/kornia_and_dali.md": (),
     "docs/howto/mixing.md": (),
     "docs/howto/not_on_the_gpu.md": ("loader", "plain_loader", "train"),
     "docs/howto/transform.md": (),
