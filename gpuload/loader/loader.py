@@ -136,7 +136,8 @@ class Loader:
             ``"replace"`` it with another one; short for ``faults=Faults(on_error=…)``.
         faults: a `Faults` with all options for error handling.
         backend: the implementation that runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``,
-            with torch for transforms that the backend lacks. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on
+            with torch for transforms that the backend lacks. ``"kornia"`` and ``"dali"`` have the definitions of their
+            libraries, all others Pillow's. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on
             the CPU. `plan` shows the result.
         info: yield ``(batch, BatchInfo)``.
         chunk_size: the maximum number of samples that a worker processes at a time; it does not affect the batches.
@@ -413,7 +414,7 @@ class Loader:
             >>> loader = Loader(["a.jpg"], transforms=[T.Resize(224), T.RandomInvert()], backend="kornia", device="cpu")
             >>> print(loader.plan())
             backend kornia on cpu
-              Resize(size=224)  torch   Kornia's resize differs by up to 87 levels from Pillow's
+              Resize(size=224)  kornia  not antialiased
               RandomInvert()    kornia
         """
         return replace(self._options.plan(), samples=describe_cache(self._options))

@@ -42,7 +42,7 @@ SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the position of the short last 
 MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the data sets in the blocks
 MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the data sets
 MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a data set's permutations from the data set's key
-MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a module at the end of a chain, one lane per view
+MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of the last module of a chain, one lane per view
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its sampling with replacement
 
 # Positions, in every lane.

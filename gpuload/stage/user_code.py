@@ -87,6 +87,8 @@ def note_input(error: Exception, name: str, images: torch.Tensor) -> None:
     elif images.dtype == torch.uint8:
         note = f"{note}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it"
         is_about_input = is_about_input or any(name in message for name in UINT8_NAMES)
+    elif is_about_input and images.shape[-3:-2] == (1,):
+        note = f"{note}; for three channels put Grayscale(3) before ToDtype"
     if is_about_input and error.args == (message,):
         error.args = (f"{note}: {message}",)
     else:

@@ -334,12 +334,15 @@ def test_kornias_error_about_the_shape_begins_with_what_the_module_was_called_wi
     from kornia import augmentation as K
 
     colours = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
-    chain, stage = stage_of([T.CenterCrop(8), FLOAT, T.Lambda(lambda images: images[:, :1]), colours])
+    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(), FLOAT, colours])
     text = (
-        "the module ColorJitter was called with float32 images of shape (3, 1, 8, 8): Input size must have a shape of"
+        "the module ColorJitter was called with float32 images of shape (3, 1, 8, 8); for three channels put "
+        "Grayscale(3) before ToDtype: Input size must have a shape of (*, 3, H, W)"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0, 0])
+        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(3), FLOAT, colours])
+    stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
 
 
 def test_other_errors_of_users_code_keep_their_message_and_get_a_note(make_images, make_batch):
@@ -439,7 +442,7 @@ def test_the_plan_shows_it():
     _, stage = stage_of(
         [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
     )
-    assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
+    assert [step.backend for step in stage.plan.steps] == ["kornia", "own", "own", "torch", "own"]
     assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
     assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 

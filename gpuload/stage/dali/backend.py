@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["UNSUPPORTED", "DaliBackend"]
 
 INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
-FINISHED: Final = "torch changes finished images in place"
 
 # The operations in `gpuload.transforms.program.ops.OPS` for which DALI has no operator.
 UNSUPPORTED: Final = {"permute": "DALI does not reorder the channels of each image differently"}
@@ -60,15 +59,12 @@ class DaliBackend(Backend):
         if outline.kind is Box and outline.padding_mode not in (None, "constant"):
             return "DALI pads only with constants"
         if is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS):
-            return FINISHED
+            return "torch changes finished images in place"
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
     def note(self, outline: Outline) -> str | None:
-        return (
-            "in DALI's order: hue, saturation, contrast, brightness"
-            if len(TWISTS & {*outline.operations}) > 1
-            else None
-        )
+        has_order = len(TWISTS & {*outline.operations}) > 1
+        return "in DALI's order: hue, saturation, contrast, brightness" if has_order else None
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         from gpuload.stage.dali.runner import DaliLevels

@@ -22,7 +22,7 @@ import torch
 from nvidia.dali import types as dali_types
 from nvidia.dali.experimental import dynamic as ndd
 
-__all__ = ["Engine", "apply_to", "evaluate", "image_tensors", "ndd", "types"]
+__all__ = ["Engine", "apply_to", "evaluate", "ndd", "types"]
 
 types: Any = dali_types  # the module's members are created at run time, so type checkers do not know them
 
@@ -91,15 +91,9 @@ def evaluate(batch: ndd.Batch) -> ndd.Batch:
 def apply_to(
     batch: ndd.Batch, rows: np.ndarray, where: np.ndarray, operator: Callable[..., ndd.Batch], *arrays: np.ndarray
 ) -> ndd.Batch:
-    """Return a batch in which an operator has been applied to some images; all other images keep their memory.
-
-    Args:
-        batch: the images.
-        rows: int64 (n,), indices of images, ascending.
-        where: bool (n,), which of these images the operator is applied to.
-        operator: gets a batch of these images, and their entries of `arrays`.
-        arrays: arrays of shape (n, …).
-    """
+    """Return a batch in which an operator has been applied to the images at ``rows[where]``, and all other images keep
+    their memory. The operator gets a batch of these images, and their entries of `arrays`, which are (n, …), as `rows`
+    and `where`. `rows` are ascending."""
     rows, parameters = rows[where], [array[where] for array in arrays]
     if not len(rows):
         return batch
@@ -112,10 +106,3 @@ def apply_to(
     for index, row in enumerate(rows.tolist()):
         images[row] = results[index]
     return ndd.Batch(type(storage)(images, **options))
-
-
-def image_tensors(batch: ndd.Batch) -> list[ndd.Tensor]:
-    """Return the images of a batch as a list of separate tensors. `Batch.tensors` is not used, because its tensors and
-    the batch reference each other, so only the cyclic garbage collector would free their memory."""
-    storage = batch.evaluate()._storage
-    return [ndd.Tensor(storage[row]) for row in range(len(storage))]

@@ -6,17 +6,17 @@ An operator is called once for all images to which it applies, with one paramete
 bits. The operators process each image by itself, so an image's result never depends on its batch.
 
 **Resizing** uses `resize`, with antialiasing unless the filter is a plain filter. `resize` also reads pixels outside
-the region that it resizes, so images are cropped first: a result depends on nothing but its crop.
+the region that it resizes, so images are cropped first: a result depends only on its crop.
 
-**Warps** use `experimental.warp_perspective`. `warp_affine` has no bicubic filter and one fill for all channels, and
-took 427 ms on the CPU where `warp_perspective` took 57 ms (64 images of 256×256, bilinear, one thread). Both blend the
-image with the fill along its border.
+**Warps** use `experimental.warp_perspective`. `warp_affine` has no bicubic filter and only one fill for all channels,
+and took 427 ms where `warp_perspective` took 57 ms (64 images of 256×256 on the CPU, bilinear, one thread). Both blend
+the image with the fill along its border.
 
 **Colours.** Consecutive brightness, contrast, saturation, hue and grayscale operations of an image are one call of
 `color_twist`, which applies them in DALI's order: hue and saturation (in YIQ), contrast (around level 128), brightness.
-Without saturation and hue, it is a call of `brightness_contrast`, which gives the same levels in a tenth of the time.
-`color_twist` writes beyond its memory unless images have exactly three channels (DALI 2.4.0: the process crashes), so
-images with other numbers of channels only get brightness and contrast; their saturation and hue do not change.
+The channels of a grey image can differ by a level. Without saturation and hue, the call is `brightness_contrast`, which
+gives the same levels up to rounding in a tenth of the time. `color_twist` writes beyond its memory unless images have
+exactly three channels (DALI 2.4.0: the process crashes), so other images only get brightness and contrast.
 
 Solarize, posterize, invert, autocontrast and sharpness are defined as in `nvidia.dali.auto_aug`. Noise saturates at 0
 and 255, also where the record asks for values that wrap around. DALI draws the noise of a whole call from one random
@@ -36,18 +36,13 @@ from gpuload.transforms.program import ops
 from gpuload.transforms.program.ops import OPS, Box, Erase, Flip, Ops, Record, Turn, Warp, code, filter_codes
 from gpuload.transforms.program.windows import FILTERS, PLAIN, clip_to_windows
 
-__all__ = ["OPERATIONS", "apply_records", "changes_only_colours", "crop"]
+__all__ = ["OPERATIONS", "apply_records", "commutes_with_flips"]
 
-INTERPOLATIONS: Final = {
-    "nearest": types.INTERP_NN,
-    "bilinear": types.INTERP_LINEAR,
-    "bicubic": types.INTERP_CUBIC,
-    "lanczos": types.INTERP_LANCZOS3,
-    PLAIN["bilinear"]: types.INTERP_LINEAR,
-    PLAIN["bicubic"]: types.INTERP_CUBIC,
-}
-AXES: Final = np.eye(2, dtype=np.bool_)
-UNCHANGED: Final = -1  # instead of the code of a filter: the image does not change
+KINDS: Final = ("NN", "LINEAR", "CUBIC", "LANCZOS3", "LINEAR", "CUBIC")
+INTERPOLATIONS: Final = [getattr(types, f"INTERP_{kind}") for kind in KINDS]  # by code of `FILTERS`
+TRANSPOSE: Final = partial(ndd.transpose, perm=[1, 0, 2], transpose_layout=False)
+FIRST_CHANNEL: Final = partial(ndd.slice, start=[0], shape=[1], axis_names="C")
+AXES: Final = np.eye(2, dtype=np.int32)
 
 # The arguments of `color_twist`: brightness, contrast, saturation and hue, with the values that change nothing. For
 # each operation, the index of its argument, or -1; the last entry is for `NOTHING`.
@@ -57,17 +52,11 @@ ARGUMENTS: Final = np.full(len(OPS) + 1, -1)
 ARGUMENTS[[code(name) for name in ("brightness", "contrast", "saturation", "hue")]] = range(4)
 ARGUMENTS[code("grayscale")] = SATURATION  # 0
 
-# Operations that commute with a flip: a level of the result depends on its pixel, and on the image's levels in any
-# order.
-COLOURS: Final = {
-    *("brightness", "contrast", "saturation", "hue", "grayscale", "identity"),
-    *("solarize", "solarize_add", "posterize", "invert", "autocontrast", "equalize"),
-}
+POSITIONAL: Final = {"sharpness", "blur", "pillow_blur", "noise", "jpeg", "warp"}  # do not commute with flips
 
 
 def apply_records(batch: ndd.Batch, records: Sequence[Record], windows_tlhw: Sequence[np.ndarray]) -> ndd.Batch:
-    """Apply records to a batch, one after the other. `windows_tlhw` has the windows before each record, and the windows
-    of the results."""
+    """Apply records to a batch; `windows_tlhw` has the windows before each record, and the windows of the results."""
     for record, before, after in zip(records, windows_tlhw, windows_tlhw[1:], strict=False):
         rows = np.arange(len(before)) if record.rows is None else record.rows
         if len(rows) and isinstance(record, ops.CHANGES_PIXELS):
@@ -75,9 +64,8 @@ def apply_records(batch: ndd.Batch, records: Sequence[Record], windows_tlhw: Seq
     return batch
 
 
-def changes_only_colours(record: Ops) -> bool:
-    """Return whether the operations of all images commute with a flip."""
-    return {OPS[number] for number in np.unique(record.codes).tolist() if number != ops.NOTHING} <= COLOURS
+def commutes_with_flips(record: Ops) -> bool:
+    return POSITIONAL.isdisjoint(OPS[number] for number in np.unique(record.codes).tolist() if number != ops.NOTHING)
 
 
 def _apply(batch: ndd.Batch, record: Record, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> ndd.Batch:
@@ -86,50 +74,52 @@ def _apply(batch: ndd.Batch, record: Record, rows: np.ndarray, before: np.ndarra
     corners, is_cropped, fill = after[:, :2] - before[:, :2], np.ones(len(rows), np.bool_), (0,)
     match record:
         case Flip():
-            return apply_to(batch, rows, record.flipped, _flip, record.flipped[:, None] & AXES[record.axis])
+            return apply_to(batch, rows, record.flipped, _flip, np.outer(record.flipped, AXES[record.axis]))
         case Turn():
-            batch = apply_to(batch, rows, record.transposed, _transpose)
+            batch = apply_to(batch, rows, record.transposed, TRANSPOSE)
             return apply_to(batch, rows, record.flipped.any(axis=1), _flip, record.flipped)
         case Erase():
             boxes = clip_to_windows(record.boxes_tlhw, before)
-            has_boxes = boxes[:, :, 2:].all(axis=2).any(axis=1)
-            return apply_to(batch, rows, has_boxes, partial(_erase, fill=record.numbers), boxes)
+            return apply_to(
+                batch, rows, boxes[:, :, 2:].all(axis=2).any(axis=1), partial(_erase, fill=record.numbers), boxes
+            )
         case Box():
             corners, fill = corners + record.box_tlhw[:, :2], record.fill
             if record.padding_mode is None:
                 is_cropped = (record.box_tlhw[:, 2:] == record.size_hw).all(axis=1)
-                filters = np.where(is_cropped, UNCHANGED, filter_codes(record.filters, len(rows)))
                 scale, offsets = record.box_tlhw[:, 2:] / record.size_hw, record.box_tlhw[:, :2] - before[:, :2]
                 starts, ends = (offsets + edges * scale for edges in (after[:, :2], after[:, :2] + after[:, 2:]))
-                batch = _apply_filters(batch, rows, filters, _resize, starts, ends, after[:, 2:])
+                batch = _apply_filters(batch, rows, ~is_cropped, record.filters, _resize, starts, ends, after[:, 2:])
         case Warp():
-            is_cropped, matrices, warp = (
-                ~record.warped,
-                _matrices(record.coefficients),
-                partial(_warp, fill=record.fill),
-            )
+            is_cropped, matrices = ~record.warped, _matrices(record.coefficients)
             matrices[:, :, 2] += (matrices[:, :, :2] * after[:, None, 1::-1]).sum(axis=2)  # results start at `after`
-            filters = np.where(is_cropped, UNCHANGED, filter_codes(record.filters, len(rows)))
-            batch = _apply_filters(batch, rows, filters, warp, matrices, after[:, 2:])
+            warp = partial(_warp, fill=record.fill)
+            batch = _apply_filters(batch, rows, record.warped, record.filters, warp, matrices, after[:, 2:])
         case Ops():
             batch = _apply_ops(batch, record, rows, before[:, 2:])
         case _:
             raise TypeError(f"DALI has no operator for {type(record).__name__}")
     is_cropped &= corners.any(axis=1) | (before[:, 2:] != after[:, 2:]).any(axis=1)
-    return apply_to(batch, rows, is_cropped, partial(crop, fill=fill), np.hstack([corners, after[:, 2:]]))
+    return apply_to(batch, rows, is_cropped, partial(_crop, fill=fill), np.hstack([corners, after[:, 2:]]))
 
 
 def _apply_filters(
-    batch: ndd.Batch, rows: np.ndarray, filters: np.ndarray, operator: Callable[..., ndd.Batch], *arrays: np.ndarray
+    batch: ndd.Batch,
+    rows: np.ndarray,
+    where: np.ndarray,
+    filters: np.ndarray | str,
+    operator: Callable[..., ndd.Batch],
+    *arrays: np.ndarray,
 ) -> ndd.Batch:
-    """Call an operator with its keyword argument `name` for the images of each filter. `filters`, int64 (n,), has codes
-    of `FILTERS`, or `UNCHANGED`."""
-    for number in np.unique(filters[filters != UNCHANGED]).tolist():
-        batch = apply_to(batch, rows, filters == number, partial(operator, name=FILTERS[number]), *arrays)
+    """Call an operator once for the images of each filter. `filters` are as in a `Box`; for the other arguments, see
+    `apply_to`."""
+    codes = filter_codes(filters, len(rows))
+    for number in np.unique(codes[where]).tolist():
+        batch = apply_to(batch, rows, where & (codes == number), partial(operator, filter_code=number), *arrays)
     return batch
 
 
-def crop(batch: ndd.Batch, tlhw: np.ndarray, fill: Sequence[float] = (0,)) -> ndd.Batch:
+def _crop(batch: ndd.Batch, tlhw: np.ndarray, fill: Sequence[float] = (0,)) -> ndd.Batch:
     """Crop images to boxes, int64 (n, 4). `fill` has one value for pixels outside the image, or one per channel."""
     start, shape = _ints(tlhw[:, :2]), _ints(tlhw[:, 2:])
     return ndd.slice(
@@ -141,34 +131,32 @@ def _flip(batch: ndd.Batch, flipped: np.ndarray) -> ndd.Batch:
     return ndd.flip(batch, vertical=_ints(flipped[:, 0]), horizontal=_ints(flipped[:, 1]))
 
 
-def _transpose(batch: ndd.Batch) -> ndd.Batch:
-    return ndd.transpose(batch, perm=[1, 0, 2], transpose_layout=False)
-
-
 def _erase(batch: ndd.Batch, boxes_tlhw: np.ndarray, fill: Sequence[float]) -> ndd.Batch:
     anchors, shapes = (_floats(part.reshape(len(part), -1)) for part in (boxes_tlhw[..., :2], boxes_tlhw[..., 2:]))
     return ndd.erase(batch, anchor=anchors, shape=shapes, axis_names="HW", fill_value=list(fill))
 
 
-def _resize(batch: ndd.Batch, starts: np.ndarray, ends: np.ndarray, sizes_hw: np.ndarray, name: str) -> ndd.Batch:
+def _resize(
+    batch: ndd.Batch, starts: np.ndarray, ends: np.ndarray, sizes_hw: np.ndarray, filter_code: int
+) -> ndd.Batch:
     # DALI would make batches of these two arguments if they were not marked as constants.
-    interpolation = ndd.capture.invariant(INTERPOLATIONS[name])
-    antialias = ndd.capture.invariant(name not in PLAIN.values())
+    interpolation = ndd.capture.invariant(INTERPOLATIONS[filter_code])
+    antialias = ndd.capture.invariant(FILTERS[filter_code] not in PLAIN.values())
     start, end, size = _floats(starts), _floats(ends), _floats(sizes_hw)
     return ndd.resize(batch, roi_start=start, roi_end=end, size=size, interp_type=interpolation, antialias=antialias)
 
 
 def _matrices(coefficients: np.ndarray) -> np.ndarray:
-    """Return the coefficients of `gpuload.transforms.program.ops.Warp` as matrices (n, 3, 3)."""
+    """Return the coefficients of `Warp` as matrices (n, 3, 3)."""
     return np.hstack([coefficients, np.ones((len(coefficients), 1))]).reshape(-1, 3, 3)
 
 
-def _warp(batch: ndd.Batch, matrices: np.ndarray, sizes_hw: np.ndarray, name: str, fill: Sequence[float]) -> ndd.Batch:
+def _warp(
+    batch: ndd.Batch, matrices: np.ndarray, sizes_hw: np.ndarray, filter_code: int, fill: Sequence[float]
+) -> ndd.Batch:
     """Warp images. Matrices map results to inputs; (0, 0) is the corner of the first pixel, as in `Warp`."""
-    matrix, size, interpolation = _floats(matrices), _floats(sizes_hw), INTERPOLATIONS[name]
-    return ndd.experimental.warp_perspective(
-        batch, matrix=matrix, size=size, interp_type=interpolation, fill_value=list(fill)
-    )
+    matrix, size, kind = _floats(matrices), _floats(sizes_hw), INTERPOLATIONS[filter_code]
+    return ndd.experimental.warp_perspective(batch, matrix=matrix, size=size, interp_type=kind, fill_value=list(fill))
 
 
 def _apply_ops(batch: ndd.Batch, record: Ops, rows: np.ndarray, sizes_hw: np.ndarray) -> ndd.Batch:
@@ -180,13 +168,12 @@ def _apply_ops(batch: ndd.Batch, record: Ops, rows: np.ndarray, sizes_hw: np.nda
         for number in np.unique(codes[codes[:, column] != ops.NOTHING, column]).tolist():
             is_chosen = codes[:, column] == number
             if OPS[number] == "warp":
-                column_filters = np.where(is_chosen, filters[:, column], UNCHANGED)
-                warp = partial(_warp, fill=record.fill)
-                batch = _apply_filters(batch, rows, column_filters, warp, _matrices(values[:, column]), sizes_hw)
+                warp, matrices = partial(_warp, fill=record.fill), _matrices(values[:, column])
+                batch = _apply_filters(batch, rows, is_chosen, filters[:, column], warp, matrices, sizes_hw)
             else:
                 batch = apply_to(batch, rows, is_chosen, OPERATIONS[OPS[number]], values[:, column])
     if record.channels not in (None, channels):
-        batch = apply_to(batch, rows, np.ones(len(rows), np.bool_), _repeat if channels == 1 else _first_channel)
+        batch = apply_to(batch, rows, np.ones(len(rows), np.bool_), _repeat if channels == 1 else FIRST_CHANNEL)
     return batch
 
 
@@ -229,16 +216,7 @@ def _sharpness(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     smooth, identity = np.full((3, 3), 1 / 13), np.zeros((3, 3))
     smooth[1, 1], identity[1, 1] = 5 / 13, 1
     kernels = (1 - values[:, :1, None]) * smooth + values[:, :1, None] * identity
-    return ndd.filter(batch, _floats(kernels).to_device(batch.device))
-
-
-def _solarize(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    return batch ^ ((batch >= _operand(batch, values[:, 0], np.float32)) * _operand(batch, 255, np.uint8))
-
-
-def _solarize_add(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    is_below = batch < _operand(batch, values[:, 0], np.float32)
-    return ndd.cast(batch + is_below * _operand(batch, values[:, 1], np.int32), dtype=ndd.uint8)
+    return ndd.filter(batch, _floats(kernels))
 
 
 def _autocontrast(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
@@ -264,12 +242,8 @@ def _noise(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 
 def _jpeg(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     if batch.shape[0][-1] == 1:  # the operator accepts only three channels
-        return _first_channel(_jpeg(_repeat(batch), values))
+        return FIRST_CHANNEL(_jpeg(_repeat(batch), values))
     return ndd.jpeg_compression_distortion(batch, quality=_ints(values[:, 0]))
-
-
-def _first_channel(batch: ndd.Batch) -> ndd.Batch:
-    return ndd.slice(batch, start=[0], shape=[1], axis_names="C")
 
 
 def _repeat(batch: ndd.Batch) -> ndd.Batch:
@@ -295,8 +269,12 @@ def _operand(batch: ndd.Batch, numbers: np.ndarray | float, dtype: type) -> ndd.
 # float64 (n, `VALUES`).
 OPERATIONS: Final[dict[str, Callable[[ndd.Batch, np.ndarray], ndd.Batch]]] = {
     "sharpness": _sharpness,
-    "solarize": _solarize,
-    "solarize_add": _solarize_add,
+    "solarize": lambda batch, values: (
+        batch ^ ((batch >= _operand(batch, values[:, 0], np.float32)) * _operand(batch, 255, np.uint8))
+    ),
+    "solarize_add": lambda batch, values: ndd.cast_like(
+        batch + (batch < _operand(batch, values[:, 0], np.float32)) * _operand(batch, values[:, 1], np.int32), batch
+    ),
     "posterize": lambda batch, values: batch & _operand(batch, 256 - 2 ** (8 - values[:, 0]), np.uint8),
     "invert": lambda batch, values: batch ^ _operand(batch, 255, np.uint8),
     "autocontrast": _autocontrast,
