@@ -20,8 +20,8 @@ __all__ = ["UNSUPPORTED", "DaliBackend"]
 
 INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 
-# The operations in `gpuload.transforms.program.ops.OPS` for which DALI has no operator.
-UNSUPPORTED: Final = {"permute": "DALI does not reorder the channels of each image differently"}
+# Operations in `gpuload.transforms.program.ops.OPS`.
+UNSUPPORTED: Final = {"permute": "DALI has no operator that reorders each image's channels"}
 UNSUPPORTED_KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
     Mix: "DALI's operators process each image separately",
@@ -63,8 +63,8 @@ class DaliBackend(Backend):
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
     def note(self, outline: Outline) -> str | None:
-        has_order = len(TWISTS & {*outline.operations}) > 1
-        return "in DALI's order: hue, saturation, contrast, brightness" if has_order else None
+        is_ordered = len(TWISTS & {*outline.operations}) > 1
+        return "in DALI's order: hue, saturation, contrast, brightness" if is_ordered else None
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         from gpuload.stage.dali.runner import DaliLevels

@@ -77,12 +77,11 @@ def _apply(batch: ndd.Batch, record: Record, rows: np.ndarray, before: np.ndarra
             return apply_to(batch, rows, record.flipped, _flip, np.outer(record.flipped, AXES[record.axis]))
         case Turn():
             batch = apply_to(batch, rows, record.transposed, TRANSPOSE)
-            return apply_to(batch, rows, record.flipped.any(axis=1), _flip, record.flipped)
+            return apply_to(batch, rows, np.any(record.flipped, axis=1), _flip, record.flipped)
         case Erase():
             boxes = clip_to_windows(record.boxes_tlhw, before)
-            return apply_to(
-                batch, rows, boxes[:, :, 2:].all(axis=2).any(axis=1), partial(_erase, fill=record.numbers), boxes
-            )
+            has_boxes = np.any(np.all(boxes[:, :, 2:], axis=2), axis=1)
+            return apply_to(batch, rows, has_boxes, partial(_erase, fill=record.numbers), boxes)
         case Box():
             corners, fill = corners + record.box_tlhw[:, :2], record.fill
             if record.padding_mode is None:
@@ -231,8 +230,9 @@ def _autocontrast(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
 def _noise(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
     def add(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
         [[mean, sigma, high, low, *_]] = values.tolist()
+        gaussian: Any = ndd.noise.gaussian  # its type lacks `rng`
         generator = ndd.random.RNG(seed=int(high) << 32 | int(low))
-        return ndd.noise.gaussian(batch, mean=_floats([mean]), stddev=_floats([sigma]), rng=generator)
+        return gaussian(batch, mean=_floats([mean]), stddev=_floats([sigma]), rng=generator)
 
     rows = np.arange(len(values))
     for row in rows:
@@ -265,8 +265,7 @@ def _operand(batch: ndd.Batch, numbers: np.ndarray | float, dtype: type) -> ndd.
     return ndd.as_batch(array).to_device(batch.device)
 
 
-# Operations of `gpuload.transforms.program.ops` except for warps and the operations of `color_twist`. `values` is
-# float64 (n, `VALUES`).
+# All operations but warps and those of `color_twist`. `values` is float64 (n, `VALUES`).
 OPERATIONS: Final[dict[str, Callable[[ndd.Batch, np.ndarray], ndd.Batch]]] = {
     "sharpness": _sharpness,
     "solarize": lambda batch, values: (

@@ -94,7 +94,7 @@ def test_supported_transforms(transform, dali):
     ("transform", "reason"),
     [
         (T.AugMix(), "DALI does not mix the results of several chains of operations"),
-        (T.RandomPhotometricDistort(), "permute: DALI does not reorder the channels of each image differently"),
+        (T.RandomPhotometricDistort(), "permute: DALI has no operator that reorders each image's channels"),
         (T.MixUp(), "DALI's operators process each image separately"),
         (T.CutMix(), "DALI's operators process each image separately"),
         (T.RandomErasing(value="random"), "DALI erases only with constants"),
