@@ -32,7 +32,7 @@ def make_run(name: str, batch: torch.Tensor) -> Callable[[int], torch.Tensor] | 
         context = ndd.EvalContext(num_threads=1)
 
     def run(turn: int) -> torch.Tensor:
-        with device, context, ndd.EvalMode.sync_cpu:  # the default mode, in another thread, takes no less CPU time
+        with device, context, ndd.EvalMode.sync_cpu:  # the default mode takes as much CPU time
             images = ndd.as_batch(batch.permute(0, 2, 3, 1).contiguous(), layout="HWC")
             return recipe(images, np.random.default_rng(turn)).torch()
 
