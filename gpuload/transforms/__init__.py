@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from gpuload.transforms.interop import from_timm, from_torchvision
     from gpuload.transforms.mixing import CutMix, MixUp
     from gpuload.transforms.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-    from gpuload.transforms.program.draws import Draws as Draws
     from gpuload.transforms.program.draws import Program
     from gpuload.transforms.resizing import (
         CenterCropOrPad,
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
     def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any: ...
 
 
-# The public names of each module. `Draws` is the former name of `Program`.
+# The public names of each module.
 _MODULES = {
     "base": "Uniforms by_epoch",
     "blur_noise": "ElasticTransform GaussianBlur GaussianNoise JPEG",
@@ -90,7 +89,7 @@ _MODULES = {
     "interop": "from_timm from_torchvision",
     "mixing": "CutMix MixUp",
     "policies": "AugMix AutoAugment RandAugment TrivialAugmentWide",
-    "program.draws": "Draws Program",
+    "program.draws": "Program",
     "resizing": "CenterCropOrPad RandomCropOrPad RandomResize RandomShortestSize ResizeKeepRatio ScaleJitter "
     "TrimBorder",
     "targets": "ClampBoundingBoxes ClampKeyPoints ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes "

@@ -1,7 +1,7 @@
-"""`FileList`: image files that a manifest or a table lists, or whose names are generated from numbers.
+"""`FileList`: image files that a manifest or a table lists.
 
 The main process reads a manifest once, row by row, into one buffer of paths and one array of targets per column. If
-the manifest is long, the result is cached in a file. Generated names take no memory.
+the manifest is long, the result is cached in a file.
 
 The cells of a target column determine whether it holds integers, floats, or class names. Python's `int` and `float`
 accept text that does not mean a number in a table: ``007`` is a code, ``nan`` and ``inf`` are words, and ``1_000`` is
@@ -18,9 +18,7 @@ import os
 import re
 import warnings
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from itertools import chain
@@ -32,7 +30,7 @@ from gpuload.datasets.base import ImageFileDataset, shrink_integers
 from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import LazySequence, Paths, path_text
+from gpuload.datasets.scan import Paths, path_text
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import (
     is_url,
@@ -43,71 +41,36 @@ from gpuload.datasets.stores.opening import (
     scope_of,
     without_query,
 )
-from gpuload.datasets.stores.store import absolute_path, existing_file, labels_array, replace_errors, stamp, value_of
+from gpuload.datasets.stores.store import absolute_path, existing_file, replace_errors, stamp, value_of
 from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
 
-__all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
+__all__ = ["FileList", "encode_targets"]
 
 Rows = Iterable[tuple[int, Sequence[Any]]]  # for each row: its line or row number, and its cells (path and targets)
-INDEX_VERSION: Final = 3  # cached indexes of other versions are rebuilt
+INDEX_VERSION: Final = 4  # cached indexes of other versions are rebuilt
 NUL: Final = "a NUL byte, so it is damaged or not in UTF-8 (UTF-16 text is full of NUL bytes); save the table as UTF-8"
 TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # recognized by name, without importing the libraries
 SEPARATORS: Final = (",", ";", "\t", "|")
 INTEGER: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
-PADDED: Final = re.compile(r"0[0-9]+")
 INT64_LIMIT: Final = 1 << 63
-CELLS_PER_STRAY: Final = 10  # a column may have at most one stray cell per this number of cells
 INT64_DIGITS: Final = 20  # the longest int64, including the sign
-MIN_CELLS: Final = 4  # in a shorter column, no cell counts as a stray
-
-
-@dataclass(frozen=True, repr=False)
-class NumberedPaths(LazySequence[str]):
-    """A lazy sequence of paths that are generated from numbers.
-
-    Args:
-        root: the absolute path of the folder that names are relative to.
-        pattern: a name with ``{index}`` in place of the number, optionally with a format, as in ``{index:07d}``.
-        length: the number of paths.
-        start: the first number.
-
-    Example:
-        >>> NumberedPaths("/data", "img_{index:04d}.jpg", 10_000_000, 1)[-1]
-        '/data/img_10000000.jpg'
-    """
-
-    root: str
-    pattern: str
-    length: int
-    start: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def _build_entry(self, index: int) -> str:
-        return os.path.join(self.root, self.pattern.format(index=self.start + index))
-
-    def __repr__(self) -> str:
-        return f"<{self.length} paths like {self.pattern!r} in {self.root!r}>"
 
 
 class FileList(ImageFileDataset):
-    """Image files listed in a manifest or a table, or with generated names.
+    """Image files listed in a manifest or a table.
 
     Yields ``(Encoded, target)``, or `Encoded` if there are no targets. With several target columns, targets are dicts::
 
         gl.FileList("train.csv", root="/data/images")                       # columns path and label
         gl.FileList(frame, path="file", target=["age", "sex"], root="/data")  # a pandas.DataFrame; target: a dict
-        gl.FileList("img_{index:07d}.jpg", root="/data", count=10_000_000, labels=labels)
 
     Args:
         manifest: a CSV file (tab-separated if its name ends in ``.tsv`` or ``.txt``), a ``.parquet`` file (needs
-            pyarrow: ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a file name
-            that contains ``{index}``.
+            pyarrow: ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, or a ``pyarrow.Table``.
         path: the column of paths: its name, or for a CSV file without a header, its index, counted from 0.
         target: the column of targets, by name or index; None for no targets; or a list of columns: each target is
             then a dict keyed by column. Numbers are used unchanged. If any cell of a column is not a number, all its
@@ -119,8 +82,6 @@ class FileList(ImageFileDataset):
         root: the folder that paths are relative to; paths must not point outside it. Default: the folder of the
             manifest, or the working directory. Absolute paths must be inside it.
         delimiter: the character that separates the columns of a CSV file.
-        count, start: the number of generated names, and the first index.
-        labels: one label per generated name, as an array or list. With `classes`, class names or class indices.
         mode: the pixel mode of images, see `Encoded`.
         storage_options: for a manifest or root at a URL, fsspec options or a `Remote`.
 
@@ -131,11 +92,11 @@ class FileList(ImageFileDataset):
         classes: the class names, or None. With a list of target columns, a dict of the columns that have class names.
 
     Warns:
-        UserWarning: nearly all targets of a column are numbers, but not all, so they were treated as class names.
+        UserWarning: most targets of a column are numbers, but not all, so they were treated as class names.
 
     Raises:
         FileNotFoundError: the manifest does not exist. (Image files are only checked when they are read.)
-        TypeError: `labels` are neither numbers nor strings.
+        TypeError: the manifest is neither a path nor a table.
         ValueError: a column or a cell is missing, a path points outside the root, or a target is not among `classes`
             (the message includes the line); or arguments cannot be combined.
 
@@ -158,22 +119,15 @@ class FileList(ImageFileDataset):
         classes: Classes | Mapping[str | int, Classes] | None = None,
         root: str | os.PathLike[str] | None = None,
         delimiter: str | None = None,
-        count: int | None = None,
-        start: int = 0,
-        labels: Any = None,
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
         is_table = any((cls.__module__.partition(".")[0], cls.__name__) in TABLES for cls in type(manifest).__mro__)
-        name = "" if is_table else path_text(manifest)
-        if "{index" in name:
-            self._use_generated_names(name, root, count, start, labels, class_names(classes), storage_options)
-            return
-        if count is not None or start or labels is not None:
+        if not is_table and "{index" in path_text(manifest):
             raise ValueError(
-                "count=, start= and labels= are for generated names such as 'img_{index:07d}.jpg', but the manifest is "
-                f"{'a table' if is_table else repr(name)}; omit these arguments"
+                f"{path_text(manifest)!r} is not a manifest, and FileList generates no names; pass a table of them, as "
+                "in pandas.DataFrame({'path': [f'img_{index:07d}.jpg' for index in range(n)], 'label': labels})"
             )
         selection = _select_columns(path, target, classes)
         (_, *columns), _ = selection
@@ -184,7 +138,7 @@ class FileList(ImageFileDataset):
             arrays = _pack_rows(_table_rows(manifest, source), source)
         else:
             remote = remote_options([manifest, root], storage_options)
-            file = existing_file(manifest, "a manifest (.csv or .parquet) or a name with {index}", allow_streams=True)
+            file = existing_file(manifest, "a manifest (.csv or .parquet)", allow_streams=True)
             file_name = without_query(file)
             folder = os.path.dirname(file_name) if root is None else absolute_path(root)
             delimiter = _check_delimiter(delimiter) or ("\t" if file_name.endswith((".tsv", ".txt")) else ",")
@@ -208,17 +162,6 @@ class FileList(ImageFileDataset):
             self.classes = {column: entry for column, entry in zip(columns, names, strict=True) if entry is not None}
         for message in messages:
             warnings.warn(message, stacklevel=3)
-
-    def _use_generated_names(
-        self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
-    ) -> None:
-        remote = remote_options([pattern, root], storage_options)
-        self.paths = _generate_paths(pattern, root, count, start)
-        self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
-        self.classes = classes
-        if classes is not None:
-            self.labels = _class_indices_of_labels(self.labels, classes)
-        self._remote = remote if is_url(self.paths.root) else None
 
     @property
     def targets(self) -> Any:
@@ -277,26 +220,6 @@ def _check_delimiter(delimiter: str | None) -> str | None:
     return delimiter
 
 
-def _class_indices_of_labels(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
-    """Convert labels, which are class names or class indices, to class indices."""
-    if labels is None:
-        raise ValueError("classes= names the labels, but there are no labels; pass labels=, or omit classes=")
-    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
-        raise ValueError(
-            f"with classes=, labels must be one class name or class index per image, got {labels.dtype} of shape "
-            f"{labels.shape}"
-        )
-    if labels.dtype.kind == "U":
-        return _class_indices(labels.tolist(), classes, "labels[{}]".format)
-    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if len(outside):
-        raise ValueError(
-            f"labels[{outside[0]}] is {labels[outside[0]]}, but the {len(classes):,} classes have the indices 0 … "
-            f"{len(classes) - 1:,}"
-        )
-    return labels
-
-
 def _class_indices(values: list[Any], classes: list[str], describe_position: Callable[[int], str]) -> np.ndarray:
     """Return the index of each value in the list of class names. Errors name a value's position as `describe_position`
     does."""
@@ -305,28 +228,6 @@ def _class_indices(values: list[Any], classes: list[str], describe_position: Cal
         if str(value) not in indices:
             check_known_class(str(value), indices, describe_position(row))
     return shrink_integers(np.array([indices[str(value)] for value in values]))
-
-
-def _generate_paths(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
-    if type(count) is not int or count < 1:
-        raise ValueError(f"generated names need count=…, the number of images (an int of at least 1); got {count!r}")
-    if type(start) is not int:
-        raise ValueError(f"start must be the first index, an int, got {start!r}")
-    try:
-        pattern.format(index=start)
-    except (ValueError, LookupError) as error:
-        raise ValueError(
-            f"{pattern!r} cannot be formatted: {error}; expected a name such as 'img_{{index:07d}}.jpg'"
-        ) from None
-    if is_url(pattern):
-        folder, _, pattern = pattern.rpartition("/")
-        if root is not None or "{index" in folder:
-            raise ValueError(
-                f"{folder + '/' + pattern!r} is a URL: pass its constant part as root=, and the remainder as the "
-                "generated name"
-            )
-        root = folder
-    return NumberedPaths(absolute_path("." if root is None else root), pattern, count, start)
 
 
 def _table_rows(table: Any, source: Source) -> Rows:
@@ -452,8 +353,14 @@ def _pack_rows(rows: Rows, source: Source) -> dict[str, np.ndarray]:
             targets = _class_indices(values, names, lambda row: source.row_name(row_numbers[row]))
         else:
             targets, names = encode_targets(values)
-            if names is not None and (stray_rows := stray_cells(values)):
-                names_and_warnings[1].append(_describe_strays(values, stray_rows, row_numbers, source, target))
+            non_numbers = _find_non_numbers({value for value in values if isinstance(value, str)})
+            other_rows = [row for row, value in enumerate(values) if value in non_numbers]
+            if names is not None and 0 < len(other_rows) < len(values) / 2:
+                names_and_warnings[1].append(
+                    f"the targets in the column {target!r} of {source.name} are treated as class names, because "
+                    f"{source.row_name(row_numbers[other_rows[0]])} has {values[other_rows[0]]!r}, which is not a "
+                    "number; correct such cells, or list the names in classes="
+                )
         arrays[f"targets {index}"] = targets
         names_and_warnings[0].append(names)
     return {**arrays, "words": np.frombuffer(json.dumps(names_and_warnings).encode(), np.uint8)}
@@ -484,20 +391,6 @@ def _encode_relative_path(path: Any, where: str, source: Source) -> bytes:
     return os.fsencode(path)
 
 
-def _describe_strays(
-    values: list[Any], stray_rows: list[int], row_numbers: Sequence[int], source: Source, target: str | int
-) -> str:
-    """Return the warning about a column that would be numeric without a few of its cells."""
-    row, count = stray_rows[0], len(stray_rows)
-    suffix = f", and {count - 1:,} more are not numbers either" if count > 1 else ""
-    return (
-        f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
-        f"numbers, but {source.unit} {row_numbers[row]} has {values[row]!r}{suffix}. So all targets were treated as "
-        "class names, and labels are indices into the sorted names, in which '10' comes before '9'. Correct such "
-        "cells, or remove their rows; if the targets are names, list them in classes="
-    )
-
-
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
     """Encode a column. If all values are numbers, return them as an integer or float64 array, and None. Otherwise
     return the index of each value in the sorted list of names, and that list."""
@@ -511,19 +404,6 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
             return np.fromiter(map(float, values), np.float64, len(values)), None
     names = sorted(set(map(str, values)))
     return _class_indices(values, names, str), names
-
-
-def stray_cells(values: list[Any]) -> list[int]:
-    """Return the indices of the values that are not numbers, if there are only a few: in a column of at least four
-    values, at most one or a tenth of them, whichever is more. Codes that are padded with zeros to equal length (``08``,
-    ``09``, ``10``) do not count as strays."""
-    texts = Counter(value for value in values if isinstance(value, str))
-    stray_texts = _find_non_numbers(texts)
-    if len(values) < MIN_CELLS or sum(texts[text] for text in stray_texts) > max(1, len(values) // CELLS_PER_STRAY):
-        return []
-    if all(map(PADDED.fullmatch, stray_texts)) and len(set(map(len, texts))) == 1:
-        return []
-    return [row for row, value in enumerate(values) if value in stray_texts]
 
 
 def _find_non_numbers(texts: Collection[str]) -> set[str]:

@@ -148,4 +148,3 @@ class Program:
         return reduce(lambda sizes, record: record.sizes_after(sizes), self.records[:index], self.sizes_hw)
 
 
-Draws = Program  # the former name

@@ -107,9 +107,6 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "TarShards, stream": lambda root, **options: gl.TarShards([f"{root}/t-1.tar"], stream=True, **options),
     "ArrayFile": lambda root, **options: gl.ArrayFile(f"{root}/a.npy", labels=f"{root}/l.npy", **options),
     "FileList": lambda root, **options: gl.FileList(f"{root}/m.csv", **options),
-    "FileList, numbers": lambda root, **options: gl.FileList(
-        "{index:03d}.jpg", root=f"{root}/img/a/sub 0", count=1, start=3, **options
-    ),
     "Coco": lambda root, **options: gl.Coco(f"{root}/img", f"{root}/c.json", **options),
     "Parquet": parquet,
     "HDF5": hdf5,
