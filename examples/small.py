@@ -1,4 +1,4 @@
-"""Code shared by the examples: their options, small generated data sets, and a small network to replace with yours.
+"""Code shared by the examples: their options, small generated datasets, and a small network to replace with yours.
 
 The generated pictures show circles, crosses, squares and triangles on grey clouds, in folders like those of ImageNet,
 COCO and Pascal VOC. They are in a temporary folder, which is removed at the end.
@@ -56,7 +56,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def arguments(parser: argparse.ArgumentParser, make: Callable[[Path], None]) -> argparse.Namespace:
-    """Parse the options. Without PATH, let `make` write a small data set, and use its path."""
+    """Parse the options. Without PATH, let `make` write a small dataset, and use its path."""
     args = parser.parse_args()
     args.size = args.size or (224 if args.data else 64)
     if args.data is None:
@@ -97,7 +97,7 @@ def scene(number: int, shapes: int = 1, *, any_colour: bool = False) -> tuple[Im
 
 
 def folder(root: Path, training: int = 128, validation: int = 32) -> None:
-    """Write a data set in ImageNet's layout: train/CLASS/….jpg and val/CLASS/….jpg."""
+    """Write a dataset in ImageNet's layout: train/CLASS/….jpg and val/CLASS/….jpg."""
     for number in range(training + validation):
         picture, [shape] = scene(number)
         path = root / ("train" if number < training else "val") / CLASSES[shape.kind] / f"{number}.jpg"
@@ -106,7 +106,7 @@ def folder(root: Path, training: int = 128, validation: int = 32) -> None:
 
 
 def coco(root: Path, training: int = 128, validation: int = 32) -> None:
-    """Write a data set in COCO's layout: train2017/….jpg, annotations/instances_train2017.json, and likewise val."""
+    """Write a dataset in COCO's layout: train2017/….jpg, annotations/instances_train2017.json, and likewise val."""
     categories = [{"id": 10 * kind + 1, "name": name} for kind, name in enumerate(CLASSES)]  # ids with gaps, as in COCO
     (root / "annotations").mkdir()
     for part, numbers in {"train": range(training), "val": range(training, training + validation)}.items():
@@ -126,7 +126,7 @@ def coco(root: Path, training: int = 128, validation: int = 32) -> None:
 
 
 def voc(root: Path, training: int = 128, validation: int = 32) -> None:
-    """Write a data set in VOC's layout: JPEGImages/….jpg, SegmentationClass/….png, ImageSets/Segmentation/….txt."""
+    """Write a dataset in VOC's layout: JPEGImages/….jpg, SegmentationClass/….png, ImageSets/Segmentation/….txt."""
     for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (root / name).mkdir(parents=True)
     for part, numbers in {"train": range(training), "val": range(training, training + validation)}.items():

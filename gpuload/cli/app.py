@@ -219,11 +219,11 @@ def inspect(
     image: Image = None,
     target: Target = None,
 ) -> None:
-    """Inspect data sets, and write an HTML page about them.
+    """Inspect datasets, and write an HTML page about them.
 
     It shows sizes, formats, classes, damage, duplicates, mean and std, and images before and after augmentation.
 
-    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if the inspection failed.
+    Exit status: 0; 3 if there are damaged images, or the same image in several datasets; 1 if the inspection failed.
     """
 
 
@@ -271,12 +271,12 @@ def pack(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="For class folders or a .csv: another data set whose classes define the labels, such as the train "
+            help="For class folders or a .csv: another dataset whose classes define the labels, such as the train "
             "split or its packed set.",
         ),
     ] = None,
 ) -> None:
-    """Write a data set to a few large files, for fast training. To continue after an interruption, run it again.
+    """Write a dataset to a few large files, for fast training. To continue after an interruption, run it again.
 
     Exit status: 0; 1 if samples are damaged, or packing failed; 130 if it was stopped with ctrl-C.
     """

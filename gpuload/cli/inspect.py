@@ -1,4 +1,4 @@
-"""``gpuload inspect``: inspects data sets, writes the page, and prints the most important findings."""
+"""``gpuload inspect``: inspects datasets, writes the page, and prints the most important findings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gpuload.loader.limits import usable_cpus
 
 __all__ = ["BAD", "run"]
 
-BAD: Final = 3  # exit status if there are damaged images, or the same image in several data sets
+BAD: Final = 3  # exit status if there are damaged images, or the same image in several datasets
 MAX_LISTED: Final = 10  # maximum number of damaged images, and of groups of duplicates, that the terminal lists
 STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
 LABELS: Final = {"bad": "fix", "odd": "check", "note": "info"}
@@ -120,7 +120,7 @@ def _open_dataset(data: str, store: Mapping[str, str | None]) -> Any:
 
 
 def _unique_names(data: Sequence[str]) -> list[str]:
-    """Return a name for each data set: the last parts of its path, as few as the names need to be unique."""
+    """Return a name for each dataset: the last parts of its path, as few as the names need to be unique."""
     paths = [source if is_url(source) else os.path.abspath(source) for source in data]
     parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
     for count in range(1, max(map(len, parts)) + 1):

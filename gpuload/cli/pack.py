@@ -26,7 +26,7 @@ SHOWN: Final = 20
 
 
 def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
-    """Pack a data set; `options` are the options of `open_source` and `pack`.
+    """Pack a dataset; `options` are the options of `open_source` and `pack`.
 
     Return the exit status: 0 on success, also if damaged samples were skipped; `STOPPED` on ctrl-C; else 1.
     """

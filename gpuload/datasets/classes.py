@@ -1,4 +1,4 @@
-"""The class names that a user passes as `classes=`, so that all splits of a data set have the same labels.
+"""The class names that a user passes as `classes=`, so that all splits of a dataset have the same labels.
 
 If a dataset numbers the class names that it finds, and a split lacks a class, the labels of that split are shifted:
 label 3 then means another class. This module runs in the main process when a dataset is created.
@@ -17,7 +17,7 @@ __all__ = ["Classes", "check_known_class", "class_names", "format_names", "warn_
 Classes = Iterable[str] | Any  # names, or a dataset that has `classes`
 MAX_SHOWN: Final = 3  # maximum number of names in a message
 EXPECTED: Final = (
-    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a data set "
+    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a dataset "
     "that has classes, such as the train split"
 )
 
@@ -43,7 +43,7 @@ def class_names(classes: Classes | None) -> list[str] | None:
     # The order of a set differs between processes.
     if isinstance(argument, str | bytes | Set) or not isinstance(argument, Iterable):
         inner_dataset = getattr(argument, "dataset", None)
-        hint = "; pass the data set inside it" if hasattr(inner_dataset, "classes") else ""
+        hint = "; pass the dataset inside it" if hasattr(inner_dataset, "classes") else ""
         raise TypeError(f"{EXPECTED}, got {_shorten(argument)}{hint}")
     names = list(argument)
     if not names:

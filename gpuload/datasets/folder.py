@@ -100,7 +100,7 @@ class ImageFolder(_ScannedFolder):
 
     Args:
         root: the folder that contains one folder per class, or its URL, such as ``s3://bucket/train``.
-        classes: the names of all classes, in the order of their labels, torchvision's `class_to_idx`, or a data set
+        classes: the names of all classes, in the order of their labels, torchvision's `class_to_idx`, or a dataset
             that has `classes`. `root` may lack some of them, but a folder with any other name is an error.
         extensions: the endings of image files' names; case does not matter.
         follow_links: whether symbolic links may point outside `root`; links inside it are always followed.

@@ -1,6 +1,6 @@
-"""`Mix`: several data sets, each of which contributes a fixed share of every 1,024 samples.
+"""`Mix`: several datasets, each of which contributes a fixed share of every 1,024 samples.
 
-This module holds the data sets and their weights; `gpuload.order.mixture` computes the sample for each position. A
+This module holds the datasets and their weights; `gpuload.order.mixture` computes the sample for each position. A
 `Mix` is created in the main process and copied to workers. This module does not import torch.
 """
 
@@ -32,29 +32,29 @@ KINDS: Final = (  # kinds of leaves, by type; a leaf of any other type may be an
 
 
 class Mix(Joined):
-    """Several map-style data sets, mixed by weights: with (0.7, 0.3), about 7 of 10 samples in each batch come from the
-    first data set.
+    """Several map-style datasets, mixed by weights: with (0.7, 0.3), about 7 of 10 samples in each batch come from the
+    first dataset.
 
     Each run of 1,024 positions contains exactly these shares, in an order that depends on the seed; a fraction of a
-    sample is carried over to the next 1,024 positions. Each data set goes through its samples in shuffled order,
+    sample is carried over to the next 1,024 positions. Each dataset goes through its samples in shuffled order,
     without repetition, and then starts again with a new order; the next epoch continues where the previous one stopped.
-    With ``shuffle=False``, each data set keeps the order of its samples. A sample that fails with
-    ``on_error="replace"`` is replaced by a sample of the same data set.
+    With ``shuffle=False``, each dataset keeps the order of its samples. A sample that fails with
+    ``on_error="replace"`` is replaced by a sample of the same dataset.
 
-    Indices refer to the concatenated data sets, as with ``+``. ``len(mix)`` is the total number of samples, `length`
+    Indices refer to the concatenated datasets, as with ``+``. ``len(mix)`` is the total number of samples, `length`
     the number of positions in an epoch. (The shares are only approximate in an epoch of fewer than 1,024 positions, but
     exact over several such epochs.)
 
     Args:
-        datasets: the data sets, whose samples must have the same structure; convert them with ``dataset.map(fn)``.
-        weights: the relative frequency of each data set, positive numbers on any scale: ``[7, 3]`` gives the shares
+        datasets: the datasets, whose samples must have the same structure; convert them with ``dataset.map(fn)``.
+        weights: the relative frequency of each dataset, positive numbers on any scale: ``[7, 3]`` gives the shares
             0.7 and 0.3.
         length: the number of positions in an epoch. Default: the total number of samples.
 
     Raises:
-        TypeError: an item is an iterable dataset, or is not a data set; a weight is not a number; the first samples of
-            gpuload's data sets differ in structure (only gpuload's data sets are checked).
-        ValueError: a data set is empty; the number of weights differs from the number of data sets; a weight is not
+        TypeError: an item is an iterable dataset, or is not a dataset; a weight is not a number; the first samples of
+            gpuload's datasets differ in structure (only gpuload's datasets are checked).
+        ValueError: a dataset is empty; the number of weights differs from the number of datasets; a weight is not
             finite and positive; `length` is not positive.
 
     Example:
@@ -102,9 +102,9 @@ def find_mix(dataset: Any) -> Mix | None:
     if any(isinstance(part, Mix) for outer in parts for part in walk_datasets(outer)):
         name = type(inner).__name__
         remedy = (
-            "replace the inner Mix by its data sets, each with its share of the inner Mix's weight"
+            "replace the inner Mix by its datasets, each with its share of the inner Mix's weight"
             if isinstance(inner, Mix)
-            else f"put Mix([…]) outermost, with {name} around its data sets"
+            else f"put Mix([…]) outermost, with {name} around its datasets"
         )
         raise ValueError(
             f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "
@@ -115,24 +115,24 @@ def find_mix(dataset: Any) -> Mix | None:
 
 def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
     if isinstance(datasets, str | bytes | dict) or not isinstance(datasets, Iterable):
-        raise TypeError(f"Mix() takes a list of data sets, got {type(datasets).__name__}")
+        raise TypeError(f"Mix() takes a list of datasets, got {type(datasets).__name__}")
     datasets = list(datasets)
     if not datasets:
-        raise ValueError("Mix() takes at least one data set, got an empty list")
+        raise ValueError("Mix() takes at least one dataset, got an empty list")
     for i, dataset in enumerate(datasets):
         check_dataset(dataset)
         name, kind = f"datasets[{i}]", type(dataset).__name__
         if is_iterable(dataset):
             raise TypeError(
-                f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and defines "
+                f"Mix() takes map-style datasets, but {name} is of type {kind}, which is iterable and defines "
                 "its own order; mix inside its __iter__"
             )
         if not is_map_style(dataset):
             raise TypeError(
-                f"Mix() takes map-style data sets, which have __len__ and __getitem__, but {name} is of type {kind}"
+                f"Mix() takes map-style datasets, which have __len__ and __getitem__, but {name} is of type {kind}"
             )
         if not len(dataset):
-            raise ValueError(f"Mix() takes data sets with samples, but {name}, of type {kind}, has length 0; remove it")
+            raise ValueError(f"Mix() takes datasets with samples, but {name}, of type {kind}, has length 0; remove it")
     return datasets
 
 
@@ -140,9 +140,9 @@ def _check_weights(weights: Any, count: int) -> list[float]:
     try:
         weights = [*weights]
     except TypeError:
-        raise TypeError(f"Mix(weights=…) must be a list of numbers, one for each data set, got {weights!r}") from None
+        raise TypeError(f"Mix(weights=…) must be a list of numbers, one for each dataset, got {weights!r}") from None
     if len(weights) != count:
-        raise ValueError(f"Mix(weights=…) must be one number for each of the {count} data sets, got {len(weights)}")
+        raise ValueError(f"Mix(weights=…) must be one number for each of the {count} datasets, got {len(weights)}")
     numbers: list[float] = []
     for i, weight in enumerate(weights):
         try:
@@ -176,8 +176,8 @@ def _simplify(weight: Fraction) -> Fraction:
 
 
 def _check_structures(datasets: list[Any]) -> None:
-    """Refuse data sets whose first samples differ in structure. Only gpuload's data sets are checked: reading a sample
-    of a user's data set may open a file, after which the data set could not be sent to workers."""
+    """Refuse datasets whose first samples differ in structure. Only gpuload's datasets are checked: reading a sample
+    of a user's dataset may open a file, after which the dataset could not be sent to workers."""
     reference: tuple[list[Any], str] | None = None
     for i, dataset in enumerate(datasets):
         if not is_deterministic(dataset, allow_plain_containers=True):
@@ -193,7 +193,7 @@ def _check_structures(datasets: list[Any]) -> None:
             reference = parts, description
         elif not _are_compatible(parts, reference[0]):
             raise TypeError(
-                f"Mix() takes data sets whose samples have the same structure, but {reference[1]}, and {description}; "
+                f"Mix() takes datasets whose samples have the same structure, but {reference[1]}, and {description}; "
                 "convert them with .map(fn)"
             )
 

@@ -59,8 +59,8 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One row per image. `digest` is a 128-bit hash of the file. `which` is the index of the data set, `index` the index
-of the sample in that data set, and `label` the index of the class, or -1. `measured` says whether the pixels were
+"""One row per image. `digest` is a 128-bit hash of the file. `which` is the index of the dataset, `index` the index
+of the sample in that dataset, and `label` the index of the class, or -1. `measured` says whether the pixels were
 measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
 file, `FILE_FIELDS`; `gather` fills in all others."""
 FILE_FIELDS: Final = list(ROW.names or ())[:-6]
@@ -119,7 +119,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
 
 def class_name_of(dataset: Any, index: int, label: int | str | None = None) -> str:
     """Return the name of a sample's class; "" if it has none. If `label` is None because the sample cannot be read, use
-    the data set's `labels`."""
+    the dataset's `labels`."""
     labels = getattr(dataset, "labels", None)
     if label is None and isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
         label = int(labels[index])
@@ -261,7 +261,7 @@ class InspectedImages:
     the name of its class, and the cause of its damage ("" for none).
 
     Args:
-        datasets: the data sets.
+        datasets: the datasets.
         rows: each image's `ROW`.
         row_indices: the rows of the images to inspect.
         pixels: whether to measure pixels; otherwise files are checked.
@@ -289,7 +289,7 @@ class InspectedImages:
         return int(self._row_indices[position]), record.view(np.uint8), class_name_of(dataset, index, label), cause
 
     def will_need(self, positions: list[int]) -> None:
-        """Have the kernel prefetch these samples, which will be read soon, if their data set supports it."""
+        """Have the kernel prefetch these samples, which will be read soon, if their dataset supports it."""
         for position in positions:
             if (will_need := getattr(self._datasets[self._dataset_indices[position]], "will_need", None)) is not None:
                 will_need([int(self._indices[position])])
@@ -303,7 +303,7 @@ class SelectedImages:
     with more than 8 bits per channel are decoded without conversion.
 
     Args:
-        datasets: the data sets.
+        datasets: the datasets.
         rows: the `ROW` of each image.
     """
 

@@ -1,4 +1,4 @@
-"""Inspects data sets with the workers of a `Loader`. The record of an image takes about 75 bytes, so a million images
+"""Inspects datasets with the workers of a `Loader`. The record of an image takes about 75 bytes, so a million images
 take 75 MB. This module runs in the main process.
 
 If a file kills a worker, the worker is restarted and the file counts as damaged, as in training.
@@ -51,13 +51,13 @@ class PixelSums:
 
 @dataclass
 class Gathered:
-    """The rows of all inspected images of several data sets, and the causes of damage.
+    """The rows of all inspected images of several datasets, and the causes of damage.
 
     Attributes:
-        names: the names of the data sets.
-        datasets: the data sets.
-        rows: one `ROW` per inspected image, in the order of the data sets.
-        classes: the class names of all data sets; the rows' labels are indices into this list.
+        names: the names of the datasets.
+        datasets: the datasets.
+        rows: one `ROW` per inspected image, in the order of the datasets.
+        classes: the class names of all datasets; the rows' labels are indices into this list.
         causes: the causes of damage or refusal, keyed by row; only the first 10,000.
         is_sampled: whether only a random selection of the images is decoded.
         groups: the pixel sums of all measured images, keyed by channels and bits.
@@ -82,7 +82,7 @@ class Gathered:
         return self.classes[label] if self.classes and label >= 0 else None
 
     def name_of(self, row: int, *, full: bool = False) -> str:
-        """Return an image's path, relative to the data set's root unless `full`; without a path, its key or index."""
+        """Return an image's path, relative to the dataset's root unless `full`; without a path, its key or index."""
         dataset, index = self.datasets[self.rows["which"][row]], int(self.rows["index"][row])
         if isinstance(dataset, list):
             return getattr(dataset[index], "source", None) or f"sample {index}"
@@ -108,7 +108,7 @@ def gather(
     workers: int | None = None,
     update_progress: ProgressCallback = lambda done, total: None,
 ) -> Gathered:
-    """Check the files of all samples, or of `limit` random samples of each data set.
+    """Check the files of all samples, or of `limit` random samples of each dataset.
 
     Raises:
         WorkerError, TooManyErrors: workers cannot start, or too many files kill them.

@@ -41,7 +41,7 @@ LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice. `ignored` has a dict for each data set: the number of skipped files, keyed by
+    """Return the summary, without advice. `ignored` has a dict for each dataset: the number of skipped files, keyed by
     ending."""
     rows = gathered.rows
     return {
@@ -73,7 +73,7 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
 
 
 def count_ignored_files(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
-    """Count the files in a folder that an image data set skips, keyed by ending, most frequent first.
+    """Count the files in a folder that an image dataset skips, keyed by ending, most frequent first.
 
     Args:
         root: a folder; links to folders are not followed.
@@ -240,7 +240,7 @@ def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _describe_groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
-    """Describe groups of images: first groups in several data sets, then groups in several classes, then all others."""
+    """Describe groups of images: first groups in several datasets, then groups in several classes, then all others."""
     dataset_indices, labels = gathered.rows["which"], gathered.rows["label"]
     described_groups = [
         (_has_distinct(dataset_indices[group]), _has_distinct(labels[group]), group) for group in groups
@@ -303,7 +303,7 @@ Level = Literal["bad", "odd", "note"]
 
 
 class Advice(NamedTuple):
-    """A finding about data sets: its level, a title, an explanation with the remedy, and code for the remedy.
+    """A finding about datasets: its level, a title, an explanation with the remedy, and code for the remedy.
 
     `level`: "bad" harms training or its evaluation; "odd" is probably unintended; "note" is for information.
     """
@@ -315,7 +315,7 @@ class Advice(NamedTuple):
 
 
 LEAK_TEXT: Final = (
-    "The model is evaluated on its training images, and seems better than it is. Remove them from one data set."
+    "The model is evaluated on its training images, and seems better than it is. Remove them from one dataset."
 )
 LABEL_CONFLICT_TEXT: Final = "At least one of the labels is wrong, or the classes overlap."
 DUPLICATE_TEXT: Final = "Duplicates count more than once in training."
@@ -329,11 +329,11 @@ COUNT_ADVICE: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
      f"By default, max_pixels is {Decode().max_pixels:,}. Larger files are decompression bombs, or very large "
      "pictures. If you trust these files, raise the limit that the list states.",
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
-    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", LEAK_TEXT, ""),
+    ("bad", "duplicates files several_data", "picture is in several datasets (the same file)", LEAK_TEXT, ""),
     ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", LABEL_CONFLICT_TEXT,
      ""),
     ("note", "duplicates files surplus", "image is duplicated (the same file)", DUPLICATE_TEXT, ""),
-    ("bad", "duplicates pixels several_data", "picture is in several data sets (the same pixels in another file)",
+    ("bad", "duplicates pixels several_data", "picture is in several datasets (the same pixels in another file)",
      LEAK_TEXT, ""),
     ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
      LABEL_CONFLICT_TEXT, ""),
@@ -359,7 +359,7 @@ COUNT_ADVICE: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
 
 
 def is_bad(summary: dict[str, Any]) -> bool:
-    """Return whether there are damaged images, or images in several data sets; this determines the exit status."""
+    """Return whether there are damaged images, or images in several datasets; this determines the exit status."""
     return any(advice.level == "bad" for advice in _count_advice(summary))
 
 
@@ -408,7 +408,7 @@ def _class_advice(summary: dict[str, Any]) -> Iterator[Advice]:
         count = len(dataset["classes"])
         title = f"{count:,} {'class has' if count == 1 else 'classes have'} no images in {dataset['data']}"
         text = (
-            "Labels number the classes of a data set, so they have the same meaning in all data sets only if you pass "
+            "Labels number the classes of a dataset, so they have the same meaning in all datasets only if you pass "
             "the same classes."
         )
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")

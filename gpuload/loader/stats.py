@@ -137,7 +137,7 @@ class Stats:
         cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
             workers_cpu_s: CPU seconds of the workers; workers_queued_s: how long busy workers were runnable but waited
             for a CPU, if the kernel reports it.
-        untried: options that could help and are not used: ``"block"`` (``shuffle="block"``, for data sets with several
+        untried: options that could help and are not used: ``"block"`` (``shuffle="block"``, for datasets with several
             samples per file), ``"cache"`` (`Cached`), ``"persistent"`` (``persistent_workers=True``).
         advice: the bottleneck and a remedy, in one sentence.
 

@@ -1,12 +1,12 @@
-"""The order of a `Mix`, which maps each position to a data set and one of its samples.
+"""The order of a `Mix`, which maps each position to a dataset and one of its samples.
 
 The positions of all epochs, concatenated, form one *stream*, which is split into blocks of 1,024 positions. The number
-of samples of each data set before a block is computed in closed form, so each block has the exact shares, and fractions
-of samples are carried over to the next blocks. Within a block the order of the data sets is shuffled; it depends on the
-seed and the index of the block. The *ordinal* of a position is the number of samples of its data set before it. It
+of samples of each dataset before a block is computed in closed form, so each block has the exact shares, and fractions
+of samples are carried over to the next blocks. Within a block the order of the datasets is shuffled; it depends on the
+seed and the index of the block. The *ordinal* of a position is the number of samples of its dataset before it. It
 follows from the position's block alone: nothing is counted from the beginning of the epoch.
 
-A data set of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
+A dataset of n samples passes through consecutive permutations: its sample with ordinal k is sample k mod n of
 permutation k div n. A block shuffle uses the permutations of `gpuload.order.blocks`. This module runs in the
 main process; orders are immutable.
 """
@@ -35,13 +35,13 @@ _12, _20, _COLUMN = (np.array(value, np.uint64) for value in (12, 20, 2**12 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The sizes and weights of mixed data sets.
+    """The sizes and weights of mixed datasets.
 
     Args:
-        sizes: the number of samples of each data set, at least 1.
-        parts: the weights of the data sets as integers of at least 1, whose sum is below 2**32.
+        sizes: the number of samples of each dataset, at least 1.
+        parts: the weights of the datasets as integers of at least 1, whose sum is below 2**32.
         length: the number of positions in an epoch.
-        blocks: the blocks of each data set, for a block shuffle; otherwise empty.
+        blocks: the blocks of each dataset, for a block shuffle; otherwise empty.
 
     Example:
         >>> mixture = Mixture((1000, 50), (7, 3), length=1050)
@@ -64,9 +64,9 @@ class Mixture:
         return f"mixed-{zlib.crc32(content.encode()):08x}"
 
     def counts_before(self, positions: np.ndarray) -> np.ndarray:
-        """Return the number of samples of each data set in the stream before these positions, int64 (N, data sets).
+        """Return the number of samples of each dataset in the stream before these positions, int64 (N, datasets).
 
-        The first data set gets its share of all positions, rounded down; the next gets its share of the remaining
+        The first dataset gets its share of all positions, rounded down; the next gets its share of the remaining
         positions, and so on; the last gets the remaining positions. So counts never decrease from one position to the
         next, and their sum is the position. (Rounding each share independently would guarantee neither.)
         """
@@ -81,13 +81,13 @@ class Mixture:
 
 
 class MixedOrder:
-    """The order of an epoch of a mixture. Indices refer to the concatenated data sets.
+    """The order of an epoch of a mixture. Indices refer to the concatenated datasets.
 
     Args:
-        mixture: the mixed data sets.
+        mixture: the mixed datasets.
         seed: the seed of the order.
         epoch: the number of the epoch.
-        shuffle: whether each pass through a data set has a new random order; otherwise, each pass has the data set's
+        shuffle: whether each pass through a dataset has a new random order; otherwise, each pass has the dataset's
             order.
         repeats: as in `Shares`; it divides the number of stream positions in an epoch.
 
@@ -126,7 +126,7 @@ class MixedOrder:
         return indices.reshape(positions.shape)
 
     def _datasets_and_ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of the data set and the ordinal at each position of the blocks, both (blocks, BLOCK)."""
+        """Return the index of the dataset and the ordinal at each position of the blocks, both (blocks, BLOCK)."""
         shape = len(blocks), BLOCK
         limits = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
         previous_counts, counts = limits[: len(blocks)], np.diff(limits.reshape(2, len(blocks), -1), axis=0)[0]
@@ -134,7 +134,7 @@ class MixedOrder:
         sorted_datasets = np.repeat(np.tile(dataset_indices, len(blocks)), counts.reshape(-1)).reshape(shape)
         positions = blocks[:, None] * BLOCK + np.arange(BLOCK)
         datasets = np.take_along_axis(sorted_datasets, _random_permutations(self._key, positions, MIXED_BLOCKS), axis=1)
-        # Sorted by data set and then by position, the ordinals of a data set are consecutive.
+        # Sorted by dataset and then by position, the ordinals of a dataset are consecutive.
         first_ordinals = previous_counts - (np.cumsum(counts, axis=1) - counts)
         sorted_ordinals = np.repeat(first_ordinals.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
         ordinals = np.empty(shape, np.int64)
@@ -142,7 +142,7 @@ class MixedOrder:
         return datasets, ordinals
 
     def _indices(self, datasets: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
-        """Return the indices of the samples with these ordinals in these data sets."""
+        """Return the indices of the samples with these ordinals in these datasets."""
         indices = np.empty_like(ordinals)
         for dataset in np.unique(datasets).tolist():
             rows = np.flatnonzero(datasets == dataset)
@@ -152,7 +152,7 @@ class MixedOrder:
         return indices
 
     def _samples_in_permutations(self, dataset: int, permutations: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the samples of a data set at these positions of these permutations."""
+        """Return the samples of a dataset at these positions of these permutations."""
         size, key = self._mixture.sizes[dataset], self._keys[dataset]
         blocks = self._mixture.blocks[dataset] if self._mixture.blocks else None
         unique_ids, rows = np.unique(permutations, return_inverse=True)
@@ -168,7 +168,7 @@ class MixedOrder:
 
     @cached_property
     def _keys(self) -> list[philox.Key]:
-        """The keys of the data sets, which give different permutations to data sets of the same size."""
+        """The keys of the datasets, which give different permutations to datasets of the same size."""
         count = len(self._mixture.sizes)
         return [philox.Key(*words) for words in philox.words(self._key, np.arange(count), MIXED_DATASETS, 2).tolist()]
 

@@ -251,8 +251,8 @@ class OrderOptions:
         }
         for name in (name for name, is_given in refused.items() if is_given):
             raise ValueError(
-                f"{name} cannot be combined with a Mix, whose weights determine how often each data set is used, and "
-                "which reads each data set in its own order; leave it out, or read the data sets without Mix"
+                f"{name} cannot be combined with a Mix, whose weights determine how often each dataset is used, and "
+                "which reads each dataset in its own order; leave it out, or read the datasets without Mix"
             )
 
     @property

@@ -52,8 +52,8 @@ class Shares:
         batch_size: the batch size of each rank.
         shuffle: whether each epoch has a new random order.
         blocks: the blocks of a block shuffle; None for any other order, and for a mixture, which has blocks for each
-            data set.
-        mixture: the mixture of several data sets; None for a single data set.
+            dataset.
+        mixture: the mixture of several datasets; None for a single dataset.
         seed: the seed of the order.
         drop_last: whether to drop the last global batch if it is not full.
         rank, world_size: this rank and the number of ranks.

@@ -39,9 +39,9 @@ SHUFFLE_BUFFER: Final = 2**31 + 4  # which sample of a stream's shuffle buffer c
 WINDOWS: Final = 2**31 + 5  # block shuffle: the keys of the windows
 WITHIN_WINDOWS: Final = 2**31 + 6  # block shuffle: the order of the samples in small windows
 SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the position of the short last block in the order
-MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the data sets in the blocks
-MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the data sets
-MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a data set's permutations from the data set's key
+MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the datasets in the blocks
+MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the datasets
+MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a dataset's permutations from the dataset's key
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of the last module of a chain, one lane per view
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its sampling with replacement
 

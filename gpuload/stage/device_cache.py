@@ -1,7 +1,7 @@
 """Memory for the pixels of a `DeviceCached` on the device, from which the windows of each batch are copied.
 
 Memory layout: images and masks, each H×W×C and aligned to 64 bytes, are stored in the order in which they were read, in
-*segments* of uint8. Most data sets have one segment, whose size is estimated from samples spread over the data set;
+*segments* of uint8. Most datasets have one segment, whose size is estimated from samples spread over the dataset;
 images that do not fit go to additional segments. An image is never split between segments. Byte offsets run through
 all segments, in order.
 

@@ -397,7 +397,7 @@ def _check_policy(name: str, value: Any) -> str:
 
 @declaration
 class AutoAugment(TorchvisionAugment):
-    """Apply one of 25 pairs of operations, each with a probability. The pairs were found by a search on a data set.
+    """Apply one of 25 pairs of operations, each with a probability. The pairs were found by a search on a dataset.
 
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.

@@ -61,7 +61,7 @@ def test_the_same_image_in_two_data_sets_is_an_exit_status(tmp_path: Path) -> No
     shutil.copy(train / "a" / "0.jpg", val / "a" / "9.jpg")
     status, text, _ = run(train, val, "--html", "")
     assert status == BAD
-    assert "fix: 1 picture is in several data sets (the same file)" in text
+    assert "fix: 1 picture is in several datasets (the same file)" in text
     assert "same file: train: a/0.jpg, val: a/9.jpg\n" in text
 
 

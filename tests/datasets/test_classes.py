@@ -17,7 +17,7 @@ TAKEN = (
 
 
 class Split:
-    """A data set with these classes."""
+    """A dataset with these classes."""
 
     def __init__(self, classes: Any) -> None:
         self.classes = classes
@@ -27,7 +27,7 @@ class Split:
 
 
 class Subset:
-    """A part of a data set, as torch's."""
+    """A part of a dataset, as torch's."""
 
     dataset = Split(["ant"])
 
@@ -64,7 +64,7 @@ def test_the_list_of_a_data_set_is_copied() -> None:
         (10, TypeError, f"{TAKEN}10"),
         (["ant", 3], TypeError, f"{TAKEN}a list that contains 3"),
         (Split([("tench", "Tinca")]), TypeError, f"{TAKEN}a list that contains ('tench', 'Tinca')"),
-        (Subset(), TypeError, f"{TAKEN}Subset(); pass the data set inside it"),
+        (Subset(), TypeError, f"{TAKEN}Subset(); pass the dataset inside it"),
         ([], ValueError, f"{TAKEN}no names"),
         (["ant", "bee", "ant"], ValueError, "classes contains 'ant' twice; names must be unique"),
         (

@@ -488,7 +488,7 @@ def test_a_class_without_images(tmp_path: Path) -> None:
     text = (
         f"a class has no images in '{tmp_path}': 'dog'; searched at any depth for names that end in {ENDINGS}. "
         "Pass other endings with extensions=. If this split lacks a class, do not remove its folder, which would "
-        "change the labels of the classes after it: pass classes=train, the data set of the train split, or a list "
+        "change the labels of the classes after it: pass classes=train, the dataset of the train split, or a list "
         "of all classes. If a folder is not a class, move it elsewhere"
     )
     with pytest.raises(FileNotFoundError, match=exactly(text)):
@@ -505,11 +505,11 @@ def test_many_classes_without_images(tmp_path: Path) -> None:
 # Splits
 
 
-@pytest.mark.parametrize("source", ["data set", "list", "cached"])
+@pytest.mark.parametrize("source", ["dataset", "list", "cached"])
 def test_a_split_that_lacks_classes_keeps_the_labels(tmp_path: Path, source: str) -> None:
     train = ImageFolder(make(tmp_path / "train", "ant/1.jpg", "bee/1.jpg", "cat/1.jpg", "dog/1.jpg"))
     make(tmp_path / "val", "bee/2.jpg", "dog/3.jpg", "dog/4.jpg", "cat/notes.txt")
-    classes = {"data set": train, "list": ["ant", "bee", "cat", "dog"], "cached": Cached(train, 1 << 20)}[source]
+    classes = {"dataset": train, "list": ["ant", "bee", "cat", "dog"], "cached": Cached(train, 1 << 20)}[source]
     val = ImageFolder(tmp_path / "val", classes=classes)
     assert (val.classes, val.class_to_idx) == (train.classes, train.class_to_idx)
     assert relative(val) == ["bee/2.jpg", "dog/3.jpg", "dog/4.jpg"]

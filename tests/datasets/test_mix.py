@@ -87,39 +87,39 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of data sets, got str"),
-        (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one data set, got an empty list"),
+        (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of datasets, got str"),
+        (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one dataset, got an empty list"),
         (
             lambda: gl.Mix([[1], Streamed()], [1, 1]),
             TypeError,
-            "Mix() takes map-style data sets, but datasets[1] is of type Streamed, which is iterable and defines "
+            "Mix() takes map-style datasets, but datasets[1] is of type Streamed, which is iterable and defines "
             "its own order; mix inside its __iter__",
         ),
         (
             lambda: gl.Mix([3], [1]),
             TypeError,
-            "Mix() takes map-style data sets, which have __len__ and __getitem__, but datasets[0] is of type int",
+            "Mix() takes map-style datasets, which have __len__ and __getitem__, but datasets[0] is of type int",
         ),
         (
             lambda: gl.Mix([[1], []], [1, 1]),
             ValueError,
-            "Mix() takes data sets with samples, but datasets[1], of type list, has length 0; remove it",
+            "Mix() takes datasets with samples, but datasets[1], of type list, has length 0; remove it",
         ),
         (
             lambda: gl.Mix([[1], [2]], [1]),
             ValueError,
-            "Mix(weights=…) must be one number for each of the 2 data sets, got 1",
+            "Mix(weights=…) must be one number for each of the 2 datasets, got 1",
         ),
         (
             lambda: gl.Mix([[1]], 3),
             TypeError,
-            "Mix(weights=…) must be a list of numbers, one for each data set, got 3",
+            "Mix(weights=…) must be a list of numbers, one for each dataset, got 3",
         ),
         (lambda: gl.Mix([[1]], ["a"]), TypeError, "Mix(weights=…) must be numbers, but weights[0] is 'a'"),
         (
             lambda: gl.Mix([[1], [2]], [1, 0]),
             ValueError,
-            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; remove data sets that should "
+            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; remove datasets that should "
             "not be read",
         ),
         (
@@ -131,13 +131,13 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have the same structure, but datasets[0] (list) yields (int, int), "
+            "Mix() takes datasets whose samples have the same structure, but datasets[0] (list) yields (int, int), "
             "and datasets[1] (list) yields {'a': int}; convert them with .map(fn)",
         ),
         (
             lambda: gl.Mix([[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]], [1, 1]),
             TypeError,
-            "Mix() takes data sets whose samples have the same structure, but datasets[0] (list) yields (Encoded, "
+            "Mix() takes datasets whose samples have the same structure, but datasets[0] (list) yields (Encoded, "
             "int), and datasets[1] (list) yields (Encoded, Boxes); convert them with .map(fn)",
         ),
     ],
@@ -182,8 +182,8 @@ def test_a_data_set_of_the_users_is_not_read_before_workers_have_it():
 # -- what a Loader refuses --------------------------------------------------------------------------------------------
 
 TAIL = (
-    " cannot be combined with a Mix, whose weights determine how often each data set is used, and which reads each "
-    "data set in its own order; leave it out, or read the data sets without Mix"
+    " cannot be combined with a Mix, whose weights determine how often each dataset is used, and which reads each "
+    "dataset in its own order; leave it out, or read the datasets without Mix"
 )
 
 
@@ -212,9 +212,9 @@ def test_what_decides_over_the_order_is_refused(options, name):
 )
 def test_a_mix_inside_of_another_dataset_is_refused(around, name):
     remedy = (
-        "replace the inner Mix by its data sets, each with its share of the inner Mix's weight"
+        "replace the inner Mix by its datasets, each with its share of the inner Mix's weight"
         if name == "Mix"
-        else f"put Mix([…]) outermost, with {name} around its data sets"
+        else f"put Mix([…]) outermost, with {name} around its datasets"
     )
     text = (
         f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "

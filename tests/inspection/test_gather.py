@@ -1,4 +1,4 @@
-"""What a loader's workers gather of data sets."""
+"""What a loader's workers gather of datasets."""
 
 from __future__ import annotations
 

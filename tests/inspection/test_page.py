@@ -123,7 +123,7 @@ def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
     assert all(image["alt"] for image in images)
     assert {"cat, original", "cat, draw 1", "dog, draw 2"} <= {image["alt"] for image in images}
     assert "T.Normalize(mean=(" in page.text
-    assert "in several data sets" in page.text
+    assert "in several datasets" in page.text
     for tag, attributes in page.elements:
         if tag == "svg":
             assert attributes["role"] == "img"

@@ -100,7 +100,7 @@ def test_what_it_says():
 
 @pytest.fixture
 def slow(monkeypatch, tmp_path):
-    """A data set of a module that takes a while to import; in each interpreter, if its `fit` is false."""
+    """A dataset of a module that takes a while to import; in each interpreter, if its `fit` is false."""
     text = """
         import os, time
         time.sleep(0.5 if os.environ.get("GPULOAD_TEST_SLOW") else 0)

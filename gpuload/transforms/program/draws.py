@@ -146,5 +146,3 @@ class Program:
         if index == len(self.records):
             return self.results_hw
         return reduce(lambda sizes, record: record.sizes_after(sizes), self.records[:index], self.sizes_hw)
-
-

@@ -1,4 +1,4 @@
-"""The benchmark of a data set that stays: each way gives its rates."""
+"""The benchmark of a dataset that stays: each way gives its rates."""
 
 from __future__ import annotations
 
