@@ -16,8 +16,8 @@ from gpuload import transforms as T
 ANEW = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
-# The cases that run on every backend in `make test`. Other tests hold batches to Pillow and the reference, and Kornia and
-# DALI to their libraries' functions, so `make test-all` runs the other cases.
+# The cases that run on every backend in `make test`. Other tests hold batches to Pillow and the reference, and Kornia
+# and DALI to their libraries' functions, so `make test-all` runs the other cases.
 EVERYWHERE = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 

@@ -92,7 +92,10 @@ def test_an_epoch_goes_on_with_another_backend(jpeg_folder, backend):
         state = first.state_dict()
         rest = list(batches)
     with loader(jpeg_folder, backend) as second:
-        second.load_state_dict(state)
+        with pytest.warns(
+            RuntimeWarning, match="the state was saved with the backend 'torch', but the batches are now"
+        ):
+            second.load_state_dict(state)
         for (images, labels), (expected, numbers) in zip(second, rest, strict=True):
             assert torch.equal(labels, numbers)
             torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
@@ -111,6 +114,29 @@ def test_masks_move_with_their_images(jpeg_folder, backend):
     with gl.Loader(Masked(jpeg_folder), **options) as made:
         for one, other in zip(found, next(iter(made)), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
+def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
+    """The corners of a bright rectangle, its mask and its box, in the same place to a pixel."""
+    image, mask = np.zeros((60, 80, 3), np.uint8), np.zeros((60, 80), np.uint8)
+    image[20:44, 30:62], mask[20:44, 30:62] = 255, 1
+    boxes = gl.Boxes(np.array([[30.0, 20, 62, 44]]), format="xyxy")
+    transforms = [
+        T.RandomHorizontalFlip(),
+        T.RandomAffine(0, (0.1, 0.1), (0.8, 1.2), interpolation="bilinear"),
+        T.Resize((90, 96)),
+    ]
+    samples = [{"image": image, "mask": gl.Mask(mask), "boxes": boxes}] * 16
+    with gl.Loader(samples, 16, transforms=transforms, backend=backend, num_workers=0, device="cpu") as loader:
+        batch = next(iter(loader))
+    for sample in batch:
+        [box] = sample["boxes"]
+        bright, mask = sample["image"][0] > 127, sample["mask"] > 0
+        for is_inside in (bright, mask):
+            rows, columns = torch.nonzero(is_inside.any(1)), torch.nonzero(is_inside.any(0))
+            extent = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert (extent - box.clamp(torch.zeros(4), torch.tensor([96, 90, 96, 90]))).abs().max() <= 1.5
 
 
 def test_the_plan_shows_what_runs_where(jpeg_folder):

@@ -355,28 +355,6 @@ def test_loader_and_augment_give_the_same_images(jpeg_folder):
     assert torch.equal(gl.Augment(transforms, backend="kornia")(images), batches)
 
 
-def test_masks_and_boxes_move_with_their_images():
-    """The corners of a bright rectangle, its mask and its box, in the same place to a pixel."""
-    image, mask = np.zeros((60, 80, 3), np.uint8), np.zeros((60, 80), np.uint8)
-    image[20:44, 30:62], mask[20:44, 30:62] = 255, 1
-    boxes = gl.Boxes(np.array([[30.0, 20, 62, 44]]), format="xyxy")
-    transforms = [
-        T.RandomHorizontalFlip(),
-        T.RandomAffine(0, (0.1, 0.1), (0.8, 1.2), interpolation="bilinear"),
-        T.Resize((90, 96)),
-    ]
-    samples = [{"image": image, "mask": gl.Mask(mask), "boxes": boxes}] * 16
-    with gl.Loader(samples, 16, transforms=transforms, backend="kornia", num_workers=0, device="cpu") as loader:
-        batch = next(iter(loader))
-    for sample in batch:
-        [box] = sample["boxes"]
-        bright, mask = sample["image"][0] > 127, sample["mask"] > 0
-        for is_inside in (bright, mask):
-            rows, columns = torch.nonzero(is_inside.any(1)), torch.nonzero(is_inside.any(0))
-            extent = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-            assert (extent - box.clamp(torch.zeros(4), torch.tensor([96, 90, 96, 90]))).abs().max() <= 1.5
-
-
 @pytest.mark.parametrize(("free", "images"), [(0, 1), (1 << 20, 1), (64 << 20, 6), (1 << 40, 114_130)])
 def test_images_per_piece_depend_on_memory(free, images):
     """The largest of the images' windows has 224×224 pixels of three channels here."""
