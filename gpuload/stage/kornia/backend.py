@@ -3,6 +3,7 @@ is created, because that takes half a second."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import ClassVar, Final
 
@@ -45,7 +46,13 @@ class KorniaBackend(Backend):
 
     @classmethod
     def unmet_requirement(cls, device: torch.device) -> str | None:
-        return None if find_spec("kornia") else MISSING
+        if find_spec("kornia") is None:
+            return MISSING
+        number = version("kornia")
+        if tuple(map(int, number.split(".")[:2])) >= (0, 9):
+            return None
+        # Older versions misplace the pixels of warps with `align_corners=False`.
+        return f"the backend 'kornia' needs Kornia 0.9 or later, but {number} is installed; run `pip install -U kornia`"
 
     def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
         if outline.kind is Mix or (is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS)):

@@ -28,7 +28,7 @@ MAKERS = {
     "ring/ring.py": {"_shortage"},
     "stage/dali/backend.py": {"unmet_requirement"},
     "stage/fused/backend.py": {"unmet_requirement", "_try_compiling"},
-    "stage/kornia/backend.py": {"MISSING"},
+    "stage/kornia/backend.py": {"MISSING", "unmet_requirement"},
 }
 
 

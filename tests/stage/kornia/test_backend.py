@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from gpuload import transforms as T
+from gpuload.errors import BackendError
 from gpuload.stage import compile_stage
+from gpuload.stage.kornia import KorniaBackend
 from gpuload.stage.kornia.backend import UNSUPPORTED
 from gpuload.stage.kornia.operators import OPERATORS
 from gpuload.transforms.program.ops import OPS
@@ -139,6 +141,20 @@ def test_kornia_is_imported_late_and_its_absence_explained():
     text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
     assert first.startswith(f"{text} (")
     assert second == text
+
+
+@pytest.mark.parametrize(
+    ("number", "is_accepted"), [("0.8.2", False), ("0.9.0", True), ("0.10.1rc1", True), ("1.0", True)]
+)
+def test_versions_of_kornia_before_0_9_are_refused(number, is_accepted, monkeypatch):
+    monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name: number)
+    if is_accepted:
+        assert KorniaBackend.unmet_requirement(CPU) is None
+        return
+    with pytest.raises(
+        BackendError, match="needs Kornia 0.9 or later, but 0.8.2 is installed; run `pip install -U kornia`"
+    ):
+        compile_stage(T.Chain([T.RandomInvert()]), device=CPU, backend="kornia")
 
 
 def test_every_operation_has_an_operator_or_a_reason():
