@@ -4,8 +4,8 @@
     python examples/with_kornia.py PATH --backend kornia    PATH/train/CLASS/….jpg
 
 A module in `transforms=` gets the entire batch on the device. So colours are jittered by Kornia's definition, on every
-backend; `T.ColorJitter` follows Pillow's. `--backend` selects the library that runs the other transforms, with the same
-draws for each library.
+backend; `T.ColorJitter` would have the definition of the backend. `--backend` selects the library that runs the other
+transforms, with the same draws for each library.
 """
 
 from __future__ import annotations

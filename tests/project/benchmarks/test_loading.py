@@ -182,10 +182,8 @@ def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
 ) -> None:
     """The first process waits in its first file until the other has decoded all the rest."""
     root = copy_photos(jpeg_folder, tmp_path, 48)
-    numbers, others_done = (
-        multiprocessing.get_context("fork").Value("q", 0),
-        multiprocessing.get_context("fork").Event(),
-    )
+    context = multiprocessing.get_context("fork")
+    numbers, first_began, others_done = context.Value("q", 0), context.Event(), context.Event()
 
     def make_decoder() -> Callable[..., None]:
         with numbers.get_lock():
@@ -196,7 +194,10 @@ def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
         def decode(content: bytes, region: object) -> None:
             call = next(calls)  # the first one is a trial, before the epoch
             if is_first and call == 1:
+                first_began.set()
                 assert others_done.wait(60)
+            elif call == 1:
+                assert first_began.wait(60)
             elif not is_first and call == 48 - decoder_alone.FILES_AT_ONCE:
                 others_done.set()
 
