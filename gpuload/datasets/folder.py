@@ -248,6 +248,6 @@ def _refuse_empty(folder: str, names: list[str], search_text: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(names) == 1 else f'{len(names)} classes have'} no images in {folder!r}: "
         f"{format_names(names)}; {search_text}. Pass other endings with extensions=. If this split lacks a class, do "
-        "not remove its folder, which would change the labels of the classes after it: pass classes=train, the data "
-        "set of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
+        "not remove its folder, which would change the labels of the classes after it: pass classes=train, the dataset "
+        "of the train split, or a list of all classes. If a folder is not a class, move it elsewhere"
     )

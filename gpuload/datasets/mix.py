@@ -151,8 +151,8 @@ def _check_weights(weights: Any, count: int) -> list[float]:
             raise TypeError(f"Mix(weights=…) must be numbers, but weights[{i}] is {weight!r}") from None
         if not 0 < numbers[i] < math.inf:
             raise ValueError(
-                f"Mix(weights=…) must be finite and greater than 0, but weights[{i}] is {numbers[i]}; remove data "
-                "sets that should not be read"
+                f"Mix(weights=…) must be finite and greater than 0, but weights[{i}] is {numbers[i]}; remove datasets "
+                "that should not be read"
             )
     return numbers
 

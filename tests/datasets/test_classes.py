@@ -11,8 +11,8 @@ import pytest
 from gpuload.datasets.classes import class_names
 
 TAKEN = (
-    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a data "
-    "set that has classes, such as the train split, got "
+    "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a dataset "
+    "that has classes, such as the train split, got "
 )
 
 
