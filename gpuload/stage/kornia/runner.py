@@ -56,7 +56,7 @@ __all__ = ["KorniaRunner", "images_per_piece"]
 BYTES_PER_VALUE: Final = 64
 # Memory for a piece on the CPU, which is enough for 10 images of 224×224. Kornia allocates a tensor at each step. With
 # pieces of this size, the process reuses its memory; pieces of 64 images get new memory from the system each time, and
-# take 1.2 to 3.3 times as long.
+# take 1.2 to 3.1 times as long.
 CPU_BYTES: Final = 100_000_000
 GPU_SHARE: Final = 0.5  # memory for a piece on a GPU, as a fraction of free memory; training needs the rest
 CANVAS: Final = 64  # on CUDA, images are resized together whose height and width round up to the same multiples of this
