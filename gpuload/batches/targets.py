@@ -159,8 +159,8 @@ def target_warning(chain: Chain, columns: Columns) -> str:
             f"{call.display_name} has no {method}, so {noun} are not moved. If it moves pixels, write this method; if "
             "not, set moves_pixels = False in its class"
         )] = None  # fmt: skip
-    for module in chain.modules:
-        name = f"the module {name_of(module)}" if is_module(module) else f"Lambda({name_of(module)})"
+    for module, short_name in zip(chain.modules, chain.module_names, strict=True):
+        name = f"the module {name_of(module)}" if is_module(module) else short_name
         warnings[_images_only_message(f"{name} at the end of the transforms")] = None
     return "\n".join(warnings)
 

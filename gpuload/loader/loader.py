@@ -137,8 +137,8 @@ class Loader:
         faults: a `Faults` with all options for error handling.
         backend: the implementation that runs the transforms: ``"torch"``, ``"kornia"``, ``"dali"`` or ``"fused"``,
             with torch for transforms that the backend lacks. ``"kornia"`` and ``"dali"`` have the definitions of their
-            libraries, all others Pillow's. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on
-            the CPU. `plan` shows the result.
+            libraries, all others Pillow's. ``"auto"`` means ``"fused"`` on a GPU and ``"torch"`` on the CPU. `plan`
+            shows the result.
         info: yield ``(batch, BatchInfo)``.
         chunk_size: the maximum number of samples that a worker processes at a time; it does not affect the batches.
             Default: the worker's share, 8 to 64.

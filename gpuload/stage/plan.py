@@ -250,9 +250,9 @@ def _plan_level_steps(transforms: Sequence[Transform], backend: Backend) -> list
     return steps
 
 
-def _plan_step(transform: Transform, backend: Backend, **late: bool) -> PlanStep:
-    """Return the step for a transform: the reference runs it if the backend lacks it or one of its children. `late` is
-    passed to `Backend.why_unsupported`."""
+def _plan_step(transform: Transform, backend: Backend, *, is_late: bool = False, follows_own: bool = True) -> PlanStep:
+    """Return the step for a transform: the reference runs it if the backend lacks it or one of its children. The last
+    two arguments are those of `Backend.why_unsupported`."""
     outlines = [outline for outline in transform.outline if outline.kind is not Call]
     if transform.outline and not outlines:
         return PlanStep(transform, CUSTOM)
@@ -261,9 +261,9 @@ def _plan_step(transform: Transform, backend: Backend, **late: bool) -> PlanStep
     if transform.gathers > 1:
         return PlanStep(transform, REFERENCE, "combines images of several samples")
     for outline in outlines:
-        if late and outline.numbers is not None and outline.numbers.mean:
+        if is_late and outline.numbers is not None and outline.numbers.mean:
             return PlanStep(transform, REFERENCE, "finished images are normalised by torch")
-        if reason := backend.why_unsupported(outline, **late):
+        if reason := backend.why_unsupported(outline, is_late=is_late, follows_own=follows_own):
             return PlanStep(transform, REFERENCE, f"{outline.name}: {reason}" if transform.children else reason)
     return PlanStep(transform, backend.name, next(filter(None, map(backend.note, outlines)), None))
 

@@ -5,8 +5,8 @@ Layout: image i is H×W×C, contiguous, at ``offsets[i]`` in `pixels`, a tensor 
 is the entire ring of shared memory, which is never copied; on CUDA it holds only this batch. A stage only reads
 `pixels`, and no longer needs it when the call returns (on CUDA: when the stream has reached that point).
 
-A user's tensors keep their memory layout, with strides in `RaggedImages.steps`. Only the fused kernels read strided
-images; all other backends get the result of `RaggedImages.interleave` (`gpuload.stage.segments`).
+A user's tensors keep their memory layout, with strides in `RaggedImages.steps`. The fused kernels and, on the CPU,
+Kornia's runner read strided images; all others get the result of `RaggedImages.interleave` (`gpuload.stage.segments`).
 """
 
 from __future__ import annotations

@@ -272,8 +272,8 @@ class Stage:
         key = view, channels, images.dtype
         if key not in self._output_channels:
             label = images.labels[0]
-            own = self._backend.name if self._takes(images.dtype) else None
-            out_channels = _channels_after(self.plan.views[view], channels, label, images.dtype, own)
+            backend_name = self._backend.name if self._takes(images.dtype) else None
+            out_channels = _channels_after(self.plan.views[view], channels, label, images.dtype, backend_name)
             self._runners[view].finish.check(
                 out_channels, label if out_channels == channels else f"{label} after all transforms"
             )
@@ -307,9 +307,9 @@ class Stage:
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
 
 
-def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype: str, own: str | None) -> int:
-    """Check that the transforms fit images with this many channels; return the number of channels afterwards. `own` is
-    the name of the backend if it takes images of this dtype."""
+def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype: str, backend_name: str | None) -> int:
+    """Check that the transforms fit images with this many channels; return the number of channels afterwards.
+    `backend_name` is None if the backend does not take images of this dtype."""
     transforms = [step.transform for step in steps]
     colours = [
         (step.backend, outline.name)
@@ -317,7 +317,7 @@ def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype:
         for outline in step.transform.outline
         if issubclass(outline.kind, Ops | Mixture)
     ]
-    refused_name = next((name for backend, name in colours if dtype != "uint8" and backend != own), None)
+    refused_name = next((name for backend, name in colours if dtype != "uint8" and backend != backend_name), None)
     if refused_name is not None:
         raise ValueError(
             f"{refused_name} takes uint8 images, but {label} is {dtype}; put T.ToDtype('uint8', scale=True) first, "

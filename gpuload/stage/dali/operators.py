@@ -9,7 +9,7 @@ bits. The operators process each image by itself, so an image's result never dep
 the region that it resizes, so images are cropped first: a result depends only on its crop.
 
 **Warps** use `experimental.warp_perspective`. `warp_affine` has no bicubic filter and only one fill for all channels,
-and took 427 ms where `warp_perspective` took 57 ms (64 images of 256×256 on the CPU, bilinear, one thread). Both blend
+and took 461 ms where `warp_perspective` took 59 ms (64 images of 256×256 on the CPU, bilinear, one thread). Both blend
 the image with the fill along its border.
 
 **Colours.** Consecutive brightness, contrast, saturation, hue and grayscale operations of an image are one call of
@@ -185,10 +185,11 @@ def _take_arguments(codes: np.ndarray, values: np.ndarray, column: int) -> np.nd
         indices = ARGUMENTS[codes[:, later_column]]
         is_taken = continues & (indices >= 0) & ~is_set[entries, indices]
         continues &= is_taken | (codes[:, later_column] == ops.NOTHING)
-        taken_entries, taken = entries[is_taken], indices[is_taken]
+        taken_entries, taken_indices = entries[is_taken], indices[is_taken]
         factors = np.where(codes[is_taken, later_column] == code("grayscale"), 0.0, values[is_taken, later_column, 0])
-        arguments[taken_entries, taken] = np.where(taken == HUE, factors * 360, factors)  # turns to degrees
-        is_set[taken_entries, taken] = True
+        factors = np.where(taken_indices == HUE, factors * 360, factors)  # turns to degrees
+        arguments[taken_entries, taken_indices] = factors
+        is_set[taken_entries, taken_indices] = True
         codes[is_taken, later_column] = ops.NOTHING
     return arguments
 

@@ -21,7 +21,7 @@ from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.fusing.plan import CHANNELS
 from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
-from gpuload.transforms.program.windows import filter_fallback_reason
+from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["FusedBackend"]
 
@@ -69,7 +69,8 @@ class FusedBackend(Backend):
         if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):
             return f"images with {len(outline.numbers.mean)} channels are left to torch"
         if not outline.operations:
-            return filter_fallback_reason(outline.filters)
+            lacking_name = next((name for name in outline.filters if name not in FILTERS[:3]), None)
+            return None if lacking_name is None else f"the kernels have no {lacking_name} resampling"
         lacking_names = (name for name in outline.operations if name not in passes.OPERATIONS)
         return next((UNSUPPORTED.get(name, f"the kernels do not support {name}") for name in lacking_names), None)
 

@@ -93,18 +93,18 @@ class KorniaRunner:
         outputs: Outputs,
         late_program: Program | None = None,
     ) -> Program | None:
-        free_bytes = CPU_BYTES if self._gpu is None else self._gpu.free_bytes()
-        if self._gpu is not None and free_bytes is not None:
-            free_bytes = int(free_bytes * GPU_SHARE)
-        step = len(images) if free_bytes is None else images_per_piece(windows_tlhw, images.shapes, free_bytes)
+        nbytes = CPU_BYTES if self._gpu is None else self._gpu.free_bytes()
+        if self._gpu is not None and nbytes is not None:
+            nbytes = int(nbytes * GPU_SHARE)
+        step = len(images) if nbytes is None else images_per_piece(windows_tlhw, images.shapes, nbytes)
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             piece = _Piece(images.take(rows), windows_tlhw[0][rows], self._unit)
             self._apply_program(piece, program.take(rows), tuple(window[rows] for window in windows_tlhw))
             piece.change(piece.rows, lambda values, _: self._finish_values(values))
             if late_program is not None:
-                late = late_program.take(rows)
-                self._apply_program(piece, late, late.windows_tlhw, is_late=True)
+                late_part = late_program.take(rows)
+                self._apply_program(piece, late_part, late_part.windows_tlhw, is_late=True)
             if isinstance(outputs, torch.Tensor):
                 outputs[start : start + len(rows)].copy_(piece.take(piece.rows))
             else:
@@ -307,7 +307,7 @@ def _cut(piece: _Piece, rows: np.ndarray, before: np.ndarray, after: np.ndarray)
 
 
 class _Piece:
-    """Some images of a batch, float32, each at an index of one of several N×C×H×W tensors.
+    """Images of a batch that are processed together, float32, each at an index of one of several N×C×H×W tensors.
 
     Attributes:
         rows: the indices of all images, int64 (n,).

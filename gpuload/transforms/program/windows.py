@@ -9,15 +9,14 @@ and the border pixels of the box are repeated outside it. All functions are pure
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "clip_to_windows", "filter_fallback_reason",
-    "filter_names", "filter_weights", "full_windows", "nearest_indices", "nearest_methods", "padded_indices",
-    "padded_windows", "scaled_pixels", "source_windows", "transpose_boxes",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "clip_to_windows", "filter_names", "filter_weights",
+    "full_windows", "nearest_indices", "nearest_methods", "padded_indices", "padded_windows", "scaled_pixels",
+    "source_windows", "transpose_boxes",
 ]  # fmt: skip
 
 # The code of a filter is its index here. "lanczos" and all filters after it are used only for resizing.
@@ -150,12 +149,6 @@ def filter_names(interpolation: str, *, antialias: bool = True) -> tuple[str, ..
     """Return the names of the filters that the arguments select; ``"random"`` selects two filters, as in timm."""
     names = ["bilinear", "bicubic"] if interpolation == "random" else [interpolation]
     return tuple(names if antialias else [PLAIN.get(name, name) for name in names])
-
-
-def filter_fallback_reason(names: Iterable[str]) -> str | None:
-    """Return the reason why these filters need the reference backend (torch); None if other backends support them."""
-    unsupported = next((name for name in names if FILTERS.index(name) >= FILTERS.index("lanczos")), None)
-    return None if unsupported is None else f"only the torch backend has {unsupported} resampling"
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
