@@ -195,7 +195,9 @@ class Augment(torch.nn.Module):
         return replace(stage.plan, images=access)
 
     @torch.compiler.disable  # random parameters depend on the module's state, not only on the arguments
-    def forward(self, *batch: Any, positions: Any = None, epoch: int | None = None) -> Any:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *batch: Any, positions: Any = None, epoch: int | None = None
+    ) -> Any:
         """Augment a batch.
 
         Args:

@@ -259,8 +259,8 @@ def _driver_versions() -> tuple[str | None, str | None]:
     """Return the version of NVIDIA's driver, and the newest CUDA version that it supports; None if unknown."""
     path = Path("/proc/driver/nvidia/version")
     match = re.search(r"Kernel Module\D*([\d.]+)", path.read_text() if path.is_file() else "")
+    version = ctypes.c_int()
     try:
-        version = ctypes.c_int()
         status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         status = -1

@@ -24,7 +24,7 @@ from typing import Self
 
 import numpy as np
 
-from gpuload.decode.grid import Cut, Grid, Part
+from gpuload.decode.grid import CellRange, Cut, Grid
 from gpuload.decode.header import JpegHeader, Region, count_mcus, mcu_layout, scan_start
 from gpuload.decode.indexed import Index
 
@@ -67,7 +67,7 @@ def cut_files(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> li
             (top, left, height, width) of the stored picture.
     """
     results: list[Cut | None] = [None] * len(requests)
-    parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
+    parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, CellRange[Grid]]] = {}
     for i, (data, header, region_tlhw) in enumerate(requests):
         grid = None if header is None else find_grid(data, header)
         if grid is not None and _pays_off(part := grid.part(region_tlhw)) and grid.is_intact():
@@ -78,7 +78,7 @@ def cut_files(requests: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> li
     return results
 
 
-def _pays_off(part: Part[Grid]) -> bool:
+def _pays_off(part: CellRange[Grid]) -> bool:
     """Return whether cutting takes less time than it saves.
 
     Cutting saves decoding the cells next to and above the region (all cells are assumed to have the same number of
@@ -127,11 +127,11 @@ class Intervals(Grid):
         return np.concatenate(([start], ff_offsets[is_marker][:count] + (start + 2)))
 
     @classmethod
-    def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
+    def cut(cls, parts: Sequence[CellRange[Self]]) -> list[Cut | None]:
         return [_cut_by_markers(part) for part in parts]
 
 
-def _cut_by_markers(part: Part[Intervals]) -> Cut:
+def _cut_by_markers(part: CellRange[Intervals]) -> Cut:
     grid, _, x0, x1, y0, y1 = part
     offsets = grid.offsets
     assert offsets is not None

@@ -12,11 +12,11 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from gpuload.decode.header import BLOCK, JpegHeader, Region, count_mcus, scan_start
 
-__all__ = ["Cut", "Grid", "Part", "Piece"]
+__all__ = ["CellRange", "Cut", "Grid", "Piece"]
 
 # libjpeg does not interpolate chroma in rows of one or two samples, which are at most four pixels.
 NARROW: Final = 4
@@ -65,7 +65,7 @@ class Grid(ABC):
 
     @classmethod
     @abstractmethod
-    def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
+    def cut(cls, parts: Sequence[CellRange[Any]]) -> list[Cut | None]:
         """Cut parts out of intact files whose MCUs have the same `blocks`. A part that cannot be cut yields None."""
 
     @property
@@ -74,7 +74,7 @@ class Grid(ABC):
         subsampled and therefore interpolated, else 0 (False)."""
         return self.mcu[0] > BLOCK, self.mcu[1] > BLOCK
 
-    def part(self, region_tlhw: Region) -> Part[Self]:
+    def part(self, region_tlhw: Region) -> CellRange[Self]:
         """Return the cells that a region needs."""
         top, left, height, width = region_tlhw
         x_margin, y_margin = self.chroma_margins_xy
@@ -84,13 +84,13 @@ class Grid(ABC):
         y1 = min((top + height - 1 + y_margin) // self.cell_height + 1, self.rows)
         if x0 and self.header.width - x0 * self.cell_width <= NARROW:
             x0 -= 1
-        return Part(self, region_tlhw, x0, x1, y0, y1)
+        return CellRange(self, region_tlhw, x0, x1, y0, y1)
 
 
 G = TypeVar("G", bound=Grid, covariant=True)
 
 
-class Part(NamedTuple, Generic[G]):
+class CellRange(NamedTuple, Generic[G]):
     """The cells of a grid that a region needs: columns `x0` to `x1` - 1 and rows `y0` to `y1` - 1."""
 
     grid: G

@@ -41,7 +41,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuload.decode.grid import Cut, Grid, Part, Piece
+from gpuload.decode.grid import CellRange, Cut, Grid, Piece
 from gpuload.decode.header import EOI, INDEX, JpegHeader, scan_start
 
 __all__ = [
@@ -132,7 +132,7 @@ class Index(Grid):
         )
 
     @classmethod
-    def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
+    def cut(cls, parts: Sequence[CellRange[Self]]) -> list[Cut | None]:
         # Cutting several files together takes less than half the time per file, because NumPy's time grows little with
         # the number of joints.
         try:
@@ -164,7 +164,7 @@ def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
-def _cut_parts(parts: Sequence[Part[Index]]) -> list[Cut | None]:
+def _cut_parts(parts: Sequence[CellRange[Index]]) -> list[Cut | None]:
     """Cut files whose MCUs have the same `blocks`."""
     # The start and end of each stretch. The points of each file are padded with a zero before and after them, so that
     # each pair of entries is the end of one stretch and the start of the next.
@@ -208,7 +208,7 @@ def _cut_parts(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     ]
 
 
-def _assemble(part: Part[Index], offsets: list[int], joints: list[bytes], last_byte: bytes) -> Cut | None:
+def _assemble(part: CellRange[Index], offsets: list[int], joints: list[bytes], last_byte: bytes) -> Cut | None:
     """Assemble the JPEG of a part.
 
     Args:
@@ -242,7 +242,11 @@ def _assemble(part: Part[Index], offsets: list[int], joints: list[bytes], last_b
 
 
 def _make_joints(
-    parts: Sequence[Part[Index]], counts: np.ndarray, predictors: np.ndarray, bit_offsets: np.ndarray, edges: np.ndarray
+    parts: Sequence[CellRange[Index]],
+    counts: np.ndarray,
+    predictors: np.ndarray,
+    bit_offsets: np.ndarray,
+    edges: np.ndarray,
 ) -> list[bytes]:
     """Return the bytes before each stretch and after each file's last stretch: the previous stretch's bits in its last
     byte, an MCU, and the next stretch's bits in its first byte.
@@ -295,7 +299,7 @@ def _make_joints(
     return [piece.replace(b"\xff", b"\xff\0") for piece in pieces]
 
 
-def _table_offsets(parts: Sequence[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _table_offsets(parts: Sequence[CellRange[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the offsets of each block's tables among all files' sizes and codes, and among all paddings, both (blocks,
     files); and the smallest number of bits for which each file has a padding."""
     code_offsets: list[list[int]] = []
@@ -314,7 +318,7 @@ def _table_offsets(parts: Sequence[Part[Index]]) -> tuple[np.ndarray, np.ndarray
     return np.array(code_offsets).T, np.array(padding_offsets).T, np.array(min_paddings)
 
 
-def _plain_mcu(part: Part[Index]) -> bytes:
+def _plain_mcu(part: CellRange[Index]) -> bytes:
     """Return an MCU that fills an integer number of bytes and changes no predictor."""
     zeros = np.zeros((len(part.grid.blocks), 2), np.int64)
     return _make_joints([part], np.array([1]), zeros, zeros[0], zeros[0].copy())[0]

@@ -119,22 +119,22 @@ class Recipe(NamedTuple):
     """The distribution from which a method draws the operations for each image.
 
     Attributes:
-        kinds: int64 (n,), the kinds to draw from; or (n, `count`), the entries of a policy, one of which is drawn.
+        kinds: int64 (n,), the kinds to draw from; or (n, `depth`), the entries of a policy, one of which is drawn.
         magnitudes: one magnitude for all operations, or float64 with the shape of a policy's `kinds`.
         probabilities: the probability of each operation, a number or an array like `magnitudes`; None means 1.
-        count: the number of consecutive operations.
+        depth: the number of consecutive operations.
         bins: if not 0, `magnitudes` is ignored, and magnitudes are drawn as integers in 0 … `bins` - 1.
         weights: float64 (n,), the weights for drawing kinds without replacement; None means that kinds are drawn
             uniformly with replacement.
-        width: the number of chains of `count` operations to mix with the image; 0 means no mixing.
+        width: the number of chains of `depth` operations to mix with the image; 0 means no mixing.
         alpha: the parameter of the beta and Dirichlet distributions of the weights in the mixture.
-        random_depth: whether the depth of each chain is drawn from 1 … `count`.
+        random_depth: whether the depth of each chain is drawn from 1 … `depth`.
     """
 
     kinds: np.ndarray
     magnitudes: Any = 0
     probabilities: Any = None
-    count: int = 1
+    depth: int = 1
     bins: int = 0
     weights: np.ndarray | None = None
     width: int = 0
@@ -170,7 +170,7 @@ class AutomaticAugment(Transform):
 
     @property
     def depth(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.recipe.count
+        return self.recipe.depth
 
     @property
     def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -179,7 +179,7 @@ class AutomaticAugment(Transform):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
         width, alpha = recipe.width, recipe.alpha
-        steps, is_policy = recipe.count * max(width, 1), recipe.kinds.ndim == 2
+        steps, is_policy = recipe.depth * max(width, 1), recipe.kinds.ndim == 2
         counts = [
             1 if is_policy else steps if recipe.weights is None else len(recipe.kinds),
             0 if recipe.probabilities is None else steps,
@@ -197,7 +197,7 @@ class AutomaticAugment(Transform):
             indices = (choices * len(recipe.kinds)).astype(np.int64)
         else:
             # Sorting exponential waiting times with these rates is equivalent to drawing without replacement.
-            indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.count]
+            indices = np.argsort(-np.log(choices) / recipe.weights, axis=1)[:, : recipe.depth]
         magnitudes: Any = recipe.magnitudes
         probabilities: Any = recipe.probabilities
         if is_policy:
@@ -212,7 +212,7 @@ class AutomaticAugment(Transform):
         if probabilities is not None:
             codes[coins >= probabilities] = NOTHING
         names, fill = self.filter_names, self.outside.image
-        shape = (len(kinds), width, recipe.count) if width else kinds.shape
+        shape = (len(kinds), width, recipe.depth) if width else kinds.shape
         codes, values, drawn_filters = codes.reshape(shape), values.reshape(*shape, VALUES), names[0]
         if self.is_timm:
             filters = (filters * len(names)).astype(np.int64).reshape(shape)
@@ -221,7 +221,7 @@ class AutomaticAugment(Transform):
             return Ops(codes, values, drawn_filters, fill)
         depth_numbers, beta_numbers, dirichlet_numbers = mixture
         if recipe.random_depth:
-            codes[np.arange(recipe.count) > (depth_numbers * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
+            codes[np.arange(recipe.depth) > (depth_numbers * recipe.depth).astype(np.int64)[:, :, None]] = NOTHING
         share = beta(beta_numbers, alpha, alpha)[:, None]
         image_share, chains_share = (1 - share, share) if self.is_timm else (share, 1 - share)
         weights = np.concatenate([image_share, chains_share * dirichlet(dirichlet_numbers, [alpha] * width)], axis=1)
@@ -371,7 +371,7 @@ BINS: Final = 10  # magnitude bins of AutoAugment and AugMix
 
 class TorchvisionAugment(AutomaticAugment):
     table: ClassVar[Table] = TORCHVISION
-    space: Space
+    space: ClassVar[Space]
     num_magnitude_bins: int = BINS
     interpolation: Interpolation
     fill: Any
@@ -420,7 +420,7 @@ class AutoAugment(TorchvisionAugment):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(*policy(TORCHVISION, POLICIES[self.policy]), count=2)
+        return Recipe(*policy(TORCHVISION, POLICIES[self.policy]), depth=2)
 
 
 @declaration
@@ -460,7 +460,7 @@ class RandAugment(TorchvisionAugment):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(RAND_SPACE.kinds, self.magnitude, count=self.num_ops)
+        return Recipe(RAND_SPACE.kinds, self.magnitude, depth=self.num_ops)
 
 
 @declaration
@@ -541,5 +541,5 @@ class AugMix(TorchvisionAugment):
         depth = self.chain_depth if self.chain_depth > 0 else MAX_DEPTH
         random_depth, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
         return Recipe(
-            self.space.kinds, count=depth, bins=self.severity, width=width, alpha=alpha, random_depth=random_depth
+            self.space.kinds, depth=depth, bins=self.severity, width=width, alpha=alpha, random_depth=random_depth
         )

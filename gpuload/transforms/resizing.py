@@ -268,9 +268,12 @@ class TrimBorder(Padding):
 
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
-    min_input_hw: ClassVar[tuple[int, int]] = (1, 1)
 
     border_size: int = argument(integer, minimum=0)
+
+    @property
+    def min_input_hw(self) -> tuple[int, int]:
+        return 1, 1  # images that are too small are refused
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         cropped_hw = sizes_hw - 2 * self.border_size

@@ -271,7 +271,7 @@ class TimmRandAugment(TimmAugment):
                 f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{set_name} draws "
                 f"without replacement from {len(weights)}; use n{len(weights)} or less"
             )
-        return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)
+        return Recipe(kinds, parts["m"], parts["p"], depth=count, weights=weights)
 
 
 @declaration
@@ -300,7 +300,7 @@ class TimmAutoAugment(TimmAugment):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(*policy(TIMM, POLICIES[self.parts[""]]), count=2)
+        return Recipe(*policy(TIMM, POLICIES[self.parts[""]]), depth=2)
 
 
 @declaration
@@ -342,5 +342,5 @@ class TimmAugMix(TimmAugment):
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")
         width, depth = int(parts["w"]), int(parts["d"])
         return Recipe(
-            AUGMIX_KINDS, parts["m"], count=depth or MAX_DEPTH, width=width, alpha=parts["a"], random_depth=not depth
+            AUGMIX_KINDS, parts["m"], depth=depth or MAX_DEPTH, width=width, alpha=parts["a"], random_depth=not depth
         )

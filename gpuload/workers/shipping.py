@@ -231,7 +231,7 @@ class _Pickler(cloudpickle.Pickler):
             base = base.base
         if isinstance(base, memoryview):
             base = base.obj
-        owner, address = None, array.__array_interface__["data"][0]
+        owner, start, address = None, 0, array.__array_interface__["data"][0]
         if hasattr(base, "_wrapper"):  # a ctypes object that `multiprocessing` created
             owner, start = base, _address(base)
         elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:

@@ -70,7 +70,7 @@ def serve(settings: dict[str, Any], descriptors: list[int], stopwatch: Stopwatch
         gc.collect()
         gc.freeze()  # otherwise a garbage collection in a worker would write to, and so copy, the pages of all objects
         control.send(TEMPLATE_READY + stopwatch.pack())
-        serve_forks(control, partial(_run_worker, settings, job, descriptors, files))
+        serve_forks(control, partial(_run_worker, settings, job, descriptors, files))  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def _finish_imports() -> None:

@@ -6,14 +6,24 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from gpuload.decode.header import turn_upright
 
-__all__ = ["DESTINATION", "OutOfDeviceMemory", "Pixels", "Refusal", "Source", "copy_crops", "fetch", "run_self_test"]
+__all__ = [
+    "DESTINATION",
+    "BatchDecoder",
+    "OutOfDeviceMemory",
+    "Pixels",
+    "Refusal",
+    "Source",
+    "copy_crops",
+    "fetch",
+    "run_self_test",
+]
 
 # The destination of a region: the upright H×W×C shape, the EXIF orientation to apply, and the offset of the first byte.
 DESTINATION: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
@@ -64,14 +74,24 @@ class Refusal(NamedTuple):
     reason: str
 
 
+class BatchDecoder(Protocol):
+    """A decoder of several images at a time, for use by one thread."""
+
+    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]: ...
+    def close(self) -> None: ...
+
+
 def copy_crops(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch.Tensor) -> None:
     """Turn regions upright, and copy them into `target` (uint8) at `destinations` (N entries of dtype `DESTINATION`).
     On a device, one kernel on the current stream does this; the owners must stay alive until the kernel has
     finished."""
+    if not len(pixels):
+        return
     if target.device.type != "cpu":
         from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
-        launch(pixels, destinations, target)
+        addresses, row_bytes = np.array([(region.address, region.row_bytes) for region in pixels], np.int64).T
+        launch(addresses, row_bytes, destinations, target)
         return
     memory = target.numpy()
     for (region, _, _, _), (shape, orientation, start) in zip(pixels, destinations.tolist(), strict=True):

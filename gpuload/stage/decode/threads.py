@@ -38,8 +38,8 @@ import numpy as np
 import torch
 
 from gpuload.ring.ring import reserve_standard_streams
-from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
-from gpuload.stage.device import Accelerator
+from gpuload.stage.decode.backend import BatchDecoder, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
+from gpuload.stage.device import Accelerator, HostEvent
 
 __all__ = ["DecodedMemory", "DecodingCall", "DecodingThreads"]
 
@@ -71,8 +71,8 @@ class DecodingCall:
     memory: torch.Tensor | None = None
     refusals: list[tuple[int, str]] = field(default_factory=list)
     decoders: list[str] = field(default_factory=list)
-    event: Any = None
-    host_event: Any = None
+    event: torch.Event | None = None
+    host_event: HostEvent | None = None
     error: BaseException | None = None
     is_done: bool = False
     is_cancelled: bool = False
@@ -100,7 +100,8 @@ class DecodedMemory:
         self.limit_bytes = self.piece_bytes = limit_bytes
         self.peak_bytes = self.out_of_memory_count = 0
         self._call_bytes = 0  # of the calls in progress
-        self._copies: deque[tuple[Any, int, Any]] = deque()  # an event after a copy, the images' bytes, their owners
+        # An event after a copy, the bytes of its images, and the objects that own them.
+        self._copies: deque[tuple[HostEvent, int, Sequence[Pixels] | None]] = deque()
         self._changed = threading.Condition()
 
     def reserve(self, nbytes: int, *, is_alone: bool = False) -> int:
@@ -117,7 +118,7 @@ class DecodedMemory:
         """Release the memory of a call that failed."""
         self.keep(nbytes, None, None)
 
-    def keep(self, nbytes: int, event: Any, owners: Any) -> None:
+    def keep(self, nbytes: int, event: HostEvent | None, owners: Sequence[Pixels] | None) -> None:
         """Keep the images of a call until `event` passes; None means that they are no longer needed."""
         with self._changed:
             if owners is not None:
@@ -158,7 +159,7 @@ class DecodingThreads:
         memory: limits the size of the decoded images.
     """
 
-    def __init__(self, decoders: Sequence[Any], device: torch.device, memory: DecodedMemory) -> None:
+    def __init__(self, decoders: Sequence[BatchDecoder], device: torch.device, memory: DecodedMemory) -> None:
         self._decoders, self._device, self._memory = decoders, device, memory
         self._accelerator = None if device.type == "cpu" else Accelerator(device)
         self._queue: queue.SimpleQueue[DecodingCall | None] = queue.SimpleQueue()
@@ -217,7 +218,7 @@ class DecodingThreads:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
-    def _work(self, decoder: Any) -> None:
+    def _work(self, decoder: BatchDecoder) -> None:
         """Process calls, in a thread."""
         stream = None if self._accelerator is None else self._accelerator.new_stream(urgent=True)
         while (call := self._queue.get()) is not None:
@@ -230,7 +231,7 @@ class DecodingThreads:
             del call  # otherwise this thread would keep the batch's memory while it waits
             os.eventfd_write(self._wake_fd, 1)
 
-    def _decode(self, decoder: Any, call: DecodingCall, stream: Any) -> None:
+    def _decode(self, decoder: BatchDecoder, call: DecodingCall, stream: Any) -> None:
         accelerator = self._accelerator
         current = contextlib.nullcontext() if accelerator is None else accelerator.make_current(stream)
         with torch.inference_mode(False), torch.no_grad(), current:
@@ -241,7 +242,7 @@ class DecodingThreads:
                 if accelerator is not None:
                     call.event, call.host_event = accelerator.record(stream), accelerator.record_for_host(stream)
 
-    def _decode_pieces(self, decoder: Any, call: DecodingCall, stream: Any) -> None:
+    def _decode_pieces(self, decoder: BatchDecoder, call: DecodingCall, stream: Any) -> None:
         """Decode as many images at a time as fit in memory, and copy their crops."""
         assert call.memory is not None
         ends, start = call.nbytes.cumsum(), 0
@@ -270,7 +271,9 @@ class DecodingThreads:
             ]
             start += count
 
-    def _decode_piece(self, decoder: Any, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refusal] | None:
+    def _decode_piece(
+        self, decoder: BatchDecoder, sources: Sequence[Source], nbytes: int
+    ) -> Sequence[Pixels | Refusal] | None:
         """Decode images, whose memory stays reserved. None means that the device ran out of memory, that nothing is
         reserved, and that fewer images may fit."""
         other_bytes = self._memory.reserve(nbytes)
