@@ -52,6 +52,7 @@ __all__ = [
     "WAIT",
     "Accelerator",
     "DeviceTimes",
+    "HostEvent",
     "capability",
     "current_device",
     "default_device_type",
@@ -82,6 +83,7 @@ STAGE: Final = "gpuload::stage"  # drawing, transforms and collation; includes t
 COPY: Final = "gpuload::copy"  # copying slots to the device
 
 Name = TypeVar("Name")
+HostEvent = torch.Event | torch.cuda.Event
 _NO_RANGE: Final = contextlib.nullcontext()
 
 
@@ -97,16 +99,16 @@ class Accelerator:
         self._has_timing = True
         torch.empty(0, device=device)  # creates the device's context, or raises torch's own error
 
-    def new_stream(self, *, urgent: bool = False) -> Any:
+    def new_stream(self, *, urgent: bool = False) -> torch.Stream:
         """Create a side stream; with `urgent`, the device schedules its work ahead of other streams' work."""
         return torch.Stream(self.device, priority=HIGH_PRIORITY if urgent else 0)
 
-    def current_stream(self) -> Any:
+    def current_stream(self) -> torch.Stream:
         """Return the caller's current stream on this device."""
         return torch.accelerator.current_stream(self.device)
 
     @contextlib.contextmanager
-    def make_current(self, stream: Any) -> Iterator[None]:
+    def make_current(self, stream: torch.Stream) -> Iterator[None]:
         """Make the device and one of its streams current in this thread, within the ``with`` block."""
         with torch.accelerator.device_index(self.device.index):
             previous_stream = torch.accelerator.current_stream(self.device)
@@ -116,11 +118,11 @@ class Accelerator:
             finally:
                 torch.accelerator.set_stream(previous_stream)
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: torch.Stream) -> torch.Event:
         """Record an event that streams can `wait` for. It passes when all work issued on the stream so far is done."""
         return stream.record_event()  # without timing, unlike `torch.Event()`
 
-    def record_for_host(self, stream: Any) -> Any:
+    def record_for_host(self, stream: torch.Stream) -> HostEvent:
         """Record an event for which only the host waits. Its ``query()`` returns whether it has passed; its
         ``synchronize()`` waits until it passes, asleep on CUDA."""
         if self.device.type != "cuda":
@@ -130,7 +132,7 @@ class Accelerator:
         event.record(torch.cuda.Stream(**place))
         return event
 
-    def record_time(self, stream: Any) -> Any:
+    def record_time(self, stream: torch.Stream) -> torch.Event | None:
         """Record a timing event: ``a.elapsed_time(b)`` returns the milliseconds between two passed events. Return None
         if this runtime has no timing events."""
         if self._has_timing:
@@ -141,11 +143,11 @@ class Accelerator:
             self._has_timing = False
         return None
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: torch.Stream, event: torch.Event) -> None:
         """Make all work issued on the stream from now on wait for the event; the host does not wait."""
         stream.wait_event(event)
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
         """Keep torch from reusing a tensor's memory until all work issued on the stream before the tensor is freed is
         done. Accepts any layout, and skips parts on other devices (a jagged tensor stores the lengths of its longest
         and shortest row on the CPU)."""
@@ -153,7 +155,7 @@ class Accelerator:
             if part.device.type == self.device.type:
                 part.record_stream(stream)
 
-    def synchronize(self, stream: Any) -> None:
+    def synchronize(self, stream: torch.Stream) -> None:
         """Make the host wait for all work issued on a stream."""
         self.record_for_host(stream).synchronize()
 
@@ -284,26 +286,26 @@ class DeviceTimes:
     def __init__(self, device: Accelerator) -> None:
         self._device = device
         self._batches_begun = 0
-        self._marks: list[Any] | None = None  # the events of the current batch, if it is measured
-        self._pending: deque[list[Any]] = deque()  # the events of measured batches that have not passed yet
+        self._marks: list[torch.Event] | None = None  # the events of the current batch, if it is measured
+        self._pending: deque[list[torch.Event]] = deque()  # the events of measured batches that have not passed yet
         self.batches = 0
         self.copy_s = self.stage_s = 0.0
 
-    def begin(self, stream: Any) -> None:
+    def begin(self, stream: torch.Stream) -> None:
         """Begin a batch."""
         is_measured = self._batches_begun % TIMED_EVERY == 0
         self._batches_begun += 1
         self._marks = [] if is_measured else None
         self.mark(stream)
 
-    def mark(self, stream: Any) -> None:
+    def mark(self, stream: torch.Stream) -> None:
         """Record a timing event. Called at the beginning of a batch, after its copies, and at its end."""
         if self._marks is None:
             return
         event = self._device.record_time(stream)
         self._marks = None if event is None else [*self._marks, event]
 
-    def end(self, stream: Any) -> None:
+    def end(self, stream: torch.Stream) -> None:
         """End a batch whose work has all been issued; add the times of the batches that have passed."""
         self.mark(stream)
         marks, self._marks = self._marks, None

@@ -27,7 +27,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ import torch
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
 from gpuload.stage import device as devices
-from gpuload.stage.device import DeviceTimes
+from gpuload.stage.device import DeviceTimes, HostEvent
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
@@ -75,7 +75,7 @@ class CpuTransfer:
         """Make the stream on which batches are made current within the ``with`` block."""
         return contextlib.nullcontext()
 
-    def wait_for(self, event: Any) -> None:
+    def wait_for(self, event: torch.Event) -> None:
         """Make the stream of `side_stream` wait for an event of another stream."""
 
     def part_offsets(self, batch: Batch) -> list[int]:
@@ -124,7 +124,7 @@ class CpuTransfer:
         self._fill(flat, batch, starts)
         return flat, starts
 
-    def finish(self) -> Any:
+    def finish(self) -> torch.Event | None:
         """End a batch, whether it was issued or abandoned. Return a ticket for `hand_over`."""
         release, self._release = self._release, None
         if release is not None:
@@ -133,7 +133,7 @@ class CpuTransfer:
     def hold_back(self) -> None:
         """Wait until at most `STEPS_BEHIND` batches are unfinished on the consumer's stream."""
 
-    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
+    def hand_over(self, ticket: torch.Event | None, tensors: list[torch.Tensor]) -> None:
         """Make the tensors safe to use on the caller's current stream."""
 
     def consumer_stream(self) -> contextlib.AbstractContextManager[None]:
@@ -169,8 +169,12 @@ class CudaTransfer(CpuTransfer):
         super().__init__(ring)
         self._device = devices.Accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
-        self._copies: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and the functions that free the slots
-        self._hand_overs: deque[Any] = deque()  # for each of the last batches, an event recorded before its hand-over
+        self._copies: deque[tuple[HostEvent, Callable[[], None]]] = (
+            deque()
+        )  # events, and the functions that free the slots
+        self._hand_overs: deque[HostEvent] = (
+            deque()
+        )  # for each of the last batches, an event recorded before its hand-over
         self._locked_offsets: set[int] = set()  # offsets of page-locked slots
         self.times = self._times = DeviceTimes(self._device)
         self._base = ring.bytes.ctypes.data
@@ -195,7 +199,7 @@ class CudaTransfer(CpuTransfer):
     def side_stream(self) -> contextlib.AbstractContextManager[None]:
         return self._device.make_current(self._stream)
 
-    def wait_for(self, event: Any) -> None:
+    def wait_for(self, event: torch.Event) -> None:
         self._device.wait(self._stream, event)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
@@ -210,7 +214,7 @@ class CudaTransfer(CpuTransfer):
             self._times.mark(self._stream)
         return flat, starts
 
-    def finish(self) -> Any:
+    def finish(self) -> torch.Event | None:
         """Record an event after all work of the batch, including the copies of its labels."""
         self._times.end(self._stream)
         return self._device.record(self._stream)
@@ -224,7 +228,8 @@ class CudaTransfer(CpuTransfer):
             oldest.synchronize()
             self.host_wait_s += time.perf_counter() - start
 
-    def hand_over(self, ticket: Any, tensors: list[torch.Tensor]) -> None:
+    def hand_over(self, ticket: torch.Event | None, tensors: list[torch.Tensor]) -> None:
+        assert ticket is not None
         consumer = self._device.current_stream()
         self._hand_overs.append(self._device.record_for_host(consumer))
         self._device.wait(consumer, ticket)

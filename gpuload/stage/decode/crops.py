@@ -12,8 +12,7 @@ has finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,9 +21,6 @@ import triton.language as tl
 
 from gpuload.decode.header import FLIPPED_X, FLIPPED_Y
 from gpuload.stage.device import upload, use_device_of
-
-if TYPE_CHECKING:
-    from gpuload.stage.decode.backend import Pixels
 
 __all__ = ["BLOCK", "launch"]
 
@@ -54,23 +50,28 @@ def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
     tl.store(target_ptr + start + begin + lane, level, mask=is_inside)
 
 
-def launch(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch.Tensor) -> None:
-    """Copy regions on a device; the arguments are those of `gpuload.stage.decode.backend.copy_crops`."""
-    if not len(pixels):
-        return
+def launch(address: np.ndarray, row_bytes: np.ndarray, destinations: np.ndarray, target: torch.Tensor) -> None:
+    """Copy regions on a device.
+
+    Args:
+        address, row_bytes: int64 (N,), the address of each region's first pixel, and the distance between its rows.
+        destinations, target: see `gpuload.stage.decode.backend.copy_crops`.
+    """
     (height, width, channels), orientations = destinations["shape"].T, destinations["orientation"]
-    address, row_step = np.array([(region.address, region.row_bytes) for region in pixels], np.int64).T
     # The upright image is the stored image, first transposed, then flipped.
     is_transposed = orientations >= 5
-    row_step, column_step = np.where(is_transposed, channels, row_step), np.where(is_transposed, row_step, channels)
+    row_step, column_step = np.where(is_transposed, channels, row_bytes), np.where(is_transposed, row_bytes, channels)
     is_flipped_y, is_flipped_x = np.isin(orientations, [*FLIPPED_Y]), np.isin(orientations, [*FLIPPED_X])
     address = address + is_flipped_y * (height - 1) * row_step + is_flipped_x * (width - 1) * column_step
     row_step, column_step = (
         np.where(is_flipped_y, -row_step, row_step),
         np.where(is_flipped_x, -column_step, column_step),
     )
-    row_bytes, nbytes = width * channels, height * width * channels
-    crops = np.stack([address, row_step, column_step, channels, row_bytes, nbytes, destinations["start"]], axis=1)
+    region_row_bytes = width * channels
+    nbytes = height * region_row_bytes
+    crops = np.stack(
+        [address, row_step, column_step, channels, region_row_bytes, nbytes, destinations["start"]], axis=1
+    )
     grid = triton.cdiv(int(nbytes.max()), BLOCK), len(crops)
     with use_device_of(target):
         _copy[grid](upload(crops, target.device), target, BLOCK=BLOCK)
