@@ -31,7 +31,7 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Gather, Ops
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
