@@ -30,7 +30,7 @@ from gpuload.batches.collate import (
     samples_of,
     unwrap,
 )
-from gpuload.batches.gathering import make_target_stage
+from gpuload.batches.combined_targets import make_target_stage
 from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, soften
 from gpuload.batches.targets import TargetStage, target_warning
 from gpuload.datasets.sample import takes_meta

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, CompiledRunner, LateRunner, LevelRunner, ResultFormat
+from gpuload.stage.combined_images import gather
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
-from gpuload.stage.gathering import gather
 from gpuload.stage.plan import CUSTOM, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.user_code import run_call, split_at_calls
