@@ -30,7 +30,7 @@ from gpuload.batches.collate import (
     samples_of,
     unwrap,
 )
-from gpuload.batches.gathering import make_target_stage
+from gpuload.batches.combined_targets import make_target_stage
 from gpuload.batches.mixing import Pairing, half_batch_numbers, partners_of, soften
 from gpuload.batches.targets import TargetStage, target_warning
 from gpuload.datasets.sample import takes_meta
@@ -45,8 +45,8 @@ from gpuload.stage import device as devices
 from gpuload.stage.device import COPY, profiler_range, view_arrays
 from gpuload.transforms import Chain, Program
 from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing
-from gpuload.workers.batch import Batch, Part
-from gpuload.workers.planned import PlannedBatch, plan_images
+from gpuload.workers.batch import Batch, Part, PlannedBatch
+from gpuload.workers.planned import plan_images
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seeds"]
 

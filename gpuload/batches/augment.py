@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from gpuload.batches.assemble import draw_programs, module_seeds
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
-from gpuload.batches.gathering import make_target_stage
+from gpuload.batches.combined_targets import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.targets import TargetStage, target_warning

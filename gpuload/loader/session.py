@@ -45,7 +45,7 @@ from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
 from gpuload.stage.device_cache import make_cached_transfer
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
-from gpuload.workers.batch import Batch
+from gpuload.workers.batch import Batch, PlannedBatch
 from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_attribute
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
@@ -54,7 +54,6 @@ from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
 from gpuload.workers.inherited import imported_libraries, library_values, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
-from gpuload.workers.planned import PlannedBatch
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.ray import RayPool
 from gpuload.workers.signals import deferred_signals

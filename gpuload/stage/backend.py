@@ -21,7 +21,7 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Outline
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["Backend", "CompiledRunner", "LateRunner", "LevelRunner", "ResultFormat"]
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, CompiledRunner, LateRunner, LevelRunner, ResultFormat
+from gpuload.stage.combined_images import gather
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
-from gpuload.stage.gathering import gather
 from gpuload.stage.plan import CUSTOM, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.user_code import run_call, split_at_calls
@@ -31,7 +31,7 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Gather, Ops
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]
 

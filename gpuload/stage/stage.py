@@ -38,7 +38,7 @@ from gpuload.transforms.convert import Normalize
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.batch import PlannedBatch
 
 __all__ = [
     "BACKENDS",

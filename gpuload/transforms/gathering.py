@@ -2,7 +2,7 @@
 
 The samples are neighbours in the epoch's order, as in MixUp: the partners of position p are p XOR 1, or p XOR 1, 2 and
 3. Random parameters are drawn per sample, so the result does not depend on the number of ranks. Boxes with their
-fields, masks and keypoints are transformed with the images (`gpuload.batches.gathering`).
+fields, masks and keypoints are transformed with the images (`gpuload.batches.combined_targets`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
-from gpuload.transforms.program.ops import Gather, Record
+from gpuload.transforms.program.ops import Paste, Record, Tile
 
 __all__ = ["CopyPaste", "Mosaic"]
 
 
 @declaration
 class _Gathering(Transform):
-    record: ClassVar[type[Record]] = Gather
     needs_full_image: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
@@ -72,7 +71,8 @@ class Mosaic(_Gathering):
         (640, 640)
     """
 
-    gathers: ClassVar[int] = 4
+    record: ClassVar[type[Record]] = Tile
+    gathers: ClassVar[int] = Tile.group_size
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
     center_range: tuple[float, float] = argument(_check_fractions, default=(0.25, 0.75), by_epoch=True)
@@ -80,14 +80,14 @@ class Mosaic(_Gathering):
     fill: Any = argument(fill_values, default=0)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tile:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
         is_mosaic = numbers[:, 0] < self.p
         centres = (scale_to_range(self.center_range, numbers[:, 1:3]) * size).astype(np.int64)
         order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
         fill, mask_fill = self.outside
         sizes = np.where(is_mosaic[:, None], size, sizes_hw)
-        return Gather(is_mosaic, sizes, order, centres, fill=fill, mask_fill=mask_fill)
+        return Tile(is_mosaic, sizes, order, centres, fill, mask_fill)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size if self.p == 1 and isinstance(self.size, tuple) else None
@@ -121,11 +121,12 @@ class CopyPaste(_Gathering):
         TypeError, ValueError: an argument is invalid.
     """
 
-    gathers: ClassVar[int] = 2
+    record: ClassVar[type[Record]] = Paste
+    gathers: ClassVar[int] = Paste.group_size
 
     p: float = argument(probability, default=1.0, by_epoch=True)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Paste:
         numbers = uniforms(3)
-        return Gather(numbers[:, 0] < self.p, keys=np.floor(numbers[:, 1:] * 2.0**32).astype(np.uint64))
+        return Paste(numbers[:, 0] < self.p, np.floor(numbers[:, 1:] * 2.0**32).astype(np.uint64))

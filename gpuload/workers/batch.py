@@ -1,25 +1,30 @@
-"""A batch in progress, and its parts: plain data, used only in the main process.
+"""A batch in progress, its parts and its plan: plain data, used only in the main process.
 
 The feed owns a batch until the batch is complete. Then the consumer owns the batch, and releases it in the end.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns
-from gpuload.ring.packing import ALIGN, read_content
+from gpuload.ring.packing import ALIGN, Span, read_content
 from gpuload.ring.ring import Slot, align
-from gpuload.workers.planned import NO_BYTES, PlannedBatch
 from gpuload.workers.protocol import Request
 
-__all__ = ["Batch", "Part"]
+if TYPE_CHECKING:
+    from gpuload.transforms.program.fusing.plan import Plan
+
+__all__ = ["NO_BYTES", "Batch", "Part", "PlannedBatch"]
+
+NO_BYTES = np.empty(0, np.uint8)
 
 # A sample counts as bad once SOLO_CRASHES workers have crashed, or SOLO_DEATHS have died for any reason, while it was
 # alone in a chunk. SIGKILL is not counted as a crash: it comes from outside (memory ran out, or somebody killed the
@@ -113,6 +118,62 @@ class Part:
             record = ErrorRecord(epoch=epoch, position=position, index=index, source=None, cause=cause, traceback=stack)
             errors.append((row, record))
         return Columns(errors=errors)
+
+
+@dataclass(slots=True, eq=False)
+class PlannedBatch:
+    """A batch's plan (see `gpuload.workers.planned`), requested or finished. The stage uses a finished plan in place of
+    a program.
+
+    Attributes:
+        starts: the planned offset of each chunk's bytes in the batch's memory on the device.
+        columns: the batch's columns, with offsets that count from `starts`; None until the worker has merged them.
+        chunk: the chunk number of the request; None once it has been answered.
+        slot: the slot that holds the arrays.
+        data: the bytes of that slot.
+        plan: the parameters for launching the passes; None until the plan is finished.
+        spans: the locations in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
+            sample, as int64 (N,), keyed by leaf index.
+        size_hw: the size of all result images.
+        arrays: the named arrays, once they are on the device.
+    """
+
+    starts: list[int]
+    columns: Columns | None = None
+    chunk: int | None = None
+    slot: Slot | None = None
+    data: np.ndarray | None = None
+    plan: Plan | None = None
+    spans: dict[str | int, Span] = field(default_factory=dict)
+    size_hw: tuple[int, int] = (0, 0)
+    arrays: Any = None
+
+    encoded_bytes, decoded = 0, None  # as in a `Part` without images for the device to decode
+
+    def __len__(self) -> int:
+        return 0 if self.columns is None else len(self.columns.images[0].table)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the size of the arrays."""
+        return 0 if self.data is None else len(self.data)
+
+    @property
+    def results_hw(self) -> np.ndarray:
+        """Return the size of all result images, int64 (1, 2); in a program, this array has one row per image."""
+        return np.array([self.size_hw])
+
+    def pack_input(self, chunks: Sequence[bytes]) -> bytes:
+        """Return the input for the worker: the chunks' starts and, if `columns` is None, the chunks' descriptions, or
+        else the table of the batch's images."""
+        table = None if self.columns is None else self.columns.images[0].table.tobytes()
+        return pickle.dumps((self.starts, chunks, table), 5)
+
+    def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
+        """Store a worker's result; its arrays fill `data`, a view of `slot`."""
+        self.plan, self.spans, self.size_hw = columns.plan
+        self.columns = columns if self.columns is None else self.columns
+        self.chunk, self.slot, self.data = None, slot, data
 
 
 @dataclass(slots=True, eq=False)

@@ -34,10 +34,10 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.batch import Batch, Part
+from gpuload.workers.batch import Batch, Part, PlannedBatch
 from gpuload.workers.faults import Deaths, Faults, Tally
 from gpuload.workers.job import Job
-from gpuload.workers.planned import PlannedBatch, Planner
+from gpuload.workers.planned import Planner
 from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
 __all__ = ["CHUNKS_PER_WORKER", "LAUNCHED_AHEAD", "Consumer", "Feed"]

@@ -6,7 +6,7 @@ like the request for a chunk. `make_plan` (worker) merges the chunks, draws the 
 that the kernels read to that slot. The slot is copied to the device together with the batch's other slots. The reply
 describes the entire batch, so the main process never reads the description of a chunk. If a chunk is unusual, the main
 process does read the descriptions, and sends the table of all images instead; the reply then holds only the arguments
-of the launches. `PlannedBatch` holds this data, from the request to the launch.
+of the launches. `PlannedBatch` (`gpuload.workers.batch`) holds this data, from the request to the launch.
 
 If the loop already waits for the batch, the main process makes the plan with the same code (`plan_images`), in a slot
 too. A worker would not be sooner, since it first has to finish a chunk. Nor would it help if workers drew the
@@ -19,86 +19,29 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuload.errors import LimitError
 from gpuload.ring.columns import Columns, ValueColumn
-from gpuload.ring.packing import Span, read_content, spans_of, write_arrays, write_content
+from gpuload.ring.packing import read_content, spans_of, write_arrays, write_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.rng.philox import Key, epoch_key
 from gpuload.transforms.program.draws import IMAGE
+from gpuload.workers.batch import NO_BYTES, Batch, PlannedBatch
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing, Plan
-    from gpuload.workers.batch import Batch
     from gpuload.workers.job import Job
 
-__all__ = ["PlannedBatch", "Planner", "make_plan", "plan_images"]
+__all__ = ["Planner", "make_plan", "plan_images"]
 
 INTEGER_TYPES = {int}, {np.int64}  # a column that has only one of these types is sent as an int64 array
 RING_SHARE = 8  # a plan may take at most 1/RING_SHARE of the ring
-NO_BYTES = np.empty(0, np.uint8)
-
-
-@dataclass(slots=True, eq=False)
-class PlannedBatch:
-    """A batch's plan, requested or finished. The stage uses a finished plan in place of a program.
-
-    Attributes:
-        starts: the planned offset of each chunk's bytes in the batch's memory on the device.
-        columns: the batch's columns, with offsets that count from `starts`; None until the worker has merged them.
-        chunk: the chunk number of the request; None once it has been answered.
-        slot: the slot that holds the arrays.
-        data: the bytes of that slot.
-        plan: the parameters for launching the passes; None until the plan is finished.
-        spans: the locations in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
-            sample, as int64 (N,), keyed by leaf index.
-        size_hw: the size of all result images.
-        arrays: the named arrays, once they are on the device.
-    """
-
-    starts: list[int]
-    columns: Columns | None = None
-    chunk: int | None = None
-    slot: Slot | None = None
-    data: np.ndarray | None = None
-    plan: Plan | None = None
-    spans: dict[str | int, Span] = field(default_factory=dict)
-    size_hw: tuple[int, int] = (0, 0)
-    arrays: Any = None
-
-    encoded_bytes, decoded = 0, None  # as in a `Part` without images for the device to decode
-
-    def __len__(self) -> int:
-        return 0 if self.columns is None else len(self.columns.images[0].table)
-
-    @property
-    def used_bytes(self) -> int:
-        """Return the size of the arrays."""
-        return 0 if self.data is None else len(self.data)
-
-    @property
-    def results_hw(self) -> np.ndarray:
-        """Return the size of all result images, int64 (1, 2); in a program, this array has one row per image."""
-        return np.array([self.size_hw])
-
-    def pack_input(self, chunks: Sequence[bytes]) -> bytes:
-        """Return the input for the worker: the chunks' starts and, if `columns` is None, the chunks' descriptions, or
-        else the table of the batch's images."""
-        table = None if self.columns is None else self.columns.images[0].table.tobytes()
-        return pickle.dumps((self.starts, chunks, table), 5)
-
-    def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
-        """Store a worker's result; its arrays fill `data`, a view of `slot`."""
-        self.plan, self.spans, self.size_hw = columns.plan
-        self.columns = columns if self.columns is None else self.columns
-        self.chunk, self.slot, self.data = None, slot, data
 
 
 class Planner:

@@ -134,5 +134,5 @@ def test_no_batch_waits(name, backend):
     for place, most in ALLOWED.items():
         assert waits.pop(place, 0) <= most, place
     if name == "pasted_instances":  # which instances are left is asked of the device, once for each record of a batch
-        waits.pop("gathering.py", None)
+        waits.pop("combined_targets.py", None)
     assert not waits

@@ -183,7 +183,7 @@ def test_copy_paste_asks_which_instances_are_left_and_nothing_else():
     case = [T.CopyPaste(), T.RandomHorizontalFlip(), NORMALIZE], detected, {}
     found, waits = augmented_on_device(case, "torch")
     assert_equal(plain(found), plain(augmented(case, "torch")))
-    assert {wait.where for wait in waits} == {"gathering.py"}
+    assert {wait.where for wait in waits} == {"combined_targets.py"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -36,7 +36,7 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
 from gpuload.transforms.program.fusing.plan import CHANNELS, Features, Fusing, Plan, Tile, leading_erase_records
 from gpuload.transforms.program.ops import Erase, Mix, Outline
-from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["FusedRunner", "change_finished", "compile_trial_kernel", "tile_of"]
 

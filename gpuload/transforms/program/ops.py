@@ -22,8 +22,8 @@ from gpuload.transforms.program.windows import FILTERS, full_windows, padded_win
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
-    "Erase", "Flip", "Gather", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy",
-    "TidyPoints", "Turn", "Warp", "code", "filter_codes", "map_params",
+    "Erase", "Flip", "Gather", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Paste", "Record", "Reformat", "Tidy",
+    "TidyPoints", "Tile", "Turn", "Warp", "code", "filter_codes", "map_params",
 ]  # fmt: skip
 
 # The operations that keep an image's size. An operation's code is its index here. Comments list the operation's values.
@@ -51,6 +51,7 @@ OPS: Final = (
 NOTHING: Final = -1  # the code that means no operation
 VALUES: Final = 8  # the maximum number of values of an operation
 NO_SIZES: Final = np.empty((0, 2), np.int64)  # `sizes_hw` until a record becomes part of a program
+NO_GROUPS: Final = np.empty((0, 0), np.int64)  # `groups` until the batch is assembled
 
 
 def code(name: str) -> int:
@@ -358,47 +359,52 @@ class Mix(Record):
 
 @dataclass(eq=False, repr=False)
 class Gather(WholeImageRecord):
-    """A combination of each image with the images of its group: Mosaic and CopyPaste. The record applies to all images.
+    """A combination of each image with the images of its group. The record applies to all images.
 
     The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their batch indices
-    are set when the batch is assembled (`gpuload.batches.gathering`). No backend sees the record: the stage applies it
-    between two runs, when all images of the batch have reached this step (`gpuload.stage.gathering`).
-
-    With `keys` and without `order` and `centre_yx` (CopyPaste), instances of the partner at position p XOR 1 are pasted
-    onto the image, at their original positions. Otherwise (Mosaic) four images meet at a centre: each quadrant shows
-    one image, which has a corner at the centre and is cropped at the border of the result.
+    are set when the batch is assembled. No backend sees the record: the stage applies it between two runs, when all
+    images of the batch have reached this step (`gpuload.stage.combined_images`).
 
     Attributes:
+        group_size: the number of samples in a group.
         gathered: bool (n,), the images that are changed.
-        size_hw: the sizes of the results; None means unchanged.
+        groups: int64 (n, group_size), the batch indices of each sample's group: the index of the sample itself, of the
+            sample at position p XOR 1, …; a missing sample is replaced by the sample itself. Set when the batch is
+            assembled.
+    """
+
+    group_size: ClassVar[int]
+
+    gathered: np.ndarray
+    groups: np.ndarray = field(default_factory=lambda: NO_GROUPS, kw_only=True)
+
+
+@dataclass(eq=False, repr=False)
+class Tile(Gather):
+    """A mosaic of four images, which meet at a centre: each quadrant shows one image, which has a corner at the centre
+    and is cropped at the border of the result.
+
+    Attributes:
+        size_hw: the sizes of the results.
         order: int64 (n, 4), the members of the group shown at the top left, top right, bottom left and bottom right;
             k means the sample at position p XOR k.
         centre_yx: int64 (n, 2), the point in the result where the four images meet.
-        keys: uint64 (n, 2), the words of the random key that selects instances.
         fill: the pixel values outside all images: one for all channels, or one per channel.
         mask_fill: the fill for masks: any number.
-        groups: int64 (n, 2 or 4), the batch indices of each sample's group: the index of the sample itself, of the
-            sample at position p XOR 1, …; a missing sample is replaced by the sample itself. Set when the batch is
-            assembled.
-        covered: for CopyPaste, a mask of each image's pixels that show its partner: an H×W bool tensor, or None for
-            no pixels. Set when the batch is assembled.
     """
 
-    drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx")
+    group_size: ClassVar[int] = 4
 
-    gathered: np.ndarray
-    size_hw: np.ndarray | None = None
-    order: np.ndarray = None  # pyright: ignore[reportAssignmentType]
-    centre_yx: np.ndarray = None  # pyright: ignore[reportAssignmentType]
-    keys: np.ndarray | None = None
+    size_hw: np.ndarray
+    order: np.ndarray
+    centre_yx: np.ndarray
     fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
-    groups: np.ndarray = None  # pyright: ignore[reportAssignmentType]
-    covered: Sequence[Any] = ()
 
     @property
     def output_hw(self) -> np.ndarray:
-        return self.sizes_hw if self.size_hw is None else self.size_hw
+        return self.size_hw
 
     def quadrants(self, windows_tlhw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the image that each quadrant of a mosaic shows, and its position.
@@ -418,6 +424,23 @@ class Gather(WholeImageRecord):
         start = np.maximum(corners, windows_tlhw[:, None, :2])
         end = np.minimum(corners + sizes, (windows_tlhw[:, :2] + windows_tlhw[:, 2:])[:, None])
         return rows, corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)
+
+
+@dataclass(eq=False, repr=False)
+class Paste(Gather):
+    """The pasting of instances of each image's partner, the sample at position p XOR 1, at their original positions.
+
+    Attributes:
+        keys: uint64 (n, 2), the words of the random key that selects instances.
+        covered: a mask of each image's pixels that show its partner: an H×W bool tensor, or None for no pixels. Set
+            when the batch is assembled.
+    """
+
+    drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "keys")
+    group_size: ClassVar[int] = 2
+
+    keys: np.ndarray
+    covered: Sequence[Any] = ()
 
 
 @dataclass(eq=False, repr=False)

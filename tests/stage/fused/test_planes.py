@@ -12,9 +12,9 @@ from planes import DENSE, LAYOUTS
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage.combined_images import groups_of
 from gpuload.stage.fused import runner, statistics
 from gpuload.stage.fused.kernel import one_pass
-from gpuload.stage.gathering import groups_of
 from gpuload.transforms.program.ops import Gather
 
 FLOATS = T.ToDtype("float32", scale=True)
@@ -76,7 +76,7 @@ def compare(chain: T.Chain, both: tuple[RaggedImages, RaggedImages], **options) 
     program = chain.draw(epoch_key(2, 0), positions, both[0].sizes_hw)
     for record in program.records:
         if isinstance(record, Gather):
-            record.groups = groups_of(positions, 4)
+            record.groups = groups_of(positions, record.group_size)
     expected, found = (stage(images, program) for images in both)
     assert torch.equal(found, expected)
 

@@ -17,7 +17,7 @@ from gpuload.stage.finish import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, resize
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Gather
+from gpuload.transforms.program.ops import Paste, Tile
 
 __all__ = ["gather", "groups_of", "tile"]
 
@@ -48,12 +48,12 @@ def gather(
     """Apply the only record of a program that combines images. This function has the interface of
     `gpuload.stage.backend.LevelRunner`; `images` must be complete."""
     assert images.steps is None
-    [record] = [record for record in program.records if isinstance(record, Gather)]
+    [record] = [record for record in program.records if isinstance(record, Tile | Paste)]
     levels = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels).permute(2, 0, 1)
         for offset, (height, width, channels) in zip(images.offsets.tolist(), images.shapes.tolist(), strict=True)
     ]
-    if record.keys is None:
+    if isinstance(record, Tile):
         tile(record, levels, windows_tlhw[-1], outputs, record.fill)
         return late_program
     covered = record.covered or [None] * len(images)
@@ -70,7 +70,7 @@ def gather(
 
 
 def tile(
-    record: Gather, images: Sequence[torch.Tensor], windows_tlhw: np.ndarray, outputs: Outputs, fill: Sequence[float]
+    record: Tile, images: Sequence[torch.Tensor], windows_tlhw: np.ndarray, outputs: Outputs, fill: Sequence[float]
 ) -> None:
     """Arrange images, or their masks, around the centres of mosaics.
 

@@ -25,11 +25,11 @@ from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
+from gpuload.stage.combined_images import groups_of, tile
 from gpuload.stage.device import upload_arrays
-from gpuload.stage.gathering import groups_of, tile
 from gpuload.stage.masks import check_fill, pack_masks
 from gpuload.transforms import Chain
-from gpuload.transforms.program.ops import Gather
+from gpuload.transforms.program.ops import Gather, Paste, Tile
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
@@ -48,10 +48,10 @@ class Scene:
 
 def make_target_stage(chain: Chain, device: torch.device) -> TargetStage:
     """Create the target stage for a chain."""
-    return GatheredTargets(chain, device) if chain.gathers else TargetStage(chain, device)
+    return CombinedTargets(chain, device) if chain.gathers else TargetStage(chain, device)
 
 
-class GatheredTargets(TargetStage):
+class CombinedTargets(TargetStage):
     """The target stage for transforms that combine samples. It transforms all samples of a batch together."""
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
@@ -100,11 +100,14 @@ class GatheredTargets(TargetStage):
             _drop_entries(scenes, fields, ownership)
             start = end + 1
             if record is not None:
-                record.groups = groups_of(outputs.numbers, 4 if record.keys is None else 2)
-                scenes = (_tile_scenes if record.keys is None else _paste_instances)(record, scenes, fields, ownership)
+                record.groups = groups_of(outputs.numbers, record.group_size)
+                combine: Any = _tile_scenes if isinstance(record, Tile) else _paste_instances
+                scenes = combine(record, scenes, fields, ownership)
         for record, *other_records in zip(*gather_records, strict=True):
             for other_record in other_records:  # the records of the samples' other images
-                other_record.groups, other_record.covered = record.groups, record.covered
+                other_record.groups = record.groups
+                if isinstance(record, Paste):
+                    other_record.covered = record.covered
         for row, scene in enumerate(scenes):
             row_points = {leaf: values[row] for leaf, values in points.items()}
             outputs.cells[row] |= restore_targets(row_points, scene.targets) | scene.masks | scene.values
@@ -183,7 +186,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def _tile_scenes(record: Gather, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> list[Scene]:
+def _tile_scenes(record: Tile, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> list[Scene]:
     """Combine each scene with the scenes of its group into a mosaic."""
     rows, corners, shown_parts = record.quadrants(full_windows(record.output_hw))
     results, remaining_of = list(scenes), {}
@@ -223,7 +226,7 @@ def _move_to_quadrant(
 
 
 def _tile_instance_masks(
-    record: Gather, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
+    record: Tile, masks: Sequence[torch.Tensor], remaining_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
     """Return instance masks for the rows that become a mosaic, one plane per instance, 0 outside the instance's image.
     `remaining_of` has, for each quadrant of a row, the indices of the remaining instances."""
@@ -244,7 +247,7 @@ def _tile_instance_masks(
     return results
 
 
-def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+def _tile_semantic_masks(record: Tile, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return masks of entire images, tiled like the images."""
     for row, group in enumerate(record.groups.tolist()):
         for mask, other_row in ((masks[row], other_row) for other_row in group):
@@ -266,7 +269,7 @@ def _tile_semantic_masks(record: Gather, masks: Sequence[torch.Tensor]) -> dict[
 
 
 def _paste_instances(
-    record: Gather, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]
+    record: Paste, scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]
 ) -> list[Scene]:
     """Paste instances into each scene from its partner, and store the covered pixels in the record."""
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
@@ -302,9 +305,8 @@ def _paste_instances(
     return results
 
 
-def _choose_instances(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
+def _choose_instances(record: Paste, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
     """Choose instances of non-zero area from the partner of each image that receives pasted instances."""
-    assert record.keys is not None
     entries_of = {}
     for row in np.flatnonzero(record.gathered).tolist():
         boxes = scenes[partners[row]].targets.boxes[0]
