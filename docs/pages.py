@@ -13,8 +13,7 @@ from types import ModuleType
 
 import gallery
 
-import gpuload
-from gpuload import transforms
+from gpuload.public_names import modules_of_names
 
 __all__ = ["OUTSIDE", "groups", "write"]
 
@@ -61,19 +60,17 @@ FAMILIES = (
     ("Boxes and keypoints", "targets"),
     ("Composing transforms", "composite chain"),
     ("From other libraries", "interop"),
-    ("Custom transforms, and applying chains", "custom base program.draws apply"),
+    ("Custom transforms, and applying chains", "custom base program.draws gpuload.loader.loader"),
 )
 
 
 def groups() -> dict[str, tuple[str, list[str]]]:
     """Return the title and the public names for each page of the reference."""
     made: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, title, _ in PAGES}
-    for name in gpuload.__all__:
-        if name in ("transforms", "__version__"):
-            continue
-        home = gpuload._MODULE_NAMES[name]
-        page = next(page for page, _, modules in PAGES if home.startswith(modules))
-        made[page][1].append(name)
+    for name, module in modules_of_names("gpuload").items():
+        if name != "transforms":
+            page = next(page for page, _, modules in PAGES if f"{module}.{name}".startswith(modules))
+            made[page][1].append(name)
     for _, names in made.values():
         names.sort(key=lambda name: (name not in FIRST, FIRST.index(name) if name in FIRST else 0, name.lower()))
     return made
@@ -82,9 +79,10 @@ def groups() -> dict[str, tuple[str, list[str]]]:
 def families() -> dict[str, list[str]]:
     """Return the names in gpuload.transforms for each family."""
     made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
-    for name in sorted(transforms.__all__, key=str.lower):
-        home = transforms._MODULE_OF_NAME.get(name, name)
-        made[next(title for title, modules in FAMILIES if home in modules.split())].append(name)
+    modules_of_transforms = modules_of_names("gpuload.transforms")
+    for name in sorted(modules_of_transforms, key=str.lower):
+        module = modules_of_transforms[name].removeprefix("gpuload.transforms.")
+        made[next(title for title, modules in FAMILIES if module in modules.split())].append(name)
     return made
 
 

@@ -61,9 +61,9 @@ def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
     with zipfile.ZipFile(dist / f"gpuload-{VERSION}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
         metadata = email.message_from_bytes(wheel.read(f"gpuload-{VERSION}.dist-info/METADATA"))
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpuload").rglob("*.py")}
+    sources = [*(ROOT / "gpuload").rglob("*.py"), *(ROOT / "gpuload").rglob("*.pyi")]
     assert {name for name in names if ".dist-info/" not in name} == {
-        *modules,
+        *(path.relative_to(ROOT).as_posix() for path in sources),
         "gpuload/py.typed",
         "gpuload/inspection/page.html",
     }

@@ -1,0 +1,52 @@
+# The public names: `gpuload.public_names` reads these lines, and imports a module when its name is first used.
+
+from gpuload import exporters as exporters
+from gpuload import transforms as transforms
+from gpuload.batches.assemble import BatchInfo as BatchInfo
+from gpuload.batches.augment import Augment as Augment
+from gpuload.batches.pad import Padded as Padded
+from gpuload.batches.pad import keep as keep
+from gpuload.batches.pad import pad as pad
+from gpuload.batches.pad import pad_collate as pad_collate
+from gpuload.datasets.cached import Cached as Cached
+from gpuload.datasets.coco import Coco as Coco
+from gpuload.datasets.folder import ImageFiles as ImageFiles
+from gpuload.datasets.folder import ImageFolder as ImageFolder
+from gpuload.datasets.mix import Mix as Mix
+from gpuload.datasets.resident import DeviceCached as DeviceCached
+from gpuload.datasets.sample import Boxes as Boxes
+from gpuload.datasets.sample import Encoded as Encoded
+from gpuload.datasets.sample import Image as Image
+from gpuload.datasets.sample import Keypoints as Keypoints
+from gpuload.datasets.sample import Mask as Mask
+from gpuload.datasets.sample import read as read
+from gpuload.datasets.stores.array import ArrayFile as ArrayFile
+from gpuload.datasets.stores.filelist import FileList as FileList
+from gpuload.datasets.stores.hdf5 import HDF5 as HDF5
+from gpuload.datasets.stores.lmdb import LMDB as LMDB
+from gpuload.datasets.stores.parquet import Parquet as Parquet
+from gpuload.datasets.stores.remote import Remote as Remote
+from gpuload.datasets.stores.tar.dataset import TarShards as TarShards
+from gpuload.datasets.worker import get_worker_info as get_worker_info
+from gpuload.datasets.wrap import wrap as wrap
+from gpuload.decode import Decode as Decode
+from gpuload.errors import BackendError as BackendError
+from gpuload.errors import CollateError as CollateError
+from gpuload.errors import DecodeError as DecodeError
+from gpuload.errors import ErrorRecord as ErrorRecord
+from gpuload.errors import GpuloadError as GpuloadError
+from gpuload.errors import LimitError as LimitError
+from gpuload.errors import SampleError as SampleError
+from gpuload.errors import TooManyErrors as TooManyErrors
+from gpuload.errors import WorkerError as WorkerError
+from gpuload.loader.headspace import headspace as headspace
+from gpuload.loader.loader import Loader as Loader
+from gpuload.loader.stats import Stats as Stats
+from gpuload.order.blocks import BlockShuffle as BlockShuffle
+from gpuload.packing.pack import pack as pack
+from gpuload.packing.verify import verify as verify
+from gpuload.rng.generators import sample_rng as sample_rng
+from gpuload.workers.faults import Faults as Faults
+from gpuload.workers.ray import RayWorkers as RayWorkers
+
+__version__: str
