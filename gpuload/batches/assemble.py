@@ -471,13 +471,14 @@ class Assembly:
         return self._transfer.copy_to_device(tensor)
 
     def _make_info(self, batch: Batch, columns: Columns) -> BatchInfo:
-        is_int = all(isinstance(index, int | np.integer) for index in columns.indices)
+        indices = columns.indices
+        is_int = isinstance(indices, np.ndarray) or all(isinstance(index, int | np.integer) for index in indices)
         with _cpu_context():
             return BatchInfo(
                 batch.spec.epoch,
                 batch.spec.step,
                 self._move(torch.from_numpy(columns.positions.copy())),
-                self._move(torch.from_numpy(np.array(columns.indices, np.int64))) if is_int else list(columns.indices),
+                self._move(torch.from_numpy(np.array(indices, np.int64))) if is_int else list(indices),
                 self._move(torch.from_numpy(_find_valid(batch, columns))),
             )
 
