@@ -172,13 +172,6 @@ def bench(
     """
 
 
-app.command(
-    "compare",
-    help="The former name of bench.\n\nExit status: 0; 1 if the data or an option cannot be used.",
-    epilog="Examples:\n\ngpuload compare images",
-)(bench)
-
-
 @command(
     "inspect.run",
     "gpuload inspect imagenet/train",

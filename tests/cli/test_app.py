@@ -22,7 +22,7 @@ def helped(*arguments: str, width: int = 80) -> str:
 
 
 def test_there_are_commands() -> None:
-    assert {"bench", "compare", "demo", "doctor", "index", "pack", "verify"} <= set(COMMANDS)
+    assert {"bench", "demo", "doctor", "index", "pack", "verify"} <= set(COMMANDS)
     text = helped()
     assert [name for name in COMMANDS if not re.search(rf"│ {name} ", text)] == []
     assert "--install-completion" in text
@@ -58,7 +58,7 @@ def test_examples_name_options_that_there_are(command: str) -> None:
     [
         ["bench"],
         ["bench", "x", "--seconds", "0"],
-        ["compare", "x", "--no-such"],
+        ["bench", "x", "--no-such"],
         ["pack", "x", "y", "--to", "tar", "--on-error", "replace"],
         ["x"],
     ],
@@ -98,10 +98,3 @@ def test_one_thing_has_one_name_and_one_help_in_all_commands() -> None:
     assert {"doctor", "bench", "inspect"} <= {
         name for name, command in commands.items() if any("--json" in one.opts for one in command.params)
     }
-
-
-def test_compare_is_bench() -> None:
-    def options(command: str) -> str:
-        return helped(command).split("Options")[1].split("Examples")[0]
-
-    assert options("compare") == options("bench")

@@ -250,16 +250,15 @@ def test_the_comparison_is_a_table() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def bench(*arguments: object, command: str = "bench") -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [command, *map(str, arguments), "--device", "cpu", "--seconds", "0.1"])
+def bench(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["bench", *map(str, arguments), "--device", "cpu", "--seconds", "0.1"])
     return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("command", ["bench", "compare"])
 def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuload.cli.bench.usable_cpus", lambda: 1)
     data = Path(shutil.copytree(jpeg_folder, tmp_path / "data"))
@@ -267,7 +266,7 @@ def test_a_damaged_file_is_counted_once_and_left_out_on_both_sides(
         path.write_bytes(path.read_bytes()[:100])
     path = tmp_path / "bench.json"
     options = ["--workers", "1", "--batch-size", "8", "--rounds", "2", "--json", path]
-    status, out, told = bench(data, *options, command=command)
+    status, out, told = bench(data, *options)
     assert (status, told) == (0, ""), out
     found = json.loads(path.read_text())
     assert found["failed"] == 2
