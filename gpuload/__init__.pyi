@@ -13,7 +13,6 @@ from gpuload.datasets.coco import Coco as Coco
 from gpuload.datasets.folder import ImageFiles as ImageFiles
 from gpuload.datasets.folder import ImageFolder as ImageFolder
 from gpuload.datasets.mix import Mix as Mix
-from gpuload.datasets.resident import DeviceCached as DeviceCached
 from gpuload.datasets.sample import Boxes as Boxes
 from gpuload.datasets.sample import Encoded as Encoded
 from gpuload.datasets.sample import Image as Image

@@ -113,7 +113,7 @@ PARTS: Final = {
     "workers": "gpuload's workers, batches discarded",
     "arrays": "arrays in memory, to the device",
     "array_file": "an ArrayFile of 256×256, to the device",
-    "resident": "a resident CIFAR-10 (DeviceCached)",
+    "resident": "a resident CIFAR-10",
 }
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "why": tuple(SESSIONS),

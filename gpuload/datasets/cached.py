@@ -24,7 +24,7 @@ import numpy as np
 from gpuload.datasets.cache_file import CacheLocation, Entries
 from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import View
-from gpuload.datasets.kinds import check_map_style, fetch_samples, forget, is_deterministic
+from gpuload.datasets.kinds import check_dataset, fetch_samples, forget, is_deterministic, is_iterable
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
 from gpuload.datasets.scan import full_path, normalize_index
@@ -175,7 +175,15 @@ class Cached(View):
 
 
 def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) -> None:
-    check_map_style(dataset, "Cached", ("set_epoch",))
+    check_dataset(dataset)
+    name = type(dataset).__name__
+    if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"Cached() takes a map-style dataset, which has __len__ and __getitem__, got {name}")
+    if callable(getattr(dataset, "set_epoch", None)):
+        raise TypeError(
+            f"{name} has set_epoch(), so its samples change while it is used, but cached samples would not; cache the "
+            "dataset inside it instead"
+        )
     if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
         raise TypeError(f"bytes_limit must be a number of bytes, such as 64 << 30, got {bytes_limit!r}")
     if bytes_limit < MIN_BYTES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
 from gpuload.datasets.scan import normalize_index
 
-__all__ = ["Dataset", "Joined", "Mapped", "View", "is_map_style"]
+__all__ = ["Dataset", "Joined", "Mapped", "View", "is_map_style", "walk_datasets"]
+
+MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 
 
 class Dataset:
@@ -209,3 +211,13 @@ class Mapped(View):
 
 def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, str | dict)
+
+
+def walk_datasets(dataset: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """Yield a dataset and all datasets inside it, down to `depth` levels."""
+    yield dataset
+    attributes = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
+    datasets = attributes.get("datasets")
+    for part in (attributes.get("dataset"), *(datasets if isinstance(datasets, list | tuple) else ())):
+        if part is not None:
+            yield from walk_datasets(part, depth - 1)

@@ -15,7 +15,6 @@ from gpuload.datasets.tree import is_plain_tensor
 
 __all__ = [
     "check_dataset",
-    "check_map_style",
     "fetch_samples",
     "forget",
     "is_deterministic",
@@ -36,10 +35,9 @@ PLAIN_CONTAINERS: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict}) 
 TORCH: Final = "torch.utils.data.dataset"
 SUBSET, STACK = (TORCH, "Subset"), (TORCH, "StackDataset")
 CACHED: Final = ("gpuload.datasets.cached", "Cached")
-DEVICE_CACHED: Final = ("gpuload.datasets.resident", "DeviceCached")
 JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
 MAPPED: Final = ("gpuload.datasets.joined", "Mapped")
-CONTAINERS: Final = {MAPPED, SUBSET, CACHED, DEVICE_CACHED, *JOINED, STACK, (TORCH, "ConcatDataset")}
+CONTAINERS: Final = {MAPPED, SUBSET, CACHED, *JOINED, STACK, (TORCH, "ConcatDataset")}
 
 
 def check_dataset(dataset: Any) -> None:
@@ -60,25 +58,6 @@ def check_dataset(dataset: Any) -> None:
         raise TypeError(
             f"the dataset is a {name}, which contains several datasets; pass one: {', '.join(map(repr, dataset))}"
         )
-
-
-def check_map_style(dataset: Any, wrapper_name: str, changing_methods: tuple[str, ...]) -> None:
-    """Refuse a dataset whose samples cannot be cached.
-
-    Raises:
-        TypeError: the dataset is not map-style, or has one of the `changing_methods`, which change its samples; the
-            message contains the `wrapper_name`.
-    """
-    check_dataset(dataset)
-    name = type(dataset).__name__
-    if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"{wrapper_name}() takes a map-style dataset, which has __len__ and __getitem__, got {name}")
-    for method in changing_methods:
-        if callable(getattr(dataset, method, None)):
-            raise TypeError(
-                f"{name} has {method}(), so its samples change while it is used, but cached samples would not; cache "
-                "the dataset inside it instead"
-            )
 
 
 def _type_name(dataset: Any) -> tuple[str, str]:
@@ -166,8 +145,6 @@ def forget(dataset: Any, index: Any) -> list[str]:
     sample."""
     if _type_name(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
-    if _type_name(dataset) == DEVICE_CACHED:
-        return forget(dataset.dataset, index)
     return dataset._forget(index) if _has_gpuload_method(dataset, "_forget") else []
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from gpuload.datasets.joined import Dataset, Joined, Mapped, is_map_style
+from gpuload.datasets.joined import Dataset, Joined, Mapped, is_map_style, walk_datasets
 from gpuload.datasets.kinds import check_dataset, is_deterministic, is_iterable
-from gpuload.datasets.resident import DeviceCached, walk_datasets
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
 from gpuload.datasets.tree import LEAF, Structure, describe, flatten
 
@@ -92,25 +91,21 @@ class Mix(Joined):
 
 
 def find_mix(dataset: Any) -> Mix | None:
-    """Return the loader's dataset if it is a `Mix`, or the `Mix` in a `DeviceCached`; otherwise None.
+    """Return the loader's dataset if it is a `Mix`; otherwise None.
 
     Raises:
         ValueError: a `Mix` is inside another dataset, where its weights would have no effect.
     """
-    inner = dataset.dataset if isinstance(dataset, DeviceCached) else dataset
-    parts = inner.datasets if isinstance(inner, Mix) else [inner]
+    parts = dataset.datasets if isinstance(dataset, Mix) else [dataset]
     if any(isinstance(part, Mix) for outer in parts for part in walk_datasets(outer)):
-        name = type(inner).__name__
+        name = type(dataset).__name__
         remedy = (
             "replace the inner Mix by its datasets, each with its share of the inner Mix's weight"
-            if isinstance(inner, Mix)
+            if isinstance(dataset, Mix)
             else f"put Mix([…]) outermost, with {name} around its datasets"
         )
-        raise ValueError(
-            f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "
-            "contain a Mix"
-        )
-    return inner if isinstance(inner, Mix) else None
+        raise ValueError(f"there is a Mix inside {name}, where its weights would have no effect; {remedy}")
+    return dataset if isinstance(dataset, Mix) else None
 
 
 def _check_datasets(datasets: Iterable[Any]) -> list[Any]:

@@ -253,8 +253,6 @@ def _explain_wait(figures: _Figures) -> str:
         )
     if figures.workers_saturated and (sentence := _explain_tiny_images(figures)):
         return sentence
-    if stats.resident_bytes:
-        return _explain_issuing(figures, "is the bottleneck: it takes")
     if figures.workers_saturated:
         return (
             _explain_reading(figures) if figures.share_of_work(*figures.reading_parts) > 0.5 else _explain_work(figures)
@@ -350,12 +348,6 @@ def _explain_issuing(figures: _Figures, predicate: str, name: str = "") -> str:
     loop's time, and a remedy."""
     stats, name = figures.stats, name or figures.bottleneck
     share = figures.issuing_shares.get(name, figures.waiting)
-    if stats.resident_bytes and name in ("wait", "rest"):
-        return (
-            f"assembling batches from cached samples {predicate} {max(figures.waiting, share):.0%} of the loop's "
-            "time, in this process; workers would not help, as nothing is read: larger batches, and fewer values per "
-            "sample, reduce the cost per image"
-        )
     cost = f"{predicate} {share:.0%} of the loop's time"
     if name == "stage":
         stage_ms = 1e3 * stats.part("stage", "main").seconds / stats.batches

@@ -13,7 +13,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from reprlib import Repr
 from types import GenericAlias
 from typing import Any, Final, Literal
@@ -27,7 +26,6 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
-from gpuload.loader.device_cache import describe_cache, load_cached_samples
 from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
@@ -417,7 +415,7 @@ class Loader:
               Resize(size=224)  kornia  not antialiased
               RandomInvert()    kornia
         """
-        return replace(self._options.plan(), samples=describe_cache(self._options))
+        return self._options.plan()
 
     def stats(self, since: Stats | None = None) -> Stats:
         """Return the loading statistics since the epoch began: ``print(loader.stats())`` names the bottleneck and a
@@ -480,9 +478,8 @@ class Loader:
                 self._cursor.end(NEWER_ITERATOR)
                 self.close()
         if self._session is None:
-            cached_samples = load_cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
-                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached_samples)
+                self._session = Session(options, self.errors, progress.start.epoch, self._autotune)
                 self._cancel_finalizer = on_collected(self, self._session.make_finalizer())
         self._cursor.end(NEWER_ITERATOR)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)

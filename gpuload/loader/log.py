@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gpuload.datasets.resident import find_device_cached
 from gpuload.decode import Decoder
 from gpuload.decode.jpeg import NvImageCodec
 from gpuload.stage import Plan
@@ -18,13 +17,9 @@ from gpuload.stage import Plan
 if TYPE_CHECKING:
     from gpuload.loader.options import Options
     from gpuload.loader.state import State
-    from gpuload.workers.device_cache import CachedSamples
 
 __all__ = [
-    "report_cache_progress",
-    "report_cache_start",
     "report_dataset_change",
-    "report_filled_cache",
     "report_loaded_state",
     "report_session_start",
 ]
@@ -53,33 +48,6 @@ def report_session_start(options: Options, plan: Plan, placement: str) -> None:
         logger.info("placement: %s", placement)
 
 
-def report_cache_start(samples: int, pixel_bytes: int, other_bytes: int, device: object) -> None:
-    """Log that a `DeviceCached` is about to be filled, and its expected memory usage."""
-    message = "caching %d samples: about %.1f MB of pixels on %s, %.1f MB of other values on cpu"
-    logger.info(message, samples, pixel_bytes / 1e6, device, other_bytes / 1e6)
-
-
-def report_cache_progress(read_count: int, samples: int) -> None:
-    """Log how many samples of a `DeviceCached` have been read."""
-    logger.info("caching samples: %d of %d read", read_count, samples)
-
-
-def report_filled_cache(samples: CachedSamples, device: object, seconds: float) -> None:
-    """Log the size of a `DeviceCached` that has been filled, and the time that filling it took."""
-    memory, failures = samples.memory.nbytes / 1e6, len(samples.errors)
-    failure_note = (
-        f"; {failures} failed, the first with {next(iter(samples.errors.values())).describe()}" if failures else ""
-    )
-    logger.info(
-        "cached %d samples, %.1f MB on %s, in %.1f s%s",
-        samples.count - failures,
-        memory,
-        device,
-        seconds,
-        failure_note,
-    )
-
-
 def report_dataset_change(change: str) -> None:
     """Log that the user changed an attribute of the dataset."""
     logger.info("%s: workers apply the change from the next epoch on", change)
@@ -104,8 +72,6 @@ def _describe_workers(options: Options) -> str:
     workers = options.workers
     if workers.ray_workers is not None:
         return repr(workers.ray_workers)
-    if find_device_cached(options.order.dataset) is not None:
-        return "all samples are cached, no workers"
     if not workers.count:
         return "no worker processes (num_workers=0)"
     return f"{workers.count} worker{'s' * (workers.count > 1)}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cached import Cached
-from gpuload.datasets.resident import DeviceCached, walk_datasets
+from gpuload.datasets.joined import walk_datasets
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
@@ -121,7 +121,6 @@ class Meter:
     Attributes:
         options: the loader's options; the other fields are parts of the session, which count their own work.
         launched_batches: the batches whose stages have been launched.
-        resident_bytes: size of the samples that a `DeviceCached` stores on the device; None without a `DeviceCached`.
         counts: the batches and images yielded, and seconds within ``next()``: `waited_s` waiting for workers (with
             ``num_workers=0``, doing their work), which includes `first_s` before the first batch of an epoch; `held_s`
             waiting for a device that is behind; and `next_s` for everything else.
@@ -138,7 +137,6 @@ class Meter:
     stage: Stage
     placement: Placement
     launched_batches: Sized
-    resident_bytes: int | None
 
     def __post_init__(self) -> None:
         names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
@@ -238,9 +236,8 @@ class Meter:
             "num_workers": feed.workers,
             "chunk_size": feed.chunk_size,
             "prefetch_factor": options.workers.prefetch if options.order.iterable else feed.ahead,
-            "resident_bytes": self.resident_bytes or 0,
             "decode_peak_bytes": 0 if self.decoder is None else self.decoder.peak_bytes,
-            "elsewhere": options.workers.ray_workers is not None and self.resident_bytes is None,
+            "elsewhere": options.workers.ray_workers is not None,
             "untried": self._untried,
         }
 
@@ -253,7 +250,7 @@ def _find_untried(options: Options) -> tuple[str, ...]:
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.is_planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
-    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` rejects set_epoch()
+    is_cached = any(isinstance(part, Cached) for part in parts)  # `Cached` rejects set_epoch()
     if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):
         untried.append("cache")
     if not options.workers.persistent_workers:

@@ -20,7 +20,6 @@ import torch
 from gpuload import transforms
 from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
-from gpuload.datasets.resident import DeviceCached, find_device_cached
 from gpuload.datasets.without_torch import has_copy, without_torch
 from gpuload.decode import Decode
 from gpuload.errors import explain_unknown_arguments
@@ -224,12 +223,6 @@ class Options:
     workers: WorkerOptions
 
     def __post_init__(self) -> None:
-        decode = self.workers.decode
-        if self.device_cached is not None and (decode.where, decode.scale) != ("cpu", "exact"):
-            raise ValueError(
-                "a DeviceCached keeps entire images, which workers decode once: it needs decode=Decode(where='cpu', "
-                f"scale='exact'), got where={decode.where!r}, scale={decode.scale!r}"
-            )
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
                 "on_error='replace' does not apply to an iterable dataset: it has no other samples to choose from; "
@@ -286,11 +279,6 @@ class Options:
         return self.stage.transforms
 
     @property
-    def device_cached(self) -> DeviceCached | None:
-        """Return the dataset's `DeviceCached`, or None if it has none."""
-        return find_device_cached(self.order.dataset)
-
-    @property
     def dataset_to_send(self) -> Any:
         """Return the dataset to send to workers now: a copy that needs no torch if possible, but the original if there
         is a `worker_init_fn`, which may inspect it."""
@@ -317,14 +305,12 @@ class Options:
     @property
     def cpu_threads(self) -> int:
         """Return the number of CPU threads for the stage: the CPUs that workers do not use."""
-        return max(1, usable_cpus() - (0 if self.device_cached is not None else self.workers.processes))
+        return max(1, usable_cpus() - self.workers.processes)
 
     @property
     def chunk_size(self) -> int:
         """Return the maximum number of samples in a request to a worker."""
         size, workers = self.order.size, self.workers
-        if self.device_cached is not None:
-            return size  # this process crops the cached images itself
         if workers.chunk_size is not None:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):

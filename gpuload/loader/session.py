@@ -42,13 +42,11 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder, decoders_for_threads
 from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
-from gpuload.stage.device_cache import make_cached_transfer
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch, PlannedBatch
 from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_attribute
-from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
 from gpuload.workers.inherited import imported_libraries, library_values, module_values
@@ -64,8 +62,6 @@ __all__ = [
     "Session",
     "SessionState",
     "Steps",
-    "engine_for",
-    "job_for",
     "libraries_for",
 ]
 
@@ -172,7 +168,6 @@ class Session:
         errors: the log of failed samples.
         epoch: the number of the first epoch.
         autotune: adjusts the options that are set to "auto".
-        cached_samples: all samples, if the dataset is a `DeviceCached`; there are no workers then.
 
     Attributes:
         is_outdated: whether the workers' state no longer matches the loader's, so that the next epoch needs a new
@@ -187,11 +182,8 @@ class Session:
         errors: ErrorLog,
         epoch: int = 0,
         autotune: Autotune | None = None,
-        cached_samples: CachedSamples | None = None,
     ) -> None:
         started_at = time.monotonic()
-        if cached_samples is not None:
-            options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.issued_warnings
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
@@ -204,12 +196,12 @@ class Session:
         # Workers plan batches by the locations of the images in the ring, so every image must be there. An image that
         # the device refuses to decode would be missing.
         batch_planner = self.stage.batch_planner() if workers.processes and not choice.share else None
-        self._make_job = partial(job_for, options, batch_planner=batch_planner, device_share=choice.share)
+        self._make_job = partial(_make_job, options, batch_planner=batch_planner, device_share=choice.share)
         job = self._make_job(epoch)
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers, epoch)
         self.placement = options.find_placement(device)
-        self._resources = self._open(job, choice, device, start.workers, cached_samples)
+        self._resources = self._open(job, choice, device, start.workers)
         self.engine.started_at = started_at
         min_ahead, ahead = options.batches_ahead(start.workers, start.ahead)
         self.feed = Feed(
@@ -244,16 +236,13 @@ class Session:
             stage=self.stage,
             placement=self.placement,
             launched_batches=self.launched_batches,
-            resident_bytes=None if cached_samples is None else int(cached_samples.memory.nbytes),
         )
         _sessions.add(self)
         log.report_session_start(
             options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0)
         )
 
-    def _open(
-        self, job: Job, choice: Choice, device: torch.device, count: int, cached_samples: CachedSamples | None
-    ) -> contextlib.ExitStack:
+    def _open(self, job: Job, choice: Choice, device: torch.device, count: int) -> contextlib.ExitStack:
         """Create the parts that must be closed, with `count` workers. Return a stack that closes them in reverse order:
         first the workers that write, then the transfer that copies, last the memory.
 
@@ -265,13 +254,9 @@ class Session:
             resources.callback(_forget_tables)
             self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
             resources.callback(self.ring.close)
-            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached_samples)
+            self.engine: Any = _make_engine(job, options, self.ring, count, self.placement)
             undo.callback(self.engine.close)
-            self.transfer = (
-                make_transfer(self.ring, device)
-                if cached_samples is None
-                else make_cached_transfer(cached_samples, self.ring)
-            )
+            self.transfer = make_transfer(self.ring, device)
             resources.callback(self.transfer.close)  # after the decoder, which reads the slots
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
@@ -678,21 +663,13 @@ class _Consumer(Consumer):
 # -- the engine that processes chunks, and its job --------------------------------------------------------------------
 
 
-def job_for(
-    options: Options,
-    epoch: int,
-    batch_planner: Any = None,
-    *,
-    decodes_full_images: bool = False,
-    device_share: float = 0.0,
-) -> Job:
+def _make_job(options: Options, epoch: int, batch_planner: Any, device_share: float) -> Job:
     """Return the job to send to workers.
 
     Args:
         options: the loader's options.
         epoch: the number of the first epoch.
         batch_planner: plans batches for the fused kernels, if workers do that.
-        decodes_full_images: whether workers decode complete images, to be cached instead of cropped.
         device_share: the share of the samples that the device decodes.
     """
     return Job(
@@ -709,7 +686,6 @@ def job_for(
         **ranks_of(options.order),
         group=find_group(),
         fusing=batch_planner,
-        decodes_full_images=decodes_full_images,
         device_share=device_share,
         **(_values_to_compare(options) if options.workers.processes else {}),
     )
@@ -753,20 +729,13 @@ def _with_values(objects: Iterable[Any]) -> list[Any]:
     ]
 
 
-def engine_for(
-    job: Job,
-    options: Options,
-    ring: Ring,
-    count: int,
-    placement: Placement,
-    cached_samples: CachedSamples | None = None,
-) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
-    """Create the engine that processes chunks: worker processes on this machine, workers of a cluster, or this process,
-    which reads the dataset or cached samples."""
+def _make_engine(
+    job: Job, options: Options, ring: Ring, count: int, placement: Placement
+) -> WorkerPool | RayPool | InProcessEngine:
+    """Create the engine that processes chunks: worker processes on this machine, workers of a cluster, or this
+    process."""
     workers = options.workers
     pool_options = {"timeout_s": workers.timeout, "queue_per_worker": options.order.iterable}
-    if cached_samples is not None:
-        return CacheEngine(job, ring, cached_samples)
     if workers.ray_workers is not None:
         return RayPool(job, workers.ray_workers, ring, **pool_options)
     if not count:

@@ -126,8 +126,7 @@ class Stats:
         decode_peak_bytes: the largest size of images decoded together on the device, before cropping.
         decoded_whole: the number of JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
         cache_hits, cache_misses: the number of samples that were, and were not, in the caches: of `Cached` datasets,
-            summed over all processes on this machine that share them, and of a `DeviceCached`; resident_bytes: size of
-            the pixels that the `DeviceCached` stores on the device.
+            summed over all processes on this machine that share them.
         errors: the number of samples that failed; restarts: the number of workers that died.
         device: where the batches go; placement: where workers and ring are placed on a machine with several NUMA nodes,
             or why they are not; "" for batches on the CPU.
@@ -181,7 +180,6 @@ class Stats:
     decoded_whole: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
-    resident_bytes: int = 0
     errors: int = 0
     restarts: int = 0
     device: str = "cpu"
@@ -310,8 +308,6 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
     for reason, count in stats.device_refused.items():
         yield "refused", f"{count:,} by the device's decoder: {reason}"
-    if stats.resident_bytes:
-        yield "cached", f"{format_bytes(stats.resident_bytes)} on {stats.device}"
     if stats.cache_hits or stats.cache_misses:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"

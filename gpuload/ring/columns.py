@@ -244,7 +244,6 @@ class Columns:
         encoded: the images that are not decoded yet, as tuples of the fields of `EncodedImage`; empty after decoding.
         encoded_bytes: the number of bytes at the start of the slot that hold encoded files.
         plan: the launches of the entire batch, see `gpuload.workers.planned`.
-        windows: the locations of images outside the slot, see `gpuload.workers.device_cache`; never sent.
         positions, indices: for a batch, the samples' positions in the epoch, int64 (N,), and their keys in the dataset.
     """
 
@@ -264,7 +263,6 @@ class Columns:
     encoded: list[tuple[Any, ...]] = field(default_factory=list)
     encoded_bytes: int = 0
     plan: Any = None
-    windows: np.ndarray | None = None
     positions: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64))
     indices: Sequence[Any] | np.ndarray = ()
 

@@ -126,7 +126,6 @@ class Plan:
         decoder: what decodes images, and why, if `Decode.where` requested the device; else None.
         placement: the NUMA node of the workers and the ring, or why they are not bound to a node; None if batches are
             made on the CPU.
-        samples: where the samples of a `DeviceCached` are stored; None for other datasets.
         decode: the effect of ``Decode(scale="fast")`` with these transforms; None without this option.
         images: how an `Augment` reads images; None for a Loader.
     """
@@ -138,7 +137,6 @@ class Plan:
     note: str | None = None
     decoder: str | None = None
     placement: str | None = None
-    samples: str | None = None
     decode: str | None = None
     images: str | None = None
 
@@ -189,7 +187,7 @@ class Plan:
     @property
     def _notes(self) -> list[str]:
         """Additional notes, one per line."""
-        labeled_notes = {"placement": self.placement, "samples": self.samples, "images": self.images}
+        labeled_notes = {"placement": self.placement, "images": self.images}
         return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in labeled_notes.items() if text)]
 
 

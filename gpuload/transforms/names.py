@@ -23,13 +23,14 @@ __all__ = [
     "missing_name_error",
 ]
 
-# Names of torch and torchvision that a user may look for in `gpuload`.
+# Names of torch, torchvision and earlier versions that a user may look for in `gpuload`.
 TOP_LEVEL: Final = {
     "BoundingBoxes": "write gpuload.Boxes(array, format)",
     "CocoCaptions": "write gpuload.wrap(torchvision.datasets.CocoCaptions(…))",
     "CocoDetection": "write gpuload.wrap(torchvision.datasets.CocoDetection(…))",
     "DataLoader": "write gpuload.Loader, which takes its arguments",
     "DatasetFolder": "write gpuload.ImageFolder(root, extensions=…)",
+    "DeviceCached": "keep the images in a tensor for gpuload.Augment, as in docs/howto/dataset_in_memory.md",
     "DistributedSampler": "leave it out: gpuload.Loader divides samples among ranks by itself",
     "ImageNet": "write gpuload.ImageFolder(root / 'train'), and gpuload.ImageFolder(root / 'val', classes=train)",
     "KeyPoints": "write gpuload.Keypoints(array)",

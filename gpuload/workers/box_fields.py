@@ -27,7 +27,6 @@ __all__ = [
     "box_droppers",
     "explain_target_conflict",
     "find_fields",
-    "flattening_key",
     "format_size",
     "mask_mismatch",
     "size_warning",
@@ -44,15 +43,6 @@ def box_droppers(chain: Chain) -> list[Any]:
     """Return the transforms of a chain that drop boxes, in written order."""
     droppers = {id(transform): transform for transform in _leaf_transforms(chain) if transform.drops_boxes}
     return list(droppers.values())
-
-
-def flattening_key(chain: Chain) -> tuple[object, ...]:
-    """Return the properties of a chain that determine how samples are flattened. Chains with equal properties give
-    equal columns."""
-    descriptions = [
-        repr(transform) for transform in _leaf_transforms(chain) if transform.drops_boxes or transform.drops_points
-    ]
-    return bool(len(chain)), chain.frames, chain.reads_boxes, explain_target_conflict(chain), tuple(descriptions)
 
 
 def explain_target_conflict(chain: Chain) -> str | None:

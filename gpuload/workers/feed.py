@@ -486,7 +486,7 @@ class Feed:
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
         """Store the pixels and the description of a finished chunk in its part, and learn from the chunk's size."""
-        sample_count, content = len(part.positions), reply.content
+        sample_count, content = len(part.positions), None
         part.slot, data = slot, reply.data
         if data is not None:
             self.ring.release(slot)
@@ -500,8 +500,7 @@ class Feed:
             part.description = reply.meta
         else:
             try:
-                content = read_content(data, reply.meta, reply.meta_at) if content is None else content
-                part.content = content
+                part.content = content = read_content(data, reply.meta, reply.meta_at)
             except Exception as error:  # raised by a user's object while it is unpickled
                 if part.slot is not None:
                     self.ring.release(part.slot)

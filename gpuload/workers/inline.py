@@ -13,27 +13,39 @@ import numpy as np
 from gpuload.datasets.worker import WorkerInfo, replace_worker_info
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
-from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Engine, Event, Reply, Request
+from gpuload.workers.protocol import Engine, Event, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import make_worker_info
 
-__all__ = ["InProcessEngine", "SequentialEngine"]
+__all__ = ["InProcessEngine"]
 
 
-class SequentialEngine(Engine):
-    """Base class of engines that accept chunks like a `WorkerPool`, and process one chunk in each call of `gather`.
+class InProcessEngine(Engine):
+    """An engine that does the workers' work in this process: it accepts chunks like a `WorkerPool`, and processes one
+    chunk in each call of `gather`.
 
     Args:
+        job: the dataset, transforms and options.
         ring: the ring that holds the slots.
-        counters: the counters of this engine.
+        chunk_context: returns the context in which a chunk is processed.
     """
 
-    def __init__(self, ring: Ring, counters: Counters) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ring: Ring,
+        chunk_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         super().__init__(ring)
-        self._counters = counters
+        self._runner = ChunkRunner(job, guard_generators=True)
+        self._runner.source.set_worker_info = lambda epoch, position=None: replace_worker_info(
+            make_worker_info(job, 0, 1, epoch, position)
+        )
+        self._counters = self._runner.counters
         self._waiting: deque[Request] = deque()
+        self._info: WorkerInfo | None = None
+        self._chunk_context = chunk_context
 
     def _submit(self, request: Request) -> bool:
         self._waiting.append(request)
@@ -49,57 +61,26 @@ class SequentialEngine(Engine):
         start = time.perf_counter()
         self._counters.begin()
         try:
-            reply = self._process(request, slot)
+            with self._chunk_context(), self._set_worker_info():
+                reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+                if reply.file is not None:
+                    reply.map(reply.file)
         finally:
             self._counters.end()
             self.waited_s += time.perf_counter() - start  # the loop waits while this engine works
         self._waiting.popleft()  # only now, so that a chunk that ctrl-C interrupted is processed again
         return [reply]
 
-    def _process(self, request: Request, slot: np.ndarray) -> Reply:
-        raise NotImplementedError
+    def begin(self, request: Request) -> IterablePlace:
+        """Start the pass over an iterable dataset; return its progress before the first chunk."""
+        with self._set_worker_info():
+            return self._runner.begin(request)
 
     def read_counters(self) -> np.ndarray:
         return self._counters.table.read()
 
     def close(self) -> None:
         self._waiting.clear()
-
-
-class InProcessEngine(SequentialEngine):
-    """An engine that does the workers' work in this process.
-
-    Args:
-        job: the dataset, transforms and options.
-        ring: the ring that holds the slots.
-        chunk_context: returns the context in which a chunk is processed.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        ring: Ring,
-        chunk_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> None:
-        self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.set_worker_info = lambda epoch, position=None: replace_worker_info(
-            make_worker_info(job, 0, 1, epoch, position)
-        )
-        super().__init__(ring, self._runner.counters)
-        self._info: WorkerInfo | None = None
-        self._chunk_context = chunk_context
-
-    def _process(self, request: Request, slot: np.ndarray) -> Reply:
-        with self._chunk_context(), self._set_worker_info():
-            reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
-            if reply.file is not None:
-                reply.map(reply.file)
-            return reply
-
-    def begin(self, request: Request) -> IterablePlace:
-        """Start the pass over an iterable dataset; return its progress before the first chunk."""
-        with self._set_worker_info():
-            return self._runner.begin(request)
 
     @contextlib.contextmanager
     def _set_worker_info(self) -> Iterator[None]:

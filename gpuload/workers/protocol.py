@@ -54,7 +54,6 @@ from gpuload.errors import (
     visible,
 )
 from gpuload.order.place import IterableStart
-from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring, map_file, reserve_standard_streams
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickle_by_value
@@ -293,7 +292,7 @@ class Reply:
     `nbytes` is the size of the chunk in its slot or, for TOO_LARGE, the size that the chunk needs. `meta` is the packed
     description of the chunk's samples (`gpuload.ring.packing`). If the description is too long for a message, it is in
     the slot, and `meta_at` is its offset and length. `plain` means that the description contains nothing unusual
-    (`Columns.is_plain`), so it need not be read yet. An engine without processes may return the `content` itself.
+    (`Columns.is_plain`), so it need not be read yet.
 
     If the chunk did not fit in its slot, the pixels and the description are in a separate `file`; `data` is its
     mapping. The file is anonymous, so its memory is freed once no process has it open or mapped.
@@ -304,7 +303,6 @@ class Reply:
     nbytes: int
     meta: bytes
     meta_at: tuple[int, int] | None = None
-    content: Columns | None = None
     plain: bool = False
     file: FileIO | None = None
     data: np.ndarray | None = None

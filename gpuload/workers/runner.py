@@ -176,10 +176,10 @@ class ChunkRunner:
         self.counters = Counters()
         self._guards_generators = guard_generators
         # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
-        self._collates = job.collate_fn is not None and not len(job.chain) and not job.decodes_full_images
+        self._collates = job.collate_fn is not None and not len(job.chain)
         self._keeps_types = job.collate_fn is not None or job.is_unbatched
         # Samples that turn out to be plain data are stacked, unless other code needs single samples.
-        self._stacks = job.plain and not (self._keeps_types or job.decodes_full_images)
+        self._stacks = job.plain and not self._keeps_types
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
 
@@ -441,11 +441,7 @@ class ChunkRunner:
 
     def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
         images = [(sample, image) for sample in samples for image in sample.images.values()]
-        if self.job.decodes_full_images:
-            for sample in samples:
-                for picture in sample.pictures:
-                    picture.region = [0, 0, picture.height, picture.width]
-        if self.job.decodes_full_images or not images:
+        if not images:
             return
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)

@@ -186,7 +186,7 @@ class SampleReader:
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._target_conflict = explain_target_conflict(job.chain)
         # A `collate_fn` gets PIL images as the dataset returned them.
-        self._keeps_pillow_images = job.plain and job.collate_fn is not None and not job.decodes_full_images
+        self._keeps_pillow_images = job.plain and job.collate_fn is not None
         self._converts_on_entry = converts_on_entry(job.chain)
         self._changes_colors = _changes_colors(job.chain)
         self._needs_fractions = self._changes_colors or _normalizes_fractions(job.chain)

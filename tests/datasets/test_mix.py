@@ -216,10 +216,7 @@ def test_a_mix_inside_of_another_dataset_is_refused(around, name):
         if name == "Mix"
         else f"put Mix([…]) outermost, with {name} around its datasets"
     )
-    text = (
-        f"there is a Mix inside {name}, where its weights would have no effect; {remedy}; only a DeviceCached can "
-        "contain a Mix"
-    )
+    text = f"there is a Mix inside {name}, where its weights would have no effect; {remedy}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         loader(around(mixed()))
 
@@ -308,13 +305,6 @@ def test_a_sample_is_made_again():
     assert torch.equal(again.sample[0], images[3])
     with pytest.raises(ValueError, match="position must be at most 699, got 700"):
         loader_.replay(0, 700)
-
-
-def test_it_stays_on_the_device():
-    cached = loader(gl.DeviceCached(mixed(length=500)))
-    for (images, numbers), (others, other_numbers) in zip(cached, loader(mixed(length=500)), strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(numbers, other_numbers)
 
 
 def test_a_block_shuffle_reads_neighbours_of_each_data_set_at_about_the_same_time():

@@ -267,15 +267,6 @@ def test_the_main_process():
     assert "a collate_fn" in sentence
 
 
-def test_kept_samples():
-    found = {"parts": (Part("pack", "main", 6.0, 1000),), "resident_bytes": 600_000_000, "bytes_decoded": 0}
-    sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
-    assert sentence.startswith(
-        "assembling batches from cached samples is the bottleneck: it takes 60% of the loop's time, in this process; "
-    )
-    assert said(stats(waiting=0.01, main={"step": 9.0}, **found)).startswith("the training step is the bottleneck")
-
-
 def test_the_step():
     sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
     assert sentence == (

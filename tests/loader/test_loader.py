@@ -532,7 +532,6 @@ def loaders():
 TAKERS = {
     "Loader": lambda dataset: gl.Loader(dataset, device="cpu"),
     "Cached": lambda dataset: gl.Cached(dataset, 1 << 20),
-    "DeviceCached": gl.DeviceCached,
     "wrap": gl.wrap,
 }
 

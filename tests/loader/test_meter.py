@@ -32,7 +32,6 @@ def rig(monkeypatch):
         stage=None,
         placement=None,
         launched_batches=(),
-        resident_bytes=None,
     )
     return now, engine, transfer, meter
 

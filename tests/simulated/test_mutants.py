@@ -40,7 +40,6 @@ from gpuload.batches.assemble import Assembly
 from gpuload.stage import compile_stage
 from gpuload.stage.decode.threads import DecodedMemory
 from gpuload.stage.device import Accelerator
-from gpuload.stage.device_cache import ResidentTransfer
 from gpuload.stage.fused import runner
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.stage.ragged import RaggedImages
@@ -122,17 +121,6 @@ def decoding(**decoder: Any) -> Loop:
     return loop
 
 
-def closes(cuda: SimulatedCuda) -> None:
-    """A `DeviceCached` is cleared after its Loader was closed, of which an iterator is left."""
-    before, kept = cuda.used_bytes(), gl.DeviceCached(samples())
-    loader = gl.Loader(**OPTIONS | options(dataset=kept, device="cuda"))
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    kept.clear()
-    assert cuda.used_bytes() <= before + 4096
-
-
 def fuses(cuda: SimulatedCuda) -> None:
     """By kernels, few images, as these are interpreted."""
     given = options(dataset=samples(4), batch_size=2, transforms=CHAIN[:2], backend="fused")
@@ -188,7 +176,7 @@ def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
 
 
 LOOPS += (collates_numbers, goes_on_in_a_thread)
-LOOPS += (decodes, closes, fuses, fuses_elsewhere, augments, augments_by_kernels)
+LOOPS += (decodes, fuses, fuses_elsewhere, augments, augments_by_kernels)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -432,11 +420,6 @@ def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: Simulat
         return self._call_bytes + sum(nbytes for _, nbytes, _ in self._copies)
 
     patch.setattr(DecodedMemory, "_free", freed)
-
-
-@mutant(closes)
-def memory_is_kept_after_closing(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(ResidentTransfer, "close", CudaTransfer.close)
 
 
 @mutant(fuses)

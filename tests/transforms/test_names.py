@@ -21,6 +21,7 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
     ("module", "name", "text"),
     [
         (gl, "DataLoader", "write gpuload.Loader, which takes its arguments"),
+        (gl, "DeviceCached", "keep the images in a tensor for gpuload.Augment, as in docs/howto/dataset_in_memory.md"),
         (gl, "IterableDataset", "use torch.utils.data.IterableDataset, which works with gpuload.Loader"),
         (gl, "BoundingBoxes", "write gpuload.Boxes(array, format)"),
         (

@@ -149,6 +149,15 @@ def keep_your_loader() -> dict[str, Any]:
     }
 
 
+def dataset_in_memory() -> dict[str, Any]:
+    images = [gl.Image(smooth_image(32, 32, number)) for number in range(16)]
+    detections = [
+        {"image": image, "mask": gl.Mask(np.zeros((32, 32), np.uint8)), "boxes": gl.Boxes([[4, 4, 20, 24]])}
+        for image in images
+    ]
+    return {"dataset": list(zip(images, range(16), strict=True)), "detection_dataset": detections}
+
+
 def not_on_the_gpu() -> dict[str, Any]:
     import torch
 
@@ -280,6 +289,7 @@ SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/backends.md": backends,
     "docs/data.md": data,
     "docs/dataloader.md": dataloader,
+    "docs/howto/dataset_in_memory.md": dataset_in_memory,
     "docs/howto/keep_your_loader.md": keep_your_loader,
     "docs/howto/moving.md": moving,
     "docs/howto/multispectral.md": multispectral,

@@ -334,7 +334,7 @@ def test_json_comes_as_a_list_of_objects(tmp_path: Path, workers: int, fields: t
         members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
         members[f"{number}.json"] = json.dumps(value).encode()
     dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
-    for source in (dataset, gl.Cached(dataset, 1 << 20), gl.DeviceCached(dataset)):
+    for source in (dataset, gl.Cached(dataset, 1 << 20)):
         options = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
         with gl.Loader(source, 2, **options) as loader:
             batches = [batch["json"] if fields is None else batch[1] for batch in loader]
