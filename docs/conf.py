@@ -15,6 +15,7 @@ from docutils import nodes
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.append(str(HERE.parent / "tests"))  # the gallery shows what transforms/specs.py says
 
 import pages  # noqa: E402
 import torch  # noqa: E402

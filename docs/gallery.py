@@ -15,82 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
+from transforms.specs import SPECS
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.pictures import photographs
 
-__all__ = ["CODE", "NO_PICTURE", "page", "picture", "results", "write"]
+__all__ = ["CODE", "page", "picture", "results", "write"]
 
 # The call that each picture shows. Transforms that combine samples, or move boxes, are handled in `results`.
-CODE = {
-    "JPEG": "T.JPEG((5, 20))",
-    "AugMix": "T.AugMix(severity=6)",
-    "AutoAugment": 'T.AutoAugment("imagenet")',
-    "CenterCrop": "T.CenterCrop(112)",
-    "CenterCropOrPad": "T.CenterCropOrPad((200, 112))",
-    "ColorJitter": "T.ColorJitter(0.4, 0.4, 0.4, 0.1)",
-    "Compose": "T.Compose([T.RandomCrop(128), T.RandomHorizontalFlip()])",
-    "CopyPaste": "T.CopyPaste()",
-    "CutMix": "T.CutMix(num_classes=2)",
-    "ElasticTransform": "T.ElasticTransform(alpha=80.0)",
-    "GaussianBlur": "T.GaussianBlur(15, sigma=(0.5, 4.0))",
-    "GaussianNoise": "T.GaussianNoise(sigma=0.15)",
-    "Grayscale": "T.Grayscale(num_output_channels=3)",
-    "MixUp": "T.MixUp(alpha=4.0, num_classes=2)",
-    "Mosaic": "T.Mosaic(160)",
-    "MultiView": "T.MultiView([[T.RandomResizedCrop(144)], [T.RandomResizedCrop(144)], [T.RandomResizedCrop(64)]])",
-    "Pad": "T.Pad(20)",
-    "RandAugment": "T.RandAugment(num_ops=2, magnitude=12)",
-    "RandomAdjustSharpness": "T.RandomAdjustSharpness(6.0, p=1.0)",
-    "RandomAffine": 'T.RandomAffine(25, translate=(0.1, 0.1), scale=(0.7, 1.2), interpolation="bilinear")',
-    "RandomApply": "T.RandomApply([T.GaussianBlur(15, sigma=3.0)], p=0.5)",
-    "RandomAutocontrast": "T.RandomAutocontrast(p=1.0)",
-    "RandomChannelPermutation": "T.RandomChannelPermutation()",
-    "RandomChoice": "T.RandomChoice([T.RandomInvert(p=1.0), T.RandomGrayscale(p=1.0), T.RandomRotation((90, 90))])",
-    "RandomCrop": "T.RandomCrop(112)",
-    "RandomCropOrPad": "T.RandomCropOrPad((200, 112))",
-    "RandomEqualize": "T.RandomEqualize(p=1.0)",
-    "RandomErasing": "T.RandomErasing(p=1.0, value=127)",
-    "RandomGrayscale": "T.RandomGrayscale(p=0.5)",
-    "RandomHorizontalFlip": "T.RandomHorizontalFlip(p=0.5)",
-    "RandomInvert": "T.RandomInvert(p=1.0)",
-    "RandomIoUCrop": "T.RandomIoUCrop(sampler_options=[0.3])",
-    "RandomOrder": "T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
-    "RandomPerspective": 'T.RandomPerspective(0.5, p=1.0, interpolation="bilinear")',
-    "RandomPhotometricDistort": "T.RandomPhotometricDistort(p=1.0)",
-    "RandomPosterize": "T.RandomPosterize(2, p=1.0)",
-    "RandomResize": "T.RandomResize(64, 160)",
-    "RandomResizedCrop": "T.RandomResizedCrop(128)",
-    "RandomRotate90": "T.RandomRotate90(p=1.0)",
-    "RandomRotation": 'T.RandomRotation(30, interpolation="bilinear")',
-    "RandomShortestSize": "T.RandomShortestSize([64, 96, 128, 160])",
-    "RandomSolarize": "T.RandomSolarize(128, p=1.0)",
-    "RandomTranspose": "T.RandomTranspose(p=1.0)",
-    "RandomVerticalFlip": "T.RandomVerticalFlip(p=0.5)",
-    "RandomZoomOut": "T.RandomZoomOut(fill=114, side_range=(1.0, 2.0), p=1.0)",
-    "Resize": "T.Resize((96, 96))",
-    "ResizeKeepRatio": "T.ResizeKeepRatio((128, 128))",
-    "ScaleJitter": "T.ScaleJitter((160, 160), scale_range=(0.3, 1.2))",
-    "TimmAugMix": 'T.TimmAugMix("augmix-m9-w3-d3")',
-    "TimmAutoAugment": 'T.TimmAutoAugment("original")',
-    "TimmRandAugment": 'T.TimmRandAugment("rand-m9-mstd0.5-inc1")',
-    "TrimBorder": "T.TrimBorder(24)",
-    "TrivialAugmentWide": "T.TrivialAugmentWide()",
-}
-NO_PICTURE = {
-    "ClampBoundingBoxes": "changes boxes, not images",
-    "ClampKeyPoints": "changes keypoints, not images",
-    "ConvertBoundingBoxFormat": "changes the format of boxes, not images",
-    "Custom": "the base class for your own transforms",
-    "Identity": "does not change images",
-    "Lambda": "calls your function",
-    "Normalize": "converts levels to numbers, which are not a picture",
-    "SanitizeBoundingBoxes": "drops boxes, and does not change images",
-    "SanitizeKeyPoints": "drops keypoints, and does not change images",
-    "ToDtype": "converts levels to numbers, which are not a picture",
-    "UniformTemporalSubsample": "chooses the frames of a clip",
-}
+CODE = {name: spec.code for name, spec in SPECS.items() if spec.code}
 
 HEIGHT_PX, GAP_PX, WIDTH_PX = 160, 6, 1200
 DRAWN = 4  # results of each transform that draws

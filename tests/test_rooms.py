@@ -100,6 +100,7 @@ ABOUT_SEVERAL = {
     "stage/test_mixing",
     "stage/test_surroundings",
     "transforms/test_document",
+    "transforms/test_specs",
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from bits.samples import DAMAGED, FILES, Samples, Stream, marked
+from transforms.specs import SPECS
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -839,3 +840,10 @@ def clips(samples: Samples) -> dict[str, Any]:
         }
 
     return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}
+
+
+# A transform that is in none of the chains above has a case of its own.
+ABOVE = Path(__file__).read_text()
+for name, spec in SPECS.items():
+    if spec.code and f"T.{name}(" not in ABOVE:
+        CASES[name] = Case(name, partial(labelled, transforms=[eval(spec.code), T.CenterCropOrPad(24)]))

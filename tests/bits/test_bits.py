@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import lacking
 import pytest
 from bits.cases import CASES, RUNS
 from bits.running import difference, hash_of, recorded
-from bits.samples import Samples
-
-from gpuload import transforms as T
 
 ANEW = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
@@ -42,23 +38,3 @@ def test_bits(name, run):
 def test_all_that_is_recorded_is_compared():
     assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}
     assert {run for _, run in PAIRS} == set(RUNS)
-
-
-def test_every_transform_is_in_a_case():
-    samples, seen = Samples(small=False), set[str]()
-    for case in CASES.values():
-        _names(case.make(samples)["transforms"], seen)
-    kinds = {name: getattr(T, name) for name in T.__all__ if inspect.isclass(getattr(T, name))}
-    transform = next(kind for kind in T.Identity.__mro__ if kind.__name__ == "Transform")
-    assert {name for name, kind in kinds.items() if issubclass(kind, transform)} - {"Custom"} <= seen  # it is a base
-
-
-def _names(value: Any, seen: set[str]) -> None:
-    """The transforms in lists, and in others."""
-    if isinstance(value, list | tuple):
-        for inner in value:
-            _names(inner, seen)
-        return
-    seen.add(type(value).__name__)
-    for held in ("transforms", "chains"):
-        _names(getattr(value, held, ()), seen)

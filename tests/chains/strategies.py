@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
+from transforms.specs import SPECS, any_filter, chances, pairs
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -21,142 +22,8 @@ __all__ = ["FINISHED", "LEVELS", "Tried", "tried"]
 
 MOST = 160  # pixels of a side
 
-shares = st.floats(0, 1)
-chances = st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
-sides = st.integers(1, 64)
-pairs = st.tuples(sides, sides)
-filters = st.sampled_from(["nearest", "bilinear", "bicubic"])
-any_filter = st.sampled_from(["nearest", "bilinear", "bicubic", "random"])
-fills = st.one_of(st.just(0), st.integers(0, 255))
-modes = st.sampled_from(["constant", "edge", "reflect", "symmetric"])
-borders = st.integers(0, 20)
-odd = st.integers(0, 5).map(lambda number: 2 * number + 1)
-bins = st.integers(2, 31)
-
-
-def spans(least: float, most: float) -> Any:
-    """(low, high) within bounds, to two places: a bound with all its digits says nothing more."""
-    number = st.integers(round(least * 100), round(most * 100)).map(lambda whole: whole / 100)
-    return st.tuples(number, number).map(sorted).map(tuple)
-
-
-def colour() -> Any:
-    """ColorJitter with some of its four arguments."""
-    factors = st.one_of(st.none(), spans(0, 2))
-    return st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), spans(-0.5, 0.5)))
-
-
-def distortion() -> Any:
-    return st.builds(T.RandomPhotometricDistort, spans(0, 2), spans(0, 2), spans(0, 2), spans(-0.5, 0.5), p=chances)
-
-
-# Each name stands for arguments of its own; all transforms that images can go through are here.
-LEVELS: dict[str, Any] = {
-    "Resize": st.one_of(
-        st.builds(T.Resize, pairs, any_filter),
-        st.builds(T.Resize, sides, any_filter),
-        st.builds(T.Resize, st.integers(1, 40), any_filter, st.integers(41, 64)),
-    ),
-    "CenterCrop": st.builds(T.CenterCrop, pairs),
-    "RandomCrop": st.builds(
-        T.RandomCrop,
-        pairs,
-        st.one_of(st.none(), borders, st.tuples(borders, borders, borders, borders)),
-        st.just(True),
-        fills,
-        modes,
-    ),
-    "RandomResizedCrop": st.builds(T.RandomResizedCrop, pairs, spans(0.05, 1), spans(0.3, 3), any_filter),
-    "Pad": st.builds(T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=modes),
-    "RandomHorizontalFlip": st.builds(T.RandomHorizontalFlip, chances),
-    "RandomVerticalFlip": st.builds(T.RandomVerticalFlip, chances),
-    "RandomRotate90": st.builds(T.RandomRotate90, chances),
-    "RandomTranspose": st.builds(T.RandomTranspose, chances),
-    "RandomZoomOut": st.builds(T.RandomZoomOut, fills, spans(1, 2), chances),
-    "RandomIoUCrop": st.builds(T.RandomIoUCrop, st.just(0.3), st.just(1.0), trials=st.integers(1, 20)),
-    "ScaleJitter": st.builds(T.ScaleJitter, pairs, spans(0.1, 2), any_filter),
-    "RandomShortestSize": st.builds(
-        T.RandomShortestSize, st.lists(sides, min_size=1, max_size=4), st.one_of(st.none(), sides), any_filter
-    ),
-    "RandomResize": st.builds(T.RandomResize, st.integers(1, 40), st.integers(41, 64), any_filter),
-    "ResizeKeepRatio": st.builds(
-        T.ResizeKeepRatio, pairs, shares, any_filter, chances, spans(0.5, 1.5), st.booleans(), chances, spans(0.5, 2)
-    ),
-    "CenterCropOrPad": st.builds(T.CenterCropOrPad, pairs, fills, modes),
-    "RandomCropOrPad": st.builds(T.RandomCropOrPad, pairs, fills, modes),
-    "TrimBorder": st.builds(T.TrimBorder, st.integers(0, 6)),
-    "RandomRotation": st.builds(
-        T.RandomRotation, spans(-180, 180), filters, st.booleans(), st.one_of(st.none(), pairs), fills
-    ),
-    "RandomAffine": st.builds(
-        T.RandomAffine,
-        spans(-180, 180),
-        st.one_of(st.none(), st.tuples(shares, shares)),
-        st.one_of(st.none(), spans(0.3, 2)),
-        st.one_of(st.none(), spans(-40, 40)),
-        filters,
-        fills,
-    ),
-    "RandomPerspective": st.builds(T.RandomPerspective, shares, chances, filters, fills),
-    "ColorJitter": colour(),
-    "RandomPhotometricDistort": distortion(),
-    "Grayscale": st.builds(T.Grayscale, st.sampled_from([1, 3])),
-    "RandomGrayscale": st.builds(T.RandomGrayscale, chances),
-    "RandomInvert": st.builds(T.RandomInvert, chances),
-    "RandomSolarize": st.builds(T.RandomSolarize, st.integers(1, 255), chances),
-    "RandomPosterize": st.builds(T.RandomPosterize, st.integers(0, 8), chances),
-    "RandomEqualize": st.builds(T.RandomEqualize, chances),
-    "RandomAutocontrast": st.builds(T.RandomAutocontrast, chances),
-    "RandomChannelPermutation": st.just(T.RandomChannelPermutation()),
-    "RandomAdjustSharpness": st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
-    "GaussianBlur": st.builds(T.GaussianBlur, st.tuples(odd, odd), spans(0.1, 4)),
-    "GaussianNoise": st.builds(T.GaussianNoise, spans(-0.2, 0.2).map(min), spans(0, 0.3).map(max)),
-    "AutoAugment": st.builds(T.AutoAugment, st.sampled_from(["imagenet", "cifar10", "svhn"]), filters, fills),
-    "RandAugment": st.builds(
-        T.RandAugment, st.integers(0, 4), st.integers(0, 30), st.just(31), interpolation=filters, fill=fills
-    ),
-    "TrivialAugmentWide": st.builds(T.TrivialAugmentWide, bins, filters, fills),
-    "AugMix": st.builds(
-        T.AugMix,
-        st.integers(1, 10),
-        st.integers(1, 3),
-        st.sampled_from([-1, 1, 2]),
-        st.sampled_from([0.5, 1.0, 3.0]),
-        st.booleans(),
-        filters,
-        fills,
-    ),
-    "TimmRandAugment": st.builds(
-        T.TimmRandAugment,
-        st.sampled_from(["rand-m9-mstd0.5-inc1", "rand-n3-m7-p1", "rand-n2-p1-mstdinf-t3aw", "rand-n2-m5-tweights"]),
-        st.fixed_dictionaries(
-            {"img_mean": fills},
-            optional={"interpolation": st.one_of(st.just("random"), filters)},
-        ),
-    ),
-    "TimmAutoAugment": st.builds(
-        T.TimmAutoAugment,
-        st.sampled_from(["original-mstd0.5", "v0r", "3a"]),
-        st.fixed_dictionaries({"img_mean": fills}),
-    ),
-    "TimmAugMix": st.builds(
-        T.TimmAugMix,
-        st.sampled_from(["augmix", "augmix-m5-w4-d2", "augmix-m9-w1-mstd1-a0.5"]),
-        st.fixed_dictionaries({"img_mean": fills}),
-    ),
-    "JPEG": st.builds(T.JPEG, st.integers(1, 100)),
-    "ElasticTransform": st.builds(
-        T.ElasticTransform,
-        spans(0, 200),
-        st.sampled_from([0, 1.0, (3.0, 5.0)]),
-        st.sampled_from(["nearest", "bilinear"]),
-        fills,
-    ),
-    "RandomErasing": st.builds(
-        T.RandomErasing, chances, spans(0, 0.5), spans(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
-    ),
-    "Identity": st.just(T.Identity()),
-}
+# The transforms that work on levels, by name.
+LEVELS: dict[str, Any] = {name: spec.chains for name, spec in SPECS.items() if spec.chains is not None}
 OF_FEW: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if name not in ("Grayscale", "RandomIoUCrop")}
 
 

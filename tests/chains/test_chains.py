@@ -3,19 +3,15 @@ image's result does not depend on the other images of its batch."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from chains.check import check, check_alone
-from chains.strategies import LEVELS, tried
+from chains.strategies import tried
 from hypothesis import HealthCheck, given, settings
 from parity.usable import needs
-
-from gpuload import transforms as T
-from gpuload.transforms.base import Transform
 
 # More examples, and others in each run, for a search by hand: GPULOAD_EXAMPLES=2000 pytest tests/chains
 EXAMPLES = int(os.environ.get("GPULOAD_EXAMPLES", "0"))
@@ -63,15 +59,3 @@ def test_an_images_bits_do_not_depend_on_its_batch(backend, example):
 def test_fused(example):
     needs("fused")
     check(example, "fused")
-
-
-def test_every_transform_is_tried():
-    """But those that move no pixels, make several images of one, or one of several; each view of a MultiView is a
-    chain."""
-    elsewhere = {"ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SanitizeBoundingBoxes", "MultiView"}
-    elsewhere |= {"CopyPaste", "Mosaic", "ClampKeyPoints", "SanitizeKeyPoints", "UniformTemporalSubsample"}
-    elsewhere |= {"Custom", "Lambda"}  # what is the user's own
-    made = {"Compose", "RandomApply", "RandomChoice", "RandomOrder", "ToDtype", "Normalize", "MixUp", "CutMix"}
-    kinds = {name: getattr(T, name) for name in T.__all__}
-    names = {name for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, Transform)}
-    assert names - set(LEVELS) == elsewhere | made

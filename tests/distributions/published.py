@@ -135,10 +135,12 @@ def affine(
     return np.linalg.inv(shift @ back @ forward @ to_centre)[:2].ravel().tolist()
 
 
-def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float) -> list[int]:
+def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: float) -> list[int]:
     """torchvision's RandomPerspective: where the four corners go: top left, top right, bottom right, bottom left, x, y
     each."""
     height, width = size_hw
+    if rng.uniform() >= p:
+        distortion = 0
     across, down = int(distortion * (width // 2)), int(distortion * (height // 2))
     left, right = (lambda: int(rng.integers(0, across + 1))), (lambda: int(rng.integers(width - across - 1, width)))
     top, bottom = (lambda: int(rng.integers(0, down + 1))), (lambda: int(rng.integers(height - down - 1, height)))
@@ -183,7 +185,8 @@ def erasing(
             aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if h < height and w < width:
-                boxes.append((int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w))
+                if h and w:
+                    boxes.append((int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w))
                 break
     return (len(boxes), *(boxes[0] if boxes else (-1, -1, -1, -1)))
 

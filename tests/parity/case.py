@@ -1,5 +1,7 @@
 """What a parity case is: a chain of ours, an oracle that none of us wrote, and how far the two may lie apart.
 
+`Spec.parity` in transforms/specs.py has the cases of each transform.
+
 An oracle gets the whole image and what was drawn for it, and says what the result must be; it does not look at our
 pixels. Differences are counted in levels, of which there are 256. All cases together are the table of tolerances.
 """
@@ -45,6 +47,7 @@ class Case:
     """One row of the table of tolerances.
 
     Attributes:
+        topic: the section of the report.
         name: unique; the transform, as it stands in the table. What it does not name only prepares the images.
         transforms: our chain.
         oracle: what the result must be.
@@ -59,6 +62,7 @@ class Case:
         to_levels: brings results that are no longer levels, H×W×C float64, back to them.
     """
 
+    topic: str
     name: str
     transforms: list[Any]
     oracle: Oracle

@@ -7,14 +7,11 @@ them whole. All backends are given the same draws.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ import torch
 from parity.case import BATCHES, BOUNDED, RUNS, Case
 from parity.images import SETS, image_set
 from parity.usable import why_not
+from transforms.specs import SPECS
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -60,12 +58,12 @@ class Measured:
 
 @cache
 def topics() -> dict[str, tuple[Case, ...]]:
-    """The cases of the modules ``cases_*.py`` beside this one, by what these are called."""
-    found = {}
-    for module in sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])):
-        if module.startswith("cases_"):
-            found[module.removeprefix("cases_")] = tuple(importlib.import_module(f"parity.{module}").CASES)
-    return found
+    """The cases of all transforms, by topic."""
+    found: dict[str, list[Case]] = {}
+    for spec in SPECS.values():
+        for case in spec.parity:
+            found.setdefault(case.topic, []).append(case)
+    return {topic: tuple(found[topic]) for topic in sorted(found)}
 
 
 @cache

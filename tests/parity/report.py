@@ -1,11 +1,14 @@
-"""Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py``."""
+"""Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py``.
+
+With ``--new``, only cases that have no row yet are run, and their rows added to the page.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
-from importlib import import_module
 from importlib.metadata import distributions, version
 from pathlib import Path
 
@@ -20,6 +23,17 @@ from parity.images import SETS, image_set
 from parity.usable import why_not
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
+TITLES = {
+    "auto": "Automatic augmentation, compared with a sequence of Pillow operations",
+    "color": "Colour transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia",
+    "erasing": "RandomErasing before and after normalization, with and without a flip afterwards, "
+    "compared with Pillow's paste",
+    "geometry": "Geometric transforms, compared with Pillow's resize, rotate, transform, expand and crop, "
+    "and NumPy's pad",
+    "mixing": "MixUp, compared with Kornia's blend, and CutMix, compared with Pillow's paste of float32 bands "
+    '(mode "F")',
+    "timm": "timm's resize and crops, compared with Pillow (other tests compare the random parameters with timm's)",
+}
 HEADER = """# Parity
 
 This page lists how closely each transform, on each backend, matches an oracle that is independent of gpuload. The
@@ -91,19 +105,21 @@ def measured(case: Case) -> dict[str, Measured]:
     return found
 
 
-def section(topic: str, cases: tuple[Case, ...]) -> str:
-    """The table of a topic, with its reasons."""
-    lines, notes = [], {}
+def section(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
+    """The table of a topic, with its reasons; rows of a `known` section are not measured again."""
+    notes = {reason: mark for mark, reason in re.findall(r"^- (\w): (.*)$", known, re.MULTILINE)}
+    lines = []
     for case in cases:
-        lines.append(row(case, measured(case), notes))
+        lines += [line for line in known.splitlines() if line.startswith(row_start(case))] or [
+            row(case, measured(case), notes)
+        ]
         print(lines[-1], flush=True)
-    title = (import_module(f"parity.cases_{topic}").__doc__ or "").splitlines()[0].rstrip(".")
     reasons = "\n".join(f"- {mark}: {reason}" for reason, mark in notes.items())
-    return "\n".join([f"\n## {title}\n", HEAD, LINE, *lines, "", reasons, ""])
+    return "\n".join([f"\n## {TITLES[topic]}\n", HEAD, LINE, *lines, "", reasons, ""])
 
 
-def document() -> str:
-    """The whole page."""
+def document(known: str = "") -> str:
+    """The whole page; rows of a `known` page are not measured again."""
     missing = {run: reason for run in RUNS if (reason := why_not(run))}
     assert not missing, f"backends that cannot be run here: {missing}"
     [dali] = {each.name for each in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}
@@ -117,8 +133,11 @@ def document() -> str:
         small=len(image_set("small", 3)),
         versions=", ".join(versions),
     )
-    return head + "".join(section(topic, cases) for topic, cases in topics().items())
+    known_sections = {part.splitlines()[0]: part for part in known.split("\n## ")[1:]}
+    return head + "".join(
+        section(topic, cases, known_sections.get(TITLES[topic], "")) for topic, cases in topics().items()
+    )
 
 
 if __name__ == "__main__":
-    PAGE.write_text(document())
+    PAGE.write_text(document(PAGE.read_text() if "--new" in sys.argv[1:] else ""))

@@ -9,9 +9,9 @@ from parity.case import BOUNDED, RUNS, Case
 from parity.compare import all_cases, bounded_runs_of, here, measure, named, operations, pairs_of, sets_of
 from parity.images import image_set
 from parity.usable import needs
+from transforms.specs import SPECS
 
 from gpuload import transforms as T
-from gpuload.transforms.base import Transform
 
 CASES = all_cases()
 OPERATIONS = operations()
@@ -69,21 +69,9 @@ def from_each_other(case: Case) -> list[str]:
     return too_far
 
 
-# What is not in the table: they hold other transforms, or move no pixels of their own choosing; and the crop that hangs
-# on boxes: tests/targets.
-ELSEWHERE = {
-    *("CopyPaste", "Mosaic", "ClampKeyPoints", "SanitizeKeyPoints", "UniformTemporalSubsample"),
-    *("Custom", "ElasticTransform", "Lambda"),
-    *("Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder"),
-    *("ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SanitizeBoundingBoxes", "RandomIoUCrop"),
-}
-
-
-def test_every_transform_has_a_case():
-    found = {type(inner).__name__ for case in CASES for inner in case.transforms}
-    kinds = {name: getattr(T, name) for name in T.__all__}
-    names = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Transform)}
-    assert names - found == ELSEWHERE
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.parity])
+def test_the_cases_of_a_transform_are_about_it(name):
+    assert all(name in {type(inner).__name__ for inner in case.transforms} for case in SPECS[name].parity)
 
 
 def test_each_case_names_what_it_tests():

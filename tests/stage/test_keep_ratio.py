@@ -34,19 +34,6 @@ def test_the_central_crop_is_timms(theirs, size_hw, padding_mode, make_batch):
         np.testing.assert_array_equal(result[0].permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
-@pytest.mark.parametrize("padding_mode", ["constant", "reflect"])
-def test_the_random_crop_is_timms(theirs, padding_mode, make_batch, make_images):
-    images = make_images(1, 20, low=20, high=60)
-    crop = T.RandomCropOrPad((40, 36), fill=7 if padding_mode == "constant" else 0, padding_mode=padding_mode)
-    chain = T.Chain([crop])
-    ragged, draws = make_batch(chain, images)
-    results = compile_stage(chain, device="cpu")(ragged, draws)
-    for row, image in enumerate(images):
-        top, left, height, width = draws.records[0].box_tlhw[row].tolist()
-        expected = theirs.crop_or_pad(Image.fromarray(image), top, left, height, width, crop.fill, padding_mode)
-        np.testing.assert_array_equal(results[row].permute(1, 2, 0).numpy(), np.asarray(expected))
-
-
 def test_trim_border(theirs, make_batch, make_images):
     images = make_images(1, 4)
     chain = T.Chain([T.TrimBorder(7)])

@@ -81,18 +81,6 @@ def test_what_was_drawn_fits_what_it_was_drawn_for():
     np.testing.assert_array_equal(drawn.kept_boxes, inside)
 
 
-def test_a_sample_draws_the_same_in_any_company():
-    together = draw(T.RandomIoUCrop(), 40)
-    for row in (0, 7, 39):
-        alone = draw(T.RandomIoUCrop(), 1, first=row)
-        np.testing.assert_array_equal(alone.box_tlhw[0], together.box_tlhw[row])
-    more = np.concatenate([BOXES, BOXES])
-    positions = np.arange(40)
-    mixed = [more if row % 2 else BOXES for row in range(40)]
-    drawn = T.RandomIoUCrop().draw(Uniforms(KEY, positions, 0, mixed), np.array([SIZE] * 40))
-    np.testing.assert_array_equal(drawn.box_tlhw, together.box_tlhw)  # pyright: ignore
-
-
 def test_a_sample_without_boxes_stays_as_it_is():
     drawn = draw(T.RandomIoUCrop(), 20, np.zeros((0, 4)))
     np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 20)

@@ -8,6 +8,7 @@ import torch
 from originals import torchvision
 from PIL import Image as PILImage
 from targets.scenes import as_format
+from transforms.specs import SPECS
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -23,22 +24,10 @@ from torchvision import tv_tensors  # noqa: E402
 from torchvision.transforms.v2 import functional as F  # noqa: E402
 
 SIZES = np.array([[60, 80], [75, 50], [64, 64], [33, 90], [120, 100], [51, 47]])
+MOVING = {name: spec.parity[0] for name, spec in SPECS.items() if spec.parity and spec.parity[0].topic == "geometry"}
 CHAINS = {
-    "RandomResizedCrop": [T.RandomResizedCrop((40, 50))],
-    "RandomCrop": [T.RandomCrop(30)],
-    "RandomCrop, padded": [T.RandomCrop(70, padding=5, pad_if_needed=True)],
-    "CenterCrop": [T.CenterCrop(40)],
-    "CenterCrop, padded": [T.CenterCrop(130)],
-    "Resize": [T.Resize((45, 81))],
-    "Resize, short side": [T.Resize(31)],
-    "Pad": [T.Pad((3, 5, 7, 9))],
-    "RandomZoomOut": [T.RandomZoomOut(p=0.7)],
-    "ScaleJitter": [T.ScaleJitter((50, 60))],
-    "RandomShortestSize": [T.RandomShortestSize([30, 40, 50])],
+    **{name: case.transforms for name, case in MOVING.items() if name not in ("RandomRotate90", "RandomTranspose")},
     "flips": [T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
-    "RandomRotation": [T.RandomRotation(40)],
-    "RandomAffine": [T.RandomAffine(30, translate=(0.2, 0.2), scale=(0.7, 1.4), shear=10)],
-    "RandomPerspective": [T.RandomPerspective(0.4, p=0.8)],
     "several": [T.RandomHorizontalFlip(), T.RandomResizedCrop(64), T.RandomRotation(20), T.Pad(4), T.RandomCrop(50)],
 }
 KEY = epoch_key(11, 2)

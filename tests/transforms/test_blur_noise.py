@@ -176,13 +176,6 @@ def test_smoothing_makes_neighbours_alike():
     assert all(one > 3 * other for one, other in pairwise(steps))
 
 
-def test_qualities_are_uniform():
-    chain = T.Chain([T.JPEG((30, 39))])
-    values = chain.draw(epoch_key(1, 0), np.arange(20_000), np.full((20_000, 2), 8)).records[0].values[:, 0, 0]
-    assert (np.bincount(values.astype(int), minlength=100)[30:40] > 1800).all()
-    assert set(values) == set(range(30, 40))
-
-
 @pytest.mark.parametrize("size", [(64, 64), (37, 53), (28, 30), (16, 17), (9, 3), (5, 4), (1, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_batches_are_coded_as_by_libjpeg(size, channels):

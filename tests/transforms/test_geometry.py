@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -28,16 +27,9 @@ def draw(transform, height: int, width: int, n: int = N):
         (lambda: T.Pad((1, 2, 3)), ValueError, "Pad(padding=…) must be 1, 2 or 4 numbers, got 3: (1, 2, 3)"),
         (lambda: T.Pad(1.5), TypeError, "Pad(padding=…) must be an integer, got 1.5 (float)"),
         (lambda: T.Pad(None), TypeError, "Pad(padding=…) must be an integer, got None (NoneType)"),
-        (lambda: T.Pad(1, fill="black"), TypeError, "Pad(fill=…) must be a number, got 'black' (str)"),
-        (
-            lambda: T.Pad(1, padding_mode="wrap"),
-            ValueError,
-            "Pad(padding_mode=…) must be one of 'constant', 'edge', 'r",
-        ),
         (lambda: T.RandomZoomOut(side_range=(0.5, 2)), ValueError, "(side_range=…) must not be less than 1, got (0.5"),
         (lambda: T.RandomZoomOut(side_range=(3, 2)), ValueError, "must be (low, high) with low ≤ high, got (3.0, 2.0)"),
         (lambda: T.RandomZoomOut(side_range=2), TypeError, "must be a pair (low, high), got 2"),
-        (lambda: T.RandomZoomOut(p=2), ValueError, "RandomZoomOut(p=…) is a probability and must lie in 0 … 1, got 2"),
         (
             lambda: T.RandomZoomOut(fill=()),
             ValueError,
@@ -58,6 +50,7 @@ def test_sides_are_torchvisions():
     np.testing.assert_array_equal(draws.results_hw, [[452, 91]])
     assert T.Chain([T.Resize((8, 9)), T.Pad((1, 2, 30, 400))]).output_size_hw == (410, 40)
     assert T.Chain([T.Pad(1)]).output_size_hw is None
+    assert T.Chain([T.Resize((8, 8)), T.RandomZoomOut()]).output_size_hw is None
 
 
 def test_negative_padding_cuts_off():
@@ -96,61 +89,6 @@ def test_a_crop_behind_padding_decodes_no_more_than_it_shows():
     np.testing.assert_array_equal(chain.regions(KEY, np.arange(1), np.array([[100, 80]])), [[40, 30, 20, 20]])
 
 
-def test_zooming_out_is_torchvisions():
-    height, width, p, (low, high) = 50, 70, 0.6, (1.5, 4.0)
-    draws = draw(T.RandomZoomOut(side_range=(low, high), p=p), height, width)
-    boxes, sizes = draws.records[0].box_tlhw, draws.results_hw
-    np.testing.assert_array_equal(boxes[:, 2:], sizes)
-    zoomed = (sizes != (height, width)).any(axis=1)
-    assert abs(zoomed.mean() - p) < 4 * np.sqrt(p * (1 - p) / N)
-    np.testing.assert_array_equal(boxes[~zoomed, :2], 0)
-    rng = np.random.default_rng(0)
-    factors = rng.uniform(low, high, N)
-    canvas_height, canvas_width = (height * factors).astype(int), (width * factors).astype(int)
-    expected = {
-        "height": canvas_height,
-        "width": canvas_width,
-        "left": ((canvas_width - width) * rng.random(N)).astype(int),
-        "top": ((canvas_height - height) * rng.random(N)).astype(int),
-    }
-    found = {"height": sizes[zoomed, 0], "width": sizes[zoomed, 1], "left": -boxes[zoomed, 1], "top": -boxes[zoomed, 0]}
-    for name, numbers in expected.items():
-        assert stats.ks_2samp(found[name], numbers).pvalue > 0.01, name
-    factor = sizes[zoomed] / (height, width)
-    assert abs(factor[:, 0] - factor[:, 1]).max() <= 1 / height  # one factor for both sides
-    rest_down = found["top"] / np.maximum(found["height"] - height, 1)
-    rest_across = found["left"] / np.maximum(found["width"] - width, 1)
-    assert stats.spearmanr(rest_down, rest_across).pvalue > 0.01
-    assert (found["left"] + width <= found["width"]).all()
-    assert T.Chain([T.Resize((8, 8)), T.RandomZoomOut()]).output_size_hw is None
-
-
-# Whether numpy's rot90 swaps rows and columns, then mirrors upside down and left to right, by the number of turns.
-TURNS = {(False, False, False): 0, (True, True, False): 1, (False, True, True): 2, (True, False, True): 3}
-
-
-def turns_of(program) -> np.ndarray:
-    [record] = program.records
-    return np.array(
-        [TURNS[swapped, *both] for swapped, both in zip(record.transposed, map(tuple, record.flipped), strict=True)]
-    )
-
-
-def test_a_quarter_of_the_turned_images_is_turned_each_way():
-    turns = turns_of(draw(T.RandomRotate90(1.0), 5, 7))
-    assert stats.chisquare(np.bincount(turns, minlength=4)).pvalue > 0.01
-    turns = turns_of(draw(T.RandomRotate90(0.4), 5, 7))
-    assert stats.chisquare(np.bincount(turns), np.array([0.7, 0.1, 0.1, 0.1]) * N).pvalue > 0.01
-    assert not turns_of(draw(T.RandomRotate90(0.0), 5, 7)).any()
-    assert turns_of(draw(T.RandomRotate90(), 5, 7)).any()
-
-
-def test_transposing_is_a_coin():
-    [record] = draw(T.RandomTranspose(0.3), 5, 7).records
-    assert stats.binomtest(int(record.transposed.sum()), N, 0.3).pvalue > 0.01
-    assert not record.flipped.any()
-
-
 @pytest.mark.parametrize("turn", [T.RandomRotate90, T.RandomTranspose])
 def test_height_and_width_change_places(turn):
     drawn = draw(turn(0.5), 50, 60)
@@ -179,8 +117,6 @@ def test_a_turn_comes_before_images_are_finished(turn):
         T.Chain([T.Normalize([0.5], [0.5]), turn()])
     with pytest.raises(ValueError, match=f"{name} \\(number 3\\) cannot come after Lambda"):
         T.Chain([T.ToDtype("float32", scale=True), T.Lambda(abs), turn()])
-    with pytest.raises(ValueError, match=re.escape(f"{name}(p=…) is a probability and must lie in 0 … 1, got 2")):
-        turn(2)
 
 
 def test_images_that_a_turn_leaves_of_different_sizes_are_named():

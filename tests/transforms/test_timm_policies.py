@@ -106,7 +106,7 @@ def test_chains_of_augmix_are_timms(published, config):
 
 
 @pytest.mark.parametrize("transform", [T.TimmAutoAugment("v0r-mstd0.5"), T.TimmAugMix("augmix-m9-mstd1")])
-def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
+def test_both_runners_agree(transform):
     images = [np.random.default_rng(n).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for n in range(12)]
     chain = T.Chain([transform])
     program = chain.draw(epoch_key(8, 0), np.arange(12), np.tile([[HEIGHT, WIDTH]], (12, 1)))
@@ -116,8 +116,6 @@ def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
     )
     assert (single.int() - batched.int()).abs().max() <= 1
     assert (single != RaggedImages.from_arrays(images).pixels.view(12, HEIGHT, WIDTH, 3).permute(0, 3, 1, 2)).any()
-    one = chain.draw(epoch_key(8, 0), np.array([7]), np.array([[HEIGHT, WIDTH]])).records[0]
-    assert np.array_equal(one.codes[0], program.records[0].codes[7])
 
 
 @pytest.mark.parametrize(
@@ -285,15 +283,6 @@ def test_operations_are_timms(published, name, monkeypatch):
         difference = abs(results[row].permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
         assert difference.max() <= 1, (strength, sign)
         assert "Contrast" in name or difference.mean() < 0.01, (strength, sign)
-
-
-def test_draws_hang_on_the_position_alone():
-    for config in ("rand-m9-mstd0.5-inc1", "rand-n3-tweights"):
-        transform = T.TimmRandAugment(config)
-        together = draw(transform, 40)
-        one = T.Chain([transform]).draw(epoch_key(8, 0), np.array([33]), np.array([[HEIGHT, WIDTH]])).records[0]
-        assert np.array_equal(one.codes[0], together.codes[33])
-        assert np.array_equal(one.values[0], together.values[33])
 
 
 def test_weighted_operations_are_drawn_without_replacement():

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import originals
 import pytest
-from scipy import stats
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -44,9 +43,7 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
         (lambda: T.RandomRotation("9"), TypeError, "RandomRotation(degrees=…) must be a number, got '9' (str)"),
         (lambda: T.RandomRotation((1, 2, 3)), TypeError, "RandomRotation(degrees=…) must be a pair (low, high)"),
         (lambda: T.RandomRotation(5, "lanczos"), ValueError, "must be one of 'nearest', 'bilinear', 'bicubic', got"),
-        (lambda: T.RandomRotation(5, expand=1), TypeError, "RandomRotation(expand=…) must be True or False, got 1"),
         (lambda: T.RandomRotation(5, center=3), TypeError, "RandomRotation(center=…) must be a pair (x, y), got 3"),
-        (lambda: T.RandomRotation(5, fill="black"), TypeError, "RandomRotation(fill=…) must be a number, got 'black'"),
         (lambda: T.RandomAffine(5, translate=0.5), TypeError, "RandomAffine(translate=…) must be a pair (x, y)"),
         (lambda: T.RandomAffine(5, translate=(0.5, 2)), ValueError, "fractions of the width and height in 0 … 1, got"),
         (lambda: T.RandomAffine(5, scale=(0, 1)), ValueError, "RandomAffine(scale=…) must be greater than 0"),
@@ -63,7 +60,6 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
             ValueError,
             "RandomPerspective(distortion_scale=…) must lie in 0 … 1, got 1",
         ),
-        (lambda: T.RandomPerspective(p=-0.1), ValueError, "is a probability and must lie in 0 … 1, got -0.1"),
     ],
 )
 def test_refused(make, error, text):
@@ -164,105 +160,6 @@ def test_expanding_makes_room_for_the_whole_image():
         assert tuple(found[0]) == size
 
 
-def test_rotations_are_uniform():
-    drawn = draw(T.RandomRotation((-20, 50), center=(0, 0)), 60, 80)
-    # What turns the image counterclockwise maps places of the result clockwise back.
-    angles = np.degrees(np.arctan2(drawn.coefficients[:, 3], drawn.coefficients[:, 0]))
-    assert stats.kstest(angles, stats.uniform(-20, 70).cdf).pvalue > 0.01
-    np.testing.assert_array_equal(drawn.coefficients[:, [2, 5]], 0)
-    assert not draw(T.RandomRotation(0), 60, 80, 5).warped.any()
-
-
-def apart(coefficients: np.ndarray, center: tuple[float, float]) -> dict[str, np.ndarray]:
-    """The angle, scale, shears and shift that a map was made of, where one of the shears is 0."""
-    linear = np.linalg.inv(coefficients[:, [0, 1, 3, 4]].reshape(-1, 2, 2))
-    scale = np.sqrt(np.linalg.det(linear))
-    angle = np.arctan2(linear[:, 1, 0], linear[:, 0, 0])
-    cosine, sine = np.cos(angle), np.sin(angle)
-    turned_back = np.stack([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1) @ linear / scale[:, None, None]
-    offset = coefficients[:, [2, 5]] - np.array(center)
-    shift = -np.einsum("nij,nj->ni", linear, offset) - np.array(center)
-    return {
-        "angle": np.degrees(angle),
-        "scale": scale,
-        "shear": -np.degrees(np.arctan(turned_back[:, 0, 1])),
-        "across": shift[:, 0],
-        "down": shift[:, 1],
-    }
-
-
-def test_affine_draws_are_torchvisions():
-    transform = T.RandomAffine((-30, 10), (0.1, 0.3), (0.5, 1.5), (-20, 5))
-    found = apart(draw(transform, 61, 83).coefficients, (83 / 2, 61 / 2))
-    rng = np.random.default_rng(0)
-    expected = {
-        "angle": rng.uniform(-30, 10, N),
-        "scale": rng.uniform(0.5, 1.5, N),
-        "shear": rng.uniform(-20, 5, N),
-    }
-    for name, numbers in expected.items():
-        assert stats.ks_2samp(found[name], numbers).pvalue > 0.01, name
-    for name, reach in (("across", 0.1 * 83), ("down", 0.3 * 61)):  # uniform in -reach … reach, rounded
-        np.testing.assert_allclose(found[name], np.rint(found[name]), atol=1e-9)
-        places = np.arange(-round(reach), round(reach) + 1)
-        share = np.clip(places + 0.5, -reach, reach) - np.clip(places - 0.5, -reach, reach)
-        counts = [(np.rint(found[name]) == place).sum() for place in places]
-        assert stats.chisquare(counts, share / share.sum() * N).pvalue > 0.01, name
-    for one in found:
-        for other in found:
-            if one < other:
-                assert stats.spearmanr(found[one], found[other]).pvalue > 0.001, (one, other)
-
-
-def test_shear_along_y_is_drawn_when_it_is_given():
-    linear = np.linalg.inv(
-        draw(T.RandomAffine(0, shear=(0, 0, -10, 30)), 40, 40).coefficients[:, [0, 1, 3, 4]].reshape(-1, 2, 2)
-    )
-    assert stats.kstest(-np.degrees(np.arctan(linear[:, 1, 0])), stats.uniform(-10, 40).cdf).pvalue > 0.01
-    np.testing.assert_allclose(linear[:, [0, 0, 1], [0, 1, 1]], [[1, 0, 1]] * N, atol=1e-12)
-
-
-@pytest.mark.parametrize(("height", "width", "scale"), [(60, 81, 0.5), (33, 40, 1.0)])
-def test_perspective_draws_are_torchvisions(height, width, scale):
-    """The corners, found again from the maps."""
-    drawn = draw(T.RandomPerspective(scale, p=0.7), height, width)
-    share = drawn.warped.mean()
-    assert abs(share - 0.7) < 4 * np.sqrt(0.21 / N) + 0.01  # and some corners that are drawn stay where they were
-    starts = np.array([[0.0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
-    rows = np.flatnonzero(drawn.warped)
-    corners = np.stack([forward(starts, coefficients) for coefficients in drawn.coefficients[rows]])
-    np.testing.assert_allclose(corners, np.rint(corners), atol=1e-4)
-    corners = np.rint(corners).astype(int)
-    rng = np.random.default_rng(1)
-    reach = int(scale * (width // 2)) + 1, int(scale * (height // 2)) + 1
-    for corner, far in enumerate(((False, False), (True, False), (True, True), (False, True))):
-        for axis, length in enumerate((width, height)):
-            low, high = (length - reach[axis], length) if far[axis] else (0, reach[axis])
-            expected = rng.integers(low, high, N)
-            values = np.arange(low, high)
-            counts = [[(column == value).sum() for value in values] for column in (corners[:, corner, axis], expected)]
-            assert sum(counts[0]) == len(rows)
-            assert stats.chi2_contingency(counts).pvalue > 0.005, (corner, axis)
-
-
-def test_without_distortion_no_perspective_is_drawn():
-    assert not draw(T.RandomPerspective(0.0, p=0.7), 50, 50).warped.any()
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        T.RandomRotation(180, expand=True),
-        T.RandomAffine(180, (0.2, 0.2), (0.5, 2), (-9, 9, -9, 9)),
-        T.RandomPerspective(0.8, p=0.8),
-    ],
-)
-def test_a_sample_draws_the_same_to_the_last_bit_in_any_batch(transform):
-    sizes = np.random.default_rng(1).integers(4, 300, (100, 2))
-    chain = T.Chain([transform])
-    together = chain.draw(KEY, np.arange(100), sizes).records[0]
-    for row in range(100):
-        alone = chain.draw(KEY, np.array([row]), sizes[row : row + 1]).records[0]
-        np.testing.assert_array_equal(alone.coefficients[0], together.coefficients[row])
-        np.testing.assert_array_equal(alone.size_hw[0], together.size_hw[row])
-        assert alone.warped[0] == together.warped[row]
+def test_without_distortion_or_angle_nothing_is_warped():
+    for transform in (T.RandomPerspective(0.0, p=0.7), T.RandomRotation(0)):
+        assert not draw(transform, 50, 50, 100).warped.any()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance
+from parity.color import PILLOW
+from PIL import Image
 
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
@@ -29,13 +30,7 @@ EXACT = (0, 0)
 
 
 def pillow(image: np.ndarray, name: str, factor: float) -> np.ndarray:
-    picture = Image.fromarray(image)
-    if name == "hue":
-        hue, saturation, value = picture.convert("HSV").split()
-        turned = (np.asarray(hue).astype(np.int32) + int(factor * 255)).astype(np.uint8)
-        return np.asarray(Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB"))
-    enhancer = "Color" if name == "saturation" else name.capitalize()
-    return np.asarray(getattr(ImageEnhance, enhancer)(picture).enhance(factor))
+    return np.asarray(PILLOW[name](Image.fromarray(image), [factor]))
 
 
 def pairs_with_grey() -> np.ndarray:
@@ -103,7 +98,7 @@ def test_grey_images_keep_their_colour(make_images):
         single_colors()[name](canvas, [0.3])
         np.testing.assert_array_equal(canvas.image(), image)
     single_colors()["contrast"](canvas, [1.4])
-    expected = np.asarray(ImageEnhance.Contrast(Image.fromarray(image[..., 0])).enhance(1.4))
+    expected = pillow(image[..., 0], "contrast", 1.4)
     assert abs(canvas.floats().array[0] - expected.astype(np.float32)).max() <= 1
 
 

@@ -11,6 +11,7 @@ import torch
 from chains.bounds import bound, on_cuda
 from PIL import Image, ImageOps
 from scipy import stats
+from transforms.specs import SPECS
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -111,19 +112,8 @@ def test_a_threshold_is_of_the_image_it_is_for(make_images, make_batch):
         np.testing.assert_array_equal(one, third)
 
 
-EVERY = [
-    T.Grayscale(),
-    T.RandomGrayscale(0.5),
-    T.RandomInvert(),
-    T.RandomSolarize(100),
-    T.RandomPosterize(2),
-    T.RandomEqualize(),
-    T.RandomAutocontrast(),
-    T.RandomAdjustSharpness(2.5),
-    T.RandomPhotometricDistort(),
-    T.GaussianBlur((7, 3)),
-    T.GaussianNoise(),
-]
+# Every transform that changes colours.
+EVERY = [eval(spec.code) for spec in SPECS.values() if spec.code and spec.parity and spec.parity[0].topic == "color"]
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=lambda transform: type(transform).__name__)

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -37,29 +36,6 @@ def simulate_random_resized_crop(height, width, scale, ratio, rng):
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("height", "width", "scale", "ratio"),
-    [
-        (375, 500, (0.08, 1.0), (3 / 4, 4 / 3)),
-        (500, 333, (0.5, 1.0), (3 / 4, 4 / 3)),
-        (60, 400, (0.08, 1.0), (3 / 4, 4 / 3)),  # many fall back to the central box
-        (200, 200, (0.05, 0.2), (0.2, 5.0)),
-    ],
-)
-def test_random_resized_crop(height, width, scale, ratio):
-    boxes = draw(T.RandomResizedCrop(32, scale, ratio), height, width).box_tlhw
-    rng = np.random.default_rng(0)
-    expected = np.array([simulate_random_resized_crop(height, width, scale, ratio, rng) for _ in range(N)])
-    for name, ours, theirs in (
-        ("area", boxes[:, 2] * boxes[:, 3], expected[:, 2] * expected[:, 3]),
-        ("ratio", boxes[:, 3] / boxes[:, 2], expected[:, 3] / expected[:, 2]),
-        ("top", boxes[:, 0], expected[:, 0]),
-        ("left", boxes[:, 1], expected[:, 1]),
-    ):
-        assert stats.ks_2samp(ours, theirs).pvalue > 0.01, name
-
-
 @pytest.mark.parametrize(
     ("height", "width", "box"),
     [(10, 1000, [0, 493, 10, 13]), (1000, 10, [493, 0, 13, 10]), (1, 1, [0, 0, 1, 1])],
@@ -69,50 +45,10 @@ def test_random_resized_crop_falls_back_to_the_central_box(height, width, box):
     assert drawn.box_tlhw.tolist() == [box] * 5
 
 
-def test_random_crop_is_uniform():
-    boxes = draw(T.RandomCrop((4, 6)), 8, 12).box_tlhw
-    for starts, count in ((boxes[:, 0], 5), (boxes[:, 1], 7)):
-        seen = np.bincount(starts, minlength=count)
-        assert len(seen) == count
-        assert stats.chisquare(seen).pvalue > 0.01
-
-
-def test_random_crop_pads_as_torchvision():
-    padded = draw(T.RandomCrop(8, padding=(1, 2, 3, 4)), 8, 8).box_tlhw
-    assert padded[:, 0].min() == -2
-    assert padded[:, 0].max() == 4
-    assert padded[:, 1].min() == -1
-    assert padded[:, 1].max() == 3
-    # Both sides get all that is missing, so the image may stand anywhere in the crop.
-    needed = draw(T.RandomCrop(8, pad_if_needed=True), 5, 20).box_tlhw
-    assert needed[:, 0].min() == -3
-    assert needed[:, 0].max() == 0
-    assert needed[:, 1].min() == 0
-    assert needed[:, 1].max() == 12
-
-
-@pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
-def test_flips(flip):
-    assert stats.binomtest(int(draw(flip(0.3), 5, 5).flipped.sum()), N, 0.3).pvalue > 0.01
-    assert not draw(flip(0.0), 5, 5).flipped.any()
-    assert draw(flip(1.0), 5, 5).flipped.all()
-
-
 def factors(drawn) -> np.ndarray:
     """The factors of ColorJitter in the order of its arguments, whatever the order in which they are applied."""
     order = np.argsort(drawn.codes, axis=1)
     return np.take_along_axis(drawn.values[:, :, 0], order, axis=1)
-
-
-def test_color_jitter_factors_are_uniform_and_orders_equally_likely():
-    transform = T.ColorJitter(0.4, (0.2, 0.9), 2, 0.1)
-    drawn = draw(transform, 5, 5)
-    for column, (low, high) in enumerate([(0.6, 1.4), (0.2, 0.9), (0, 3), (-0.1, 0.1)]):
-        assert stats.kstest(factors(drawn)[:, column], stats.uniform(low, high - low).cdf).pvalue > 0.01
-    orders, counts = np.unique(drawn.codes, axis=0, return_counts=True)
-    assert len(orders) == 24
-    assert stats.chisquare(counts).pvalue > 0.01
-    assert abs(np.corrcoef(factors(drawn).T) - np.eye(4)).max() < 0.06
 
 
 def test_leaving_an_adjustment_out_does_not_change_the_others():

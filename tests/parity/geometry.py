@@ -7,18 +7,22 @@ other, whatever transform drew it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from originals import torchvision
 from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
 from gpuload.transforms.program.ops import FILTERS, Box, Flip, Turn, Warp
 
-__all__ = ["CASES", "geometry"]
+__all__ = [
+    "CALL", "FILL", "MIDDLE", "MIRROR", "RESIZED", "WARPING", "cubic", "geometry", "moved", "plain", "real", "resized",
+    "tensors", "timm", "turned", "warped",
+]  # fmt: skip
 
 PILLOW = {
     "nearest": Image.NEAREST,
@@ -85,6 +89,8 @@ def called_once(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np
 
 def of_tensors(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """torchvision's `resized_crop` of a uint8 tensor."""
+    from originals import torchvision
+
     ((transform, params),) = drawn
     functional = torchvision().transforms.v2.functional
     interpolation = functional.InterpolationMode(filter_of(transform, params, row))
@@ -170,29 +176,34 @@ FILL = (9, 99, 199)
 MIDDLE = T.CenterCrop((140, 171))  # so that batches on the CPU do not take minutes
 
 
+geometric = partial(Case, "geometry")
+
+
 def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -> Case:
-    return Case(name, list(transforms), geometry, 0, 0, against, EXACT, channels=channels)
+    return geometric(name, list(transforms), geometry, 0, 0, against, EXACT, channels=channels)
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3, apart: int = 1) -> Case:
     own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
-    return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
+    return geometric(
+        name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels
+    )
 
 
 def cubic(name: str, *transforms: Any) -> Case:
     """With four taps along each axis, some negative, the weights' last bits come to more."""
     own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
-    return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
+    return geometric(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
 
 
 def real(name: str, transform: Any, mean: float, max: float) -> Case:
     """Beside the call that users of Pillow images make."""
-    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2)
+    return geometric(name, [transform], called_once, mean, max, CALL, AXES, between=2)
 
 
 def tensors(name: str, transform: Any, apart: int) -> Case:
     own = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS))
-    return Case(
+    return geometric(
         name, [transform], of_tensors, 0, 0, "torchvision v2.functional.resized_crop of tensors", SAME, backends=own
     )
 
@@ -200,96 +211,18 @@ def tensors(name: str, transform: Any, apart: int) -> Case:
 def plain(name: str, *transforms: Any) -> Case:
     """Without antialiasing."""
     against = "torch.nn.functional.interpolate"
-    return Case(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
+    return geometric(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
 
 
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
-    return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, channels=channels)
+    return geometric(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, channels=channels)
 
 
 def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
     against = "Pillow Image.rotate"
-    return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, channels=channels)
+    return geometric(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, channels=channels)
 
 
-CASES: list[Case] = [
-    moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror"),
-    moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip"),
-    moved("RandomRotate90", T.RandomRotate90(0.9), against="Pillow Image.transpose"),
-    moved("RandomTranspose", T.RandomTranspose(), against="Pillow Image.transpose", channels=1),
-    moved("CenterCrop", T.CenterCrop((60, 80))),
-    moved("CenterCrop(even, odd)", T.CenterCrop((51, 30)), channels=1),
-    moved("RandomCrop(padding)", T.RandomCrop(48, padding=(3, 30, 20, 1), pad_if_needed=True, fill=FILL)),
-    *(
-        moved(
-            f"RandomCrop(padding_mode={mode})",
-            T.RandomCrop((90, 48), padding=30, pad_if_needed=True, padding_mode=mode),
-            against=MIRROR,
-        )
-        for mode in ("edge", "reflect", "symmetric")
-    ),
-    moved("Pad(fill)", T.Pad((5, 0, 17, 40), fill=FILL)),
-    moved("Pad(negative)", T.Pad((-5, 3, 4, -12), fill=77), channels=1),
-    *(
-        moved(f"Pad(padding_mode={mode})", T.Pad((70, 20, 3, 111), padding_mode=mode), against=MIRROR)
-        for mode in ("edge", "reflect", "symmetric")
-    ),
-    moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8)),
-    moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=CALL),
-    resized("Resize", T.Resize(56)),
-    cubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
-    resized("Resize(max_size)", T.Resize(100, max_size=120), channels=1),
-    cubic("Resize(random)", T.Resize(70, "random")),
-    moved("Resize(lanczos)", T.Resize((91, 130), "lanczos"), against=RESIZED),
-    moved("RandomResizedCrop(lanczos)", T.RandomResizedCrop(64, interpolation="lanczos"), against=RESIZED),
-    plain("Resize(antialias=False)", T.Resize((90, 130), antialias=False)),
-    plain("Resize(bicubic, antialias=False)", T.Resize(70, "bicubic", antialias=False)),
-    plain("RandomResizedCrop(antialias=False)", T.RandomResizedCrop(64, interpolation="random", antialias=False)),
-    moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=CALL),
-    resized("RandomResizedCrop", T.RandomResizedCrop(64)),
-    cubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
-    cubic("RandomResizedCrop(random)", T.RandomResizedCrop(64, interpolation="random")),
-    real("RandomResizedCrop of Pillow images", T.RandomResizedCrop((64, 90)), 0.3, 1),
-    real(
-        "RandomResizedCrop(bicubic) of Pillow images", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 0.5, 25
-    ),
-    tensors("RandomResizedCrop of tensors", T.RandomResizedCrop((64, 90)), 1),
-    tensors("RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2),
-    resized("ScaleJitter", T.ScaleJitter((60, 90)), apart=2),
-    cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
-    resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90), apart=2),
-    resized("RandomResize", T.RandomResize(40, 100)),
-    cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
-    *(turned(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in WARPING),
-    turned("RandomRotation(expand)", T.RandomRotation((10, 80), "bilinear", expand=True, fill=44), channels=1),
-    turned("RandomRotation(center)", T.RandomRotation(45, "bicubic", center=(3.5, 20), fill=FILL)),
-    turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
-    *(
-        warped(
-            f"RandomAffine({name})",
-            T.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (-20, 20, -10, 10), interpolation=name, fill=FILL),
-        )
-        for name in WARPING
-    ),
-    warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
-    *(
-        warped(f"RandomPerspective({name})", T.RandomPerspective(0.7, 0.9, interpolation=name, fill=FILL))
-        for name in WARPING
-    ),
-    warped("RandomPerspective(grey)", T.RandomPerspective(p=1.0, fill=77), channels=1),
-    resized(
-        "Resize, RandomRotation, RandomCrop",
-        T.Resize(80),
-        T.RandomRotation(30, "nearest", expand=True, fill=FILL),
-        T.RandomCrop(48),
-        against=f"{RESIZED}, Image.transform, Image.crop",
-    ),
-    resized(
-        "Resize, RandomRotate90, RandomCrop, RandomTranspose",
-        T.Resize(56),
-        T.RandomRotate90(0.9),
-        T.RandomCrop((40, 48)),
-        T.RandomTranspose(),
-    ),
-    warped("RandomPerspective, Pad, RandomHorizontalFlip", T.RandomPerspective(), T.Pad(9), T.RandomHorizontalFlip()),
-]
+def timm(*cases: Case) -> list[Case]:
+    """Return the cases for the section about timm's transforms."""
+    return [replace(case, topic="timm") for case in cases]

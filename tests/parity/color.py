@@ -5,21 +5,20 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from kornia.enhance import normalize
-from kornia.filters import gaussian_blur2d
 from parity.case import RUNS, Case, Tolerance
 from PIL import Image, ImageEnhance, ImageOps
 
-from gpuload import transforms as T
 from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import NOTHING, OPS
 
-__all__ = ["CASES", "operations"]
+__all__ = [
+    "AFFINE", "BLUR", "CONTRAST", "FLOAT", "FUSED_BLUR", "GREY", "HUE", "MEAN", "NOISE", "STD", "WRAPPED", "colour",
+    "in_both", "in_channels", "noisy", "operations", "recoded", "scaled",
+]  # fmt: skip
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -51,6 +50,8 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
     """Kornia's takes (height, width), and the sigmas in that order; float64."""
+    from kornia.filters import gaussian_blur2d
+
     width, height, sigma_x, sigma_y = values[:4]
     blurred = gaussian_blur2d(as_batch(image), (int(height), int(width)), (sigma_y, sigma_x), "reflect")
     return as_pillow(blurred[0].permute(1, 2, 0).round().to(torch.uint8).numpy())
@@ -125,6 +126,8 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
     """Kornia's normalize of the image in 0 … 1."""
 
     def oracle(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+        from kornia.enhance import normalize
+
         numbers = as_batch(as_pillow(image)) / 255
         result = normalize(numbers, torch.tensor(mean).to(numbers), torch.tensor(std).to(numbers))
         return result[0].permute(1, 2, 0).numpy()
@@ -162,135 +165,16 @@ FUSED_BLUR = Tolerance(
 )
 
 
-def case(
+def colour(
     name: str, transforms: Any, against: str, mean: float = 0, most: float = 0, reason: str = EXACT, **more: Any
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
     own = {backend: more.pop(backend) for backend in RUNS if backend in more}
-    return Case(name, transforms, more.pop("oracle", operations), mean, most, against, reason, backends=own, **more)
+    return Case(
+        "color", name, transforms, more.pop("oracle", operations), mean, most, against, reason, backends=own, **more
+    )
 
 
-def grey(made: Case) -> Case:
-    """The same on images of one channel."""
-    return replace(made, name=f"{made.name}, 1 channel", channels=1)
-
-
-COLOUR = [
-    case(
-        "ColorJitter(brightness)",
-        T.ColorJitter(0.8),
-        "Pillow ImageEnhance.Brightness",
-        reason=FLOAT,
-    ),
-    case(
-        "ColorJitter(contrast)",
-        T.ColorJitter(contrast=0.8),
-        "Pillow ImageEnhance.Contrast",
-        0.1,
-        1,
-        GREY,
-    ),
-    case("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
-    case("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
-    case("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, HUE),
-    case(
-        "ColorJitter",
-        T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        "the four Pillow operations above",
-        1,
-        8,
-        CONTRAST,
-    ),
-    case(
-        "RandomPhotometricDistort",
-        T.RandomPhotometricDistort(),
-        "the four Pillow operations above, and merge",
-        1,
-        8,
-        CONTRAST,
-    ),
-    case("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')"),
-    case("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert"),
-    case("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge"),
-    case("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
-    case("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
-    case("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
-    case("RandomPosterize(3)", T.RandomPosterize(3, 1), "Pillow ImageOps.posterize"),
-    case("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
-    case("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
-    case("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize"),
-    case(
-        "RandomAutocontrast",
-        T.RandomAutocontrast(1),
-        "Pillow ImageOps.autocontrast",
-    ),
-    case("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
-    case("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
-    case(
-        "GaussianBlur(23)",
-        T.GaussianBlur(23),
-        "Kornia gaussian_blur2d",
-        0.02,
-        1,
-        BLUR,
-        fused=FUSED_BLUR,
-    ),
-    case(
-        "GaussianBlur((5, 9))",
-        T.GaussianBlur((5, 9), (0.5, 5)),
-        "Kornia gaussian_blur2d",
-        0.02,
-        1,
-        BLUR,
-        fused=FUSED_BLUR,
-    ),
-    case("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=recoded),
-    case("GaussianNoise", T.GaussianNoise(0.05), "Pillow convert('I'), clipped", 1e-3, 1, NOISE, oracle=noisy),
-    case("GaussianNoise(clip=False)", T.GaussianNoise(0.5, clip=False), "numpy", 0, 0, WRAPPED, oracle=noisy),
-]
-
-CASES: list[Case] = [
-    *COLOUR,
-    *map(grey, COLOUR),
-    *(
-        case(
-            f"Grayscale({count}), {channels} channel{'s' if channels > 1 else ''}",
-            T.Grayscale(count),
-            "Pillow convert('L')",
-            oracle=partial(in_channels, count=count),
-            channels=channels,
-        )
-        for count in (1, 3)
-        for channels in (3, 1)
-    ),
-    case(
-        "ToDtype(float32, scale=True)",
-        T.ToDtype("float32", scale=True),
-        "Kornia normalize",
-        1e-4,
-        1e-4,
-        AFFINE,
-        oracle=scaled((0.0,), (1.0,)),
-        to_levels=lambda numbers: numbers * 255,
-    ),
-    case(
-        "Normalize",
-        T.Normalize(MEAN, STD),
-        "Kornia normalize",
-        1e-4,
-        1e-4,
-        AFFINE,
-        oracle=scaled(MEAN, STD),
-        to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
-    ),
-    case(
-        "ToDtype, RandomSolarize(0.5), Normalize",
-        [T.ToDtype("float32", scale=True), T.RandomSolarize(0.5, 1), T.Normalize(MEAN, STD)],
-        "Pillow ImageOps.solarize, Kornia normalize",
-        1e-4,
-        1e-4,
-        AFFINE,
-        oracle=lambda image, drawn, row: scaled(MEAN, STD)(operations(image, drawn[1:2], row), drawn, row),
-        to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
-    ),
-]
+def in_both(*cases: Case) -> list[Case]:
+    """Return the cases, and the same on images of one channel."""
+    return [*cases, *(replace(case, name=f"{case.name}, 1 channel", channels=1) for case in cases)]

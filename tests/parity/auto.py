@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 from parity.case import Case
-from parity.cases_color import PILLOW, as_levels, as_pillow
+from parity.color import PILLOW, as_levels, as_pillow
 from PIL import Image, ImageFilter
 
 from gpuload import transforms as T
 from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS
 
-__all__ = ["CASES", "chain", "mixture"]
+__all__ = ["policy"]
 
 RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS[:3]}
 
@@ -76,40 +76,7 @@ MIXED = (
 )
 
 
-def case(name: str, transform: Any, *, mean: float, max: float, reason: str = CHAINED, **more: Any) -> Case:
-    oracle = mixture if isinstance(transform, T.AugMix | T.TimmAugMix) else operations
-    return Case(name, [transform], oracle, mean, max, AGAINST, reason, **more)
-
-
-CASES: list[Case] = [
-    case("AutoAugment('imagenet')", T.AutoAugment(), mean=0.4, max=4),
-    case("AutoAugment('cifar10', 'bilinear')", T.AutoAugment("cifar10", "bilinear", (9, 99, 199)), mean=0.4, max=4),
-    case("AutoAugment('svhn', 'bicubic')", T.AutoAugment("svhn", "bicubic", 128), mean=0.4, max=4),
-    case("AutoAugment('imagenet'), greyscale", T.AutoAugment(), mean=0.4, max=4, channels=1),
-    case("RandAugment()", T.RandAugment(), mean=0.4, max=4),
-    case("RandAugment(5, 25, 'bilinear')", T.RandAugment(5, 25, interpolation="bilinear"), mean=0.4, max=4),
-    case("TrivialAugmentWide()", T.TrivialAugmentWide(), mean=0.4, max=1),
-    case("TrivialAugmentWide(3, 'bicubic')", T.TrivialAugmentWide(3, "bicubic", 7), mean=0.4, max=1),
-    case("TrivialAugmentWide(), greyscale", T.TrivialAugmentWide(fill=3), mean=0.4, max=1, channels=1),
-    case("AugMix()", T.AugMix(), mean=0.1, max=8, reason=MIXED),
-    case("AugMix(10, 4, 2, 0.5)", T.AugMix(10, 4, 2, 0.5, interpolation="nearest"), mean=0.1, max=8, reason=MIXED),
-    case("AugMix(all_ops=False), greyscale", T.AugMix(all_ops=False), mean=0.1, max=8, reason=MIXED, channels=1),
-    case("TimmRandAugment('rand-m9-mstd0.5')", T.TimmRandAugment("rand-m9-mstd0.5"), mean=0.4, max=4),
-    case(
-        "TimmRandAugment('rand-m9-mstd0.5-inc1')",
-        T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)}),
-        mean=0.4,
-        max=4,
-    ),
-    case(
-        "TimmRandAugment('rand-m15-n3-p1-mmax20-tweights')",
-        T.TimmRandAugment("rand-m15-n3-p1-mmax20-tweights"),
-        mean=0.4,
-        max=4,
-    ),
-    case("TimmAutoAugment('v0-mstd0.5')", T.TimmAutoAugment("v0-mstd0.5"), mean=0.4, max=4),
-    case("TimmAutoAugment('originalr')", T.TimmAutoAugment("originalr", {"img_mean": 7}), mean=0.4, max=4),
-    case("TimmAutoAugment('3a')", T.TimmAutoAugment("3a"), mean=0.4, max=4),
-    case("TimmAugMix('augmix-m5-w4-d2')", T.TimmAugMix("augmix-m5-w4-d2"), mean=0.1, max=8, reason=MIXED),
-    case("TimmRandAugment('rand-n4-p1-mstdinf-t3aw')", T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), mean=0.4, max=4),
-]
+def policy(name: str, transform: Any, *, max: float = 4, channels: int = 3) -> Case:
+    if isinstance(transform, T.AugMix | T.TimmAugMix):
+        return Case("auto", name, [transform], mixture, 0.1, 8, AGAINST, MIXED, channels=channels)
+    return Case("auto", name, [transform], operations, 0.4, max, AGAINST, CHAINED, channels=channels)

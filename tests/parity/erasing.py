@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kornia.enhance import normalize
 from parity.case import Case
 from PIL import Image, ImageOps
 
@@ -18,7 +17,7 @@ from gpuload import transforms as T
 from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import Erase, Flip
 
-__all__ = ["CASES"]
+__all__ = ["FLOAT", "NORMALIZE", "back", "erasing"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = T.Normalize(MEAN, STD)
@@ -46,6 +45,8 @@ def erased(bands: list[Image.Image], transform: Any, params: Erase, row: int, un
 
 def pasted(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """All transforms of the chain, one after the other."""
+    from kornia.enhance import normalize
+
     numbers, scaled, unit = image.astype(np.float32), False, 1.0
     bands = [Image.fromarray(np.ascontiguousarray(numbers[:, :, channel])) for channel in range(image.shape[2])]
     for transform, params in drawn:
@@ -73,7 +74,7 @@ def back(numbers: np.ndarray) -> np.ndarray:
     return (numbers * np.array(STD) + np.array(MEAN)) * 255
 
 
-def case(
+def erasing(
     name: str,
     transforms: list[Any],
     to_levels: Any = None,
@@ -81,6 +82,7 @@ def case(
 ) -> Case:
     exact = to_levels is None
     return Case(
+        "erasing",
         name,
         transforms,
         pasted,
@@ -92,19 +94,3 @@ def case(
         else f"{reason}; any conversion or normalization is one multiplication and one addition in float32",
         to_levels=to_levels,
     )
-
-
-CASES: list[Case] = [
-    case("RandomErasing(levels)", [T.RandomErasing(0.9, value=[255, 7, 100], max_count=3)]),
-    case("RandomErasing(levels, flipped)", [T.RandomErasing(0.9, value=9), T.RandomHorizontalFlip(), NORMALIZE], back),
-    case("RandomErasing(between ToDtype and Normalize)", [FLOAT, T.RandomErasing(0.9, value=0.5), NORMALIZE], back),
-    case("RandomErasing", [NORMALIZE, T.RandomErasing(0.9, value=(0.1, 0.7, -1))], back),
-    case(
-        "RandomErasing(value='random')",
-        [NORMALIZE, T.RandomErasing(0.9, value="random"), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
-        back,
-    ),
-    case("RandomErasing(mode='rand')", [NORMALIZE, T.RandomErasing(0.9, mode="rand", max_count=4)], back),
-    case("RandomErasing(mode='pixel')", [NORMALIZE, T.RandomErasing(0.9, mode="pixel", max_count=4)], back),
-    case("RandomErasing(ToDtype)", [FLOAT, T.RandomErasing(0.9, value="random")], lambda numbers: numbers * 255),
-]

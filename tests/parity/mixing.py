@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from kornia.enhance import add_weighted
 from parity.case import Case
-from parity.cases_geometry import geometry
+from parity.geometry import geometry
 from PIL import Image
 
 from gpuload import transforms as T
 from gpuload.transforms.program.ops import Mix
 
-__all__ = ["CASES"]
+__all__ = ["mixing"]
 
 FLOAT = T.ToDtype("float32", scale=True)
 SIZE = 48
@@ -28,6 +27,8 @@ def bands(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> list[Ima
 
 def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """What Kornia or Pillow makes of an image and its neighbour."""
+    from kornia.enhance import add_weighted
+
     partner = row ^ 1 if row ^ 1 < len(drawn[0][1].box_tlhw) else row
     own, other = bands(pair[0], drawn, row), bands(pair[1], drawn, partner)
     params = next(params for _, params in drawn if isinstance(params, Mix))
@@ -45,28 +46,17 @@ def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row
     return np.stack([np.asarray(result) for result in results], axis=2)
 
 
-def case(transform: Any, against: str, reason: str, bound: float) -> Case:
+def mixing(transform: Any) -> Case:
+    blends = isinstance(transform, T.MixUp)
     return Case(
+        topic="mixing",
         name=f"{transform!r}, of floats",
         transforms=[T.CenterCrop(SIZE), FLOAT, transform],
         oracle=mixed,
-        mean=bound,
-        max=bound,
-        against=against,
-        reason=reason,
+        mean=1e-4,
+        max=1e-4,
+        against="Kornia add_weighted" if blends else "Pillow crop and paste, mode F",
+        reason="float32 sums are computed in another order" if blends else "the factor 1/255 is rounded to float32",
         pairs=True,
         to_levels=lambda numbers: numbers * 255,
     )
-
-
-CASES = [
-    case(T.MixUp(num_classes=10), "Kornia add_weighted", "float32 sums are computed in another order", 1e-4),
-    case(T.MixUp(alpha=0.2, num_classes=10), "Kornia add_weighted", "float32 sums are computed in another order", 1e-4),
-    case(T.CutMix(num_classes=10), "Pillow crop and paste, mode F", "the factor 1/255 is rounded to float32", 1e-4),
-    case(
-        T.CutMix(alpha=4.0, num_classes=10),
-        "Pillow crop and paste, mode F",
-        "the factor 1/255 is rounded to float32",
-        1e-4,
-    ),
-]

@@ -1,0 +1,108 @@
+"""Every transform has a `Spec`, and what holds for every transform."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from transforms.specs import SPECS
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.base import Transform
+from gpuload.transforms.program.ops import NOTHING, OPS, Mixture, Ops
+
+KEY = epoch_key(8, 0)
+N = 40
+POSITIONS = np.arange(N)
+SIZES = np.random.default_rng(1).integers(170, 300, (N, 2))
+BOXES = [np.array([[1.0, 2.0, 30.0, 31.0], [20.0, 9.0, 80.0, 90.0]])] * N
+CODES = {name: spec.code for name, spec in SPECS.items() if spec.code}
+
+
+def made(name: str) -> Any:
+    """Return the transform whose effect the gallery shows."""
+    return eval(CODES[name])
+
+
+def parameters(name: str) -> set[str]:
+    return set(inspect.signature(getattr(T, name)).parameters)
+
+
+def draw(transform: Any, rows: slice = slice(None)) -> T.Program:
+    before = [] if "uint8" in transform.works_on else [T.ToDtype("float32", scale=True)]
+    return T.Chain([*before, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
+
+
+def records(program: T.Program) -> list[dict[str, Any]]:
+    """Return the records that are for any rows, as dicts."""
+    used = [record for record in program.records if record.rows is None or len(record.rows)]
+    return [{field.name: getattr(record, field.name) for field in dataclasses.fields(record)} for record in used]
+
+
+def test_every_transform_has_a_spec():
+    kinds = {name: getattr(T, name) for name in T.__all__}
+    names = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Transform)}
+    missing = sorted(names - set(SPECS))
+    assert not missing, f"add a Spec to tests/transforms/specs.py for {', '.join(missing)}; see docs/architecture.md"
+    assert set(SPECS) == names, "tests/transforms/specs.py has a Spec of a transform that does not exist"
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_sample_draws_the_same_in_any_batch(name):
+    transform = made(name)
+    whole = draw(transform)
+    for row in (0, 7, N - 1):
+        alone, taken = (records(each) for each in (draw(transform, slice(row, row + 1)), whole.take(np.array([row]))))
+        np.testing.assert_equal(alone, taken)
+
+
+@pytest.mark.parametrize("name", [name for name in CODES if not SPECS[name].draws and SPECS[name].chains is not None])
+def test_a_transform_without_a_distribution_draws_nothing(name):
+    program = T.Chain([made(name)]).draw(KEY, POSITIONS, np.tile([[200, 300]], (N, 1)))
+    for row in range(1, N):
+        first, other = (records(program.take(np.array([number]))) for number in (0, row))
+        np.testing.assert_equal(first, other)
+
+
+@pytest.mark.parametrize("name", [name for name in CODES if not {"transforms", "chains"} & parameters(name)])
+def test_a_transform_draws_what_its_outline_says(name):
+    transform = made(name)
+    [outline] = transform.outline
+    record = draw(transform).records[-1]
+    assert type(record) is outline.kind
+    codes = getattr(record, "codes", np.empty(0, np.int64))
+    assert {OPS[code] for code in codes[codes != NOTHING].tolist()} <= set(outline.operations)
+    assert outline.operations or not isinstance(record, Ops | Mixture)
+
+
+# Wrong values of arguments with these names or types, and what the error says.
+WRONG = {
+    "p": [(1.5, "is a probability and must lie in 0 … 1, got 1.5")],
+    "interpolation": [("box", "must be one of 'nearest', ")],
+    "padding_mode": [("wrap", "must be one of 'constant', 'edge', 'reflect', 'symmetric', got 'wrap'")],
+    "fill": [("black", "must be a number, got 'black' (str)")],
+    "size": [(0, "must be at least 1, got 0")],
+    "bool": [(1, "must be True or False, got 1")],
+    "float": [("x", "must be a number, got 'x' (str)")],
+    "int": [(1.5, "must be an integer, got 1.5 (float)")],
+    "tuple[float, float]": [
+        ((2, 1), "must be (low, high) with low ≤ high, got (2.0, 1.0)"),
+        (0.5, "must be a pair (low, high), got 0.5"),
+    ],
+}
+UNCHECKED = ("antialias", "inplace")  # as torchvision takes them
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_wrong_arguments_are_refused(name):
+    transform = made(name)
+    for field in dataclasses.fields(transform):
+        for value, text in [*WRONG.get(field.name, []), *WRONG.get(str(field.type), [])]:
+            if field.init and field.name not in UNCHECKED and (name, field.name) != ("RandomChoice", "p"):
+                with pytest.raises((TypeError, ValueError)) as caught:
+                    dataclasses.replace(transform, **{field.name: value})
+                assert str(caught.value).startswith(f"{name}({field.name}=…) {text}")
