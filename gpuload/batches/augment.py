@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -18,23 +18,22 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from gpuload.batches.assemble import draw_programs, module_seeds
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
-from gpuload.batches.combined_targets import make_target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
-from gpuload.batches.mixing import Pairing, partners_of, soften
-from gpuload.batches.targets import TargetStage, target_warning
+from gpuload.batches.mixing import soften
+from gpuload.batches.targets import target_warning
+from gpuload.batches.transform import BatchTransform
 from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
 from gpuload.order.ranks import find_rank
 from gpuload.ring.columns import Columns, ImageColumn
-from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
+from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
 from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
-from gpuload.transforms import Chain, Compose, Program
+from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
 from gpuload.workers.box_fields import box_droppers
@@ -132,11 +131,11 @@ class Augment(torch.nn.Module):
         self._converts_on_entry = converts_on_entry(chain)
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
-        self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
+        self._compiled: dict[torch.device, BatchTransform] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_chain", "_reader", "_stages", "_lock")
+        derived = ("_chain", "_reader", "_compiled", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -167,7 +166,7 @@ class Augment(torch.nn.Module):
 
     def get_extra_state(self) -> torch.Tensor:
         """Return the epoch, the next position and a number for the backend, int64 (3,), for ``state_dict()``."""
-        names = [*(stage.plan.backend for stage, _ in self._stages.values()), self._saved_backend]
+        names = [*(compiled.stage.plan.backend for compiled in self._compiled.values()), self._saved_backend]
         last_name = next(filter(None, reversed(names)), None)
         backend = UNKNOWN if last_name is None else list(BACKENDS).index(last_name)
         return torch.tensor([self._epoch, self._position, backend], dtype=torch.int64, device="cpu")
@@ -189,8 +188,8 @@ class Augment(torch.nn.Module):
         Raises:
             BackendError: the requested backend cannot be used here.
         """
-        device = self._device or next(reversed(self._stages), torch.device(devices.default_device_type()))
-        stage, _ = self._stages_on(_add_index(device))
+        device = self._device or next(reversed(self._compiled), torch.device(devices.default_device_type()))
+        stage = self._compile_on(_add_index(device)).stage
         access = "read in place, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=access)
 
@@ -237,11 +236,12 @@ class Augment(torch.nn.Module):
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
             batch_positions = _check_positions(positions, tree.count, range(start, start + tree.count))
-            stage, targets = self._stages_on(device)
+            compiled = self._compile_on(device)
             saved_backend, self._saved_backend = self._saved_backend, None
-            if saved_backend not in (None, stage.plan.backend):
-                warnings.warn(explain_backend_change(saved_backend, stage.plan.backend), RuntimeWarning, stacklevel=5)
-            result = self._augment_tree(tree, epoch, batch_positions, stage, targets)
+            backend = compiled.stage.plan.backend
+            if saved_backend not in (None, backend):
+                warnings.warn(explain_backend_change(saved_backend, backend), RuntimeWarning, stacklevel=5)
+            result = self._augment_tree(tree, epoch, batch_positions, compiled)
             if positions is None:
                 self._position += world_size * tree.count
         return result
@@ -261,51 +261,45 @@ class Augment(torch.nn.Module):
                     )
         return device
 
-    def _stages_on(self, device: torch.device) -> tuple[Stage, TargetStage]:
-        stages = self._stages.pop(device, None)
-        if stages is None:
-            stages = (
-                compile_stage(self._chain, device=device, **self._options),
-                make_target_stage(self._chain, device),
-            )
-            stages[0].prepare()
-        self._stages[device] = stages  # the last entry belongs to the latest batch
-        return stages
+    def _compile_on(self, device: torch.device) -> BatchTransform:
+        compiled = self._compiled.pop(device, None)
+        if compiled is None:
+            stage = compile_stage(self._chain, device=device, **self._options)
+            stage.prepare()
+            compiled = BatchTransform(self._chain, stage, self._seed, draws_regions=True)
+        self._compiled[device] = compiled  # the last entry belongs to the latest batch
+        return compiled
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    def _augment_tree(
-        self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage
-    ) -> Any:
-        chain, seed = self._chain, self._seed
+    def _augment_tree(self, tree: BatchTree, epoch: int, positions: np.ndarray, compiled: BatchTransform) -> Any:
+        device = compiled.stage.device
         sources = [
-            _Images(leaf, stage.device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
+            _Images(leaf, device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
             for leaf in tree.images
         ]
         columns = self._read_columns(tree, sources, positions)
-        outputs = FinishedColumns(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
+
+        def read(column: ImageColumn) -> RaggedImages:
+            planes = (source.planes for source, images in zip(sources, columns.images, strict=True) if images is column)
+            return next(planes, None) or _mask_pixels(tree, device, column)
+
         try:
-            outputs.programs = draw_programs(chain.at(epoch), seed, epoch, columns, entire_images=True)
+            finished = compiled(epoch, columns, np.arange(tree.count), read)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
-        if chain.mixing is not None:
-            outputs.pairing = Pairing(chain.mixing, partners_of(outputs.numbers, positions))
-        if columns.has_targets:
-            targets(columns, outputs, partial(_mask_pixels, tree, stage.device))
-        seeds_of = partial(module_seeds, chain, seed, epoch, columns) if chain.modules else None
-        for source, column, programs in zip(sources, columns.images, outputs.programs, strict=True):
-            if (pairing := outputs.pairing) is not None:
-                pairing.store_shares(programs[0], columns, column)
-            views = [
-                _make_view(stage, source, program, view, pairing, seeds_of) for view, program in enumerate(programs)
-            ]
-            outputs.images.append(views)
-        results = iter(outputs.images)
-        values = [outputs.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
-        for number, target in self._collate_targets(tree, columns, outputs, stage.device).items():
+        finished.images = [
+            list(map(source.join_frames, views)) for source, views in zip(sources, finished.images, strict=True)
+        ]
+        compiled.call_modules(epoch, finished)
+        results = iter(finished.images)
+        values = [
+            finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves
+        ]
+        for number, target in self._collate_targets(tree, finished, device).items():
             values[number] = target
         result = tree.rebuild(values)
-        return result if outputs.pairing is None else soften(result, outputs.pairing, columns.name)
+        return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
     def _read_columns(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
         """Return the batch as columns, with the same leaf indices as in the tree.
@@ -340,35 +334,31 @@ class Augment(torch.nn.Module):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
         return columns
 
-    def _collate_targets(
-        self, tree: BatchTree, columns: Columns, outputs: FinishedColumns, device: torch.device
-    ) -> dict[int, Any]:
+    def _collate_targets(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
         the device."""
         collated: dict[int, Any] = {}
-        ragged, pad_to = self._options["ragged"], self._options["pad_to"]
+        columns, ragged, pad_to = finished.columns, self._options["ragged"], self._options["pad_to"]
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
         for index, leaf in enumerate(tree.leaves):
-            if leaf.kind == "images" or not (
-                index in outputs.full_columns or any(index in cells for cells in outputs.cells)
-            ):
+            if leaf.kind == "images" or not (index in finished.full_columns or index in finished.cells):
                 continue
             collated[index] = cells = [
-                results.get(index, leaf.entry(row, tree.count)) for row, results in enumerate(outputs.cells)
+                finished.cells[index].get(row, leaf.entry(row, tree.count)) for row in range(tree.count)
             ]
             if leaf.per_image:
                 continue
-            views = [cells] if outputs.views is None else [list(view) for view in zip(*cells, strict=True)]
+            views = finished.split_views(cells)
             is_instances = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
-            if index in outputs.full_columns and ragged == "error" and not is_instances:
-                collated[index] = outputs.full_columns[index]
+            if index in finished.full_columns and ragged == "error" and not is_instances:
+                collated[index] = finished.full_columns[index]
                 continue
             if leaf.kind == "mask" and not is_instances:
                 names = [partial(columns.name, row, index) for row in range(tree.count)]
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
-            collated[index] = outputs.combine_views(views)
+            collated[index] = finished.combine_views(views)
         targets = {index: target for index, target in collated.items() if tree.leaves[index].kind != "value"}
         return collated | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
 
@@ -388,32 +378,16 @@ class _Images:
         labels = [f"image {row}{leaf_note}{frame}" for row in range(len(planes)) for frame in frames]
         self.planes = RaggedImages.from_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
 
-
-def _make_view(
-    stage: Stage,
-    images: _Images,
-    program: Program,
-    view: int,
-    pairing: Pairing | None,
-    seeds_of: Callable[[int], list[int]] | None,
-) -> Any:
-    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as defined by `ragged`. `seeds_of` returns the
-    seeds for the modules and functions at the end of the transforms; None if there are none."""
-    frames, partners = images.frames, None if pairing is None else pairing.partners
-    if frames > 1:
-        program = program.take(np.repeat(np.arange(len(program)), frames))
-        partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
-    result: Any = stage(images.planes, program, view=view, partners=partners)
-    call_modules: Any = None if seeds_of is None else partial(stage.call_modules, seeds=seeds_of(view))
-    if not images.is_clip:
-        return result if call_modules is None else call_modules(result)
-    if isinstance(result, list):
-        return [torch.stack(result[start : start + frames]) for start in range(0, len(result), frames)]
-    if isinstance(result, tuple):
-        return result[0].unflatten(0, (-1, frames)), result[1][::frames]
-    clips = result.unflatten(0, (-1, frames))
-    # As in a Loader, the modules at the end are called once per frame index, with that frame of all clips.
-    return clips if call_modules is None else torch.stack([*map(call_modules, clips.unbind(1))], 1)
+    def join_frames(self, result: Any) -> Any:
+        """Return the stage's result for all frames as clips, N×T×C×H×W; any other result unchanged."""
+        if not self.is_clip:
+            return result
+        if isinstance(result, list):
+            starts = range(0, len(result), self.frames)
+            return [torch.stack(result[start : start + self.frames]) for start in starts]
+        if isinstance(result, tuple):
+            return result[0].unflatten(0, (-1, self.frames)), result[1][:: self.frames]
+        return result.unflatten(0, (-1, self.frames))
 
 
 def _check_image_names(images: Any) -> frozenset[str] | None:

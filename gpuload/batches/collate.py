@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.mixing import Pairing
@@ -46,14 +47,15 @@ from gpuload.transforms import Chain, Program
 
 __all__ = [
     "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "keep_meta", "move_merged", "outline_of",
-    "samples_of", "stack_masks", "unwrap",
+    "stack_masks", "unwrap",
 ]  # fmt: skip
 
 MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # The kind of a leaf, and an index: "image" and its index among the sample's images; "clip" and the index of its first
-# frame; or "mask", "points" or "group" and 0.
+# frame; or "mask", "points", "group" or "value" and 0.
 LeafKind = tuple[str, int]
+VALUE: LeafKind = ("value", 0)
 GROUP: LeafKind = ("group", 0)  # a container that becomes a list with one entry per image
 POINTS: LeafKind = ("points", 0)
 Ragged = Literal["error", "list", "pad"]
@@ -103,45 +105,98 @@ class BatchOptions:
         return self.collate_fn is not None or self.single
 
 
+def unwrap(value: Any) -> Any:
+    """Return a value as the dataset returned it, with metadata as plain objects."""
+    return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
+
+
+def keep_meta(value: Any) -> Any:
+    """Return a value as the dataset returned it, with metadata still in `MetaInt` and the like."""
+    return value.tensor() if isinstance(value, TensorBits) else value
+
+
 @dataclass(slots=True)
 class FinishedColumns:
-    """The finished columns of a batch.
+    """A batch's columns, and the leaves that are finished.
 
     Attributes:
-        views: the number of views of a `MultiView`; None without a `MultiView`.
-        cells: for each row, the leaves that were finished one by one, keyed by leaf index.
-        numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last bit
-            (for pairs) or the last two bits (for groups of four).
-        full_columns: leaves that were finished for all rows together: blocks, and masks of one shape as one tensor.
-        planned_columns: columns of integers that a worker stored with its plan, on the device of the images.
-        images: the results of the stage, for each of `Columns.images` and each view.
+        columns: the batch.
+        has_views: whether a `MultiView` makes several views of each image.
         programs: the random parameters, for each of `Columns.images` and each view; empty if a worker planned the
             batch.
-        pairing: how the samples were mixed; None if they were not.
+        pairing: how the samples are mixed; None if they are not.
+        images: the results of the stage, for each of `Columns.images` and each view.
+        cells: the leaves that were finished one by one, keyed by leaf and row.
+        full_columns: the leaves that were finished for all rows together: blocks, integers that a worker stored with
+            its plan, and masks of one shape as one tensor.
     """
 
-    views: int | None
-    cells: list[dict[int, Any]]
-    numbers: np.ndarray
-    full_columns: dict[int, Any] = field(default_factory=dict)
-    planned_columns: dict[int, torch.Tensor] = field(default_factory=dict)
-    images: list[list[Any]] = field(default_factory=list)
+    columns: Columns
+    has_views: bool = False
     programs: Sequence[Sequence[Program]] = ()
     pairing: Pairing | None = None
+    images: list[list[Any]] = field(default_factory=list)
+    cells: defaultdict[int, dict[int, Any]] = field(default_factory=partial(defaultdict, dict))
+    full_columns: dict[int, Any] = field(default_factory=dict)
 
     @property
     def first_programs(self) -> Sequence[Program]:
         """Return the programs for the first column of images, one per view."""
         return self.programs[0] if self.programs else ()
 
-    @property
-    def results(self) -> list[Any]:
-        """Return all results that may be on the device."""
-        return [self.images, self.cells, self.full_columns, self.planned_columns]
-
     def combine_views(self, results: Sequence[Any]) -> Any:
         """Return the batch's entry for one result per view: a list, or the only result without a `MultiView`."""
-        return results[0] if self.views is None else list(results)
+        return list(results) if self.has_views else results[0]
+
+    def split_views(self, entries: Sequence[Any]) -> list[list[Any]]:
+        """Return the parts of each view of entries from `combine_views`."""
+        return [list(view) for view in zip(*entries, strict=True)] if self.has_views else [list(entries)]
+
+    def split_images(self) -> None:
+        """Put each image into a cell. In a batch of padded images, an image's size is read from the program on the
+        host, since the stage's sizes may be on a device."""
+        for images, views, programs in zip(self.columns.images, self.images, self.programs, strict=True):
+            for position, (row, leaf) in enumerate(images.rows_and_leaves()):
+                results = []
+                for view, program in zip(views, programs, strict=True):
+                    if isinstance(view, tuple):
+                        height, width = program.results_hw[position].tolist()
+                        results.append(view[0][position][:, :height, :width])
+                    else:
+                        results.append(view[position])
+                self.cells[leaf][row] = self.combine_views(results)
+
+    def cell(self, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap) -> Any:
+        """Return the finished leaf of a row, or its value as the dataset returned it."""
+        cells = self.cells.get(leaf, {})
+        return cells[row] if row in cells else to_plain(self.columns.values[leaf].get(row))
+
+    def entries(self, leaves: Sequence[int]) -> list[Any]:
+        """Return the finished leaves or the values of all rows, given the leaf of each row."""
+        leaf = leaves[0]
+        column = None if leaf in self.cells or leaves.count(leaf) < len(leaves) else self.columns.values.get(leaf)
+        if column is not None and column.rows is None:
+            return list(map(keep_meta, column.values) if TensorBits in set(map(type, column.values)) else column.values)
+        return [self.cell(row, leaf, keep_meta) for row, leaf in enumerate(leaves)]
+
+    def samples(self, to_plain: Callable[[Any], Any] = unwrap) -> list[Any]:
+        """Rebuild the samples one by one. `to_plain` is applied to values that are not finished."""
+        columns = self.columns
+        rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
+        for leaf, column in (*columns.values.items(), *columns.points.items()):
+            for row, value in column.items():
+                rows[row][leaf] = to_plain(value)
+        for leaf, cells in self.cells.items():
+            for row, value in cells.items():
+                rows[row][leaf] = value
+        return [
+            unflatten(columns.structure(row), [leaves[leaf] for leaf in range(len(leaves))])
+            for row, leaves in enumerate(rows)
+        ]
+
+    def full_column(self, leaves: Sequence[int]) -> Any:
+        """Return the result for all rows together, given the leaf of each row; None if there is none."""
+        return self.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
 
 
 @dataclass(slots=True)
@@ -163,12 +218,12 @@ class Outline:
 
     Attributes:
         structure: the batch's structure, in which a group or clip is one leaf.
-        marks: the kind of each leaf of this structure; None means a value.
+        kinds: the kind of each leaf of this structure.
         leaves: for each leaf of this structure and each row, the leaf index in the sample, or the group or clip.
     """
 
     structure: Structure
-    marks: list[LeafKind | None]
+    kinds: list[LeafKind]
     leaves: list[list[Any]]
 
 
@@ -179,14 +234,18 @@ def outline_of(columns: Columns) -> Outline:
         CollateError: samples differ in their structure, or in the paths of their images; the message names two of
             them.
     """
-    marks = _find_marks(columns)
-    structures = columns.structures
-    outlines = [_outline_sample(structures[0], marks[0])]
-    for row in range(1, max(len(marks), len(structures))):
-        row_marks, structure = entry(marks, row), entry(structures, row)
-        is_same = row_marks == marks[0] and structure == structures[0]
-        outline = outlines[0] if is_same else _outline_sample(structure, row_marks)
-        if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
+    kinds, structures = _find_kinds(columns), columns.structures
+    outlines: list[Outline] = []
+    for row in range(max(len(kinds), len(structures))):
+        row_kinds, structure = entry(kinds, row), entry(structures, row)
+        if row and row_kinds == kinds[0] and structure == structures[0]:
+            outlines.append(outlines[0])
+            continue
+        leaves: list[tuple[LeafKind, Any]] = []
+        folded_structure = _fold(structure, 0, row_kinds, leaves)
+        outline = Outline(folded_structure, [kind for kind, _ in leaves], [[leaf] for _, leaf in leaves])
+        outlines.append(outline)
+        if (outline.structure, outline.kinds) != (outlines[0].structure, outlines[0].kinds):
             scope_note = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
                 f"{columns.name(0)} is {_describe_sample(outlines[0], structures[0])}, but {columns.name(row)} is "
@@ -195,115 +254,84 @@ def outline_of(columns: Columns) -> Outline:
                 "structure, with images at the same paths"
                 f"{scope_note}; make the dataset return every sample with the same structure"
             )
-        outlines.append(outline)
-    leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
-    if len(outlines) == 1:
-        leaves = [column * len(columns) for column in leaves]
-    return Outline(outlines[0].structure, outlines[0].marks, leaves)
+    leaf_columns = zip(*(outline.leaves for outline in outlines), strict=True)
+    repeats = len(columns) if len(outlines) == 1 else 1
+    return Outline(
+        outlines[0].structure, outlines[0].kinds, [[*itertools.chain(*column)] * repeats for column in leaf_columns]
+    )
 
 
-def _find_marks(columns: Columns) -> list[dict[int, LeafKind]]:
-    """Return the marks of the leaves of each sample, keyed by leaf index; a single entry in the usual case that all
+def _find_kinds(columns: Columns) -> list[dict[int, LeafKind]]:
+    """Return the kinds of the leaves of each sample, keyed by leaf index; a single entry in the usual case that all
     rows are the same."""
     images = [("image", index, column) for index, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
-    common_marks = {column.leaf: (kind, index) for kind, index, column in images} | dict.fromkeys(points, POINTS)
-    if None not in common_marks and all(column.rows is None for column in points.values()):
-        return [common_marks]  # pyright: ignore[reportReturnType]
-    marks: list[dict[int, LeafKind]] = [{} for _ in range(len(columns))]
+    common_kinds = {column.leaf: (kind, index) for kind, index, column in images} | dict.fromkeys(points, POINTS)
+    if None not in common_kinds and all(column.rows is None for column in points.values()):
+        return [common_kinds]  # pyright: ignore[reportReturnType]
+    kinds: list[dict[int, LeafKind]] = [{} for _ in range(len(columns))]
     for kind, index, column in images:
         for row, leaf in column.rows_and_leaves():
-            marks[row][leaf] = (kind, index)
+            kinds[row][leaf] = (kind, index)
     for leaf, column in points.items():
         for row in column.row_indices.tolist():
-            marks[row][leaf] = POINTS
-    return marks
+            kinds[row][leaf] = POINTS
+    return kinds
 
 
-def _outline_sample(structure: Structure, marks: dict[int, LeafKind]) -> Outline:
-    """Return the outline of one sample."""
-    leaves: list[int | Group] = []
-    folded_structure, _ = _fold(structure, 0, marks, leaves)
-    folded_marks = [_mark_of_group(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
-    return Outline(folded_structure, folded_marks, [[entry] for entry in leaves])
-
-
-def _mark_of_group(group: Group, marks: dict[int, LeafKind]) -> LeafKind:
-    return ("clip", marks[group.first_leaf][1]) if group.node[0] == "clip" else GROUP
-
-
-def _fold(node: Structure, start: int, marks: dict[int, LeafKind], leaves: list[int | Group]) -> tuple[Structure, int]:
-    """Fold each group within a node of a sample into one leaf. The node's leaves begin at index `start`. Append the new
-    structure's leaves to `leaves`; return the new structure, and the index of the leaf after the node."""
+def _fold(node: Structure, start: int, kinds: dict[int, LeafKind], leaves: list[tuple[LeafKind, Any]]) -> Structure:
+    """Fold each group and clip within a node of a sample into one leaf, and return the new structure. The node's leaves
+    begin at index `start`. Append the new structure's leaves to `leaves`, each with its kind."""
     if node == LEAF:
-        leaves.append(start)
-        return LEAF, start + 1
-    kind, cls, keys, children = node
-    starts = list(itertools.accumulate(map(leaf_count, children), initial=start))
-    indexed_children = zip(children, starts, strict=False)
-    if kind == "clip" or (
-        kind in ("dict", "dataclass")
-        and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in indexed_children)
-    ):
-        leaves.append(Group(node, start))
-        return LEAF, starts[-1]
-    folded_children = [_fold(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
-    return (kind, cls, keys, tuple(folded_children)), starts[-1]
+        leaves.append((kinds.get(start, VALUE), start))
+        return LEAF
+    container, cls, keys, children = node
+    starts = itertools.accumulate(map(leaf_count, children), initial=start)
+    located = list(zip(children, starts, strict=False))
+    holds_points = any(child == LEAF and kinds.get(leaf) == POINTS for child, leaf in located)
+    if container == "clip" or (holds_points and container in ("dict", "dataclass")):
+        leaves.append((("clip", kinds[start][1]) if container == "clip" else GROUP, Group(node, start)))
+        return LEAF
+    return container, cls, keys, tuple([_fold(child, leaf, kinds, leaves) for child, leaf in located])
 
 
 def collate(
-    columns: Columns,
-    outline: Outline,
-    outputs: FinishedColumns,
-    *,
-    ragged: str,
-    pad_to: int | None,
-    to_device: ToDevice,
+    finished: FinishedColumns, outline: Outline, *, ragged: str, pad_to: int | None, to_device: ToDevice
 ) -> Any:
     """Build the batch.
 
     Args:
-        columns, outline, outputs: the batch as columns, its outline, and its finished columns.
+        finished, outline: the finished columns of the batch, and its outline.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
+    columns = finished.columns
     collated: dict[int, Any] = {}
-    on_device: dict[int, torch.Tensor] = {}
-    for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
-        kind, image_index = mark or ("", 0)
-        if mark is None and leaves[0] in outputs.planned_columns:  # the leaf has the same index in all rows
-            on_device[number] = outputs.planned_columns[leaves[0]]
-            continue
+    for number, (leaves, (kind, image_index)) in enumerate(zip(outline.leaves, outline.kinds, strict=True)):
         if kind == "group":
             collated[number] = [
-                [
-                    convert_arrays(_cell(columns, outputs, row, leaf), partial(columns.name, row))
-                    for leaf in group.leaf_indices
-                ]
+                [convert_arrays(finished.cell(row, leaf), partial(columns.name, row)) for leaf in group.leaf_indices]
                 for row, group in enumerate(leaves)
             ]
-            continue
-        if kind == "clip":
-            collated[number] = _stack_clips(columns, outputs, leaves, image_index)
-            continue
-        full_column = outputs.full_columns.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
-        if kind == "image":
-            collated[number] = outputs.combine_views(outputs.images[image_index])
-        elif kind == "mask" and (full_column is None or ragged != "error"):
-            names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            masks = _views_of_leaf(columns, outputs, leaves)
-            collated[number] = outputs.combine_views([stack_masks(view, names, ragged, pad_to) for view in masks])
-        elif full_column is not None:
+        elif kind == "clip":
+            collated[number] = _stack_clips(finished, leaves, image_index)
+        elif kind == "image":
+            collated[number] = finished.combine_views(finished.images[image_index])
+        elif (full_column := finished.full_column(leaves)) is not None and (kind != "mask" or ragged == "error"):
             collated[number] = full_column
-        elif kind == "points":
-            collated[number] = outputs.combine_views(_views_of_leaf(columns, outputs, leaves))
-    collated = move_merged(collated, to_device) | on_device
-    for number, mark in enumerate(outline.marks):
-        if mark == GROUP:
+        elif kind != "value":
+            views = finished.split_views(finished.entries(leaves))
+            if kind == "mask":
+                names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
+                views = [stack_masks(view, names, ragged, pad_to) for view in views]
+            collated[number] = finished.combine_views(views)
+    collated = move_merged(collated, to_device)
+    for number, kind in enumerate(outline.kinds):
+        if kind == GROUP:
             groups = zip(outline.leaves[number], collated[number], strict=True)
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
@@ -313,74 +341,23 @@ def collate(
         if number in collated:
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
-        column = _column_cells(columns, outputs, outline.leaves[number])
+        column = finished.entries(outline.leaves[number])
         entries = tuple(column) if container_kind in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assemble(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
 
 
-def unwrap(value: Any) -> Any:
-    """Return a value as the dataset returned it, with metadata as plain objects."""
-    return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
-
-
-def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], to_plain: Callable[[Any], Any] = unwrap) -> list[Any]:
-    """Rebuild the samples of a batch one by one. Finished leaves come from each row's `cells`; for all other leaves,
-    `to_plain` is applied to the leaf's value."""
-    rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
-    for leaf, column in (*columns.values.items(), *columns.points.items()):
-        for row, value in column.items():
-            rows[row][leaf] = to_plain(value)
-    samples = []
-    for row, (leaves, row_cells) in enumerate(zip(rows, cells, strict=True)):
-        leaves |= row_cells
-        samples.append(unflatten(columns.structure(row), [leaves[leaf] for leaf in range(len(leaves))]))
-    return samples
-
-
-def _column_cells(columns: Columns, outputs: FinishedColumns, leaves: list[int]) -> list[Any]:
-    """Return the finished cells or the values of a leaf for all rows."""
-    leaf = leaves[0]
-    column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
-    if (
-        column is not None
-        and column.rows is None
-        and not any(leaf in row_cells for row_cells in filter(None, outputs.cells))
-    ):
-        return list(map(keep_meta, column.values) if TensorBits in set(map(type, column.values)) else column.values)
-    return [_cell(columns, outputs, row, leaf, keep_meta) for row, leaf in enumerate(leaves)]
-
-
-def _cell(
-    columns: Columns, outputs: FinishedColumns, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap
-) -> Any:
-    cells = outputs.cells[row]
-    return cells[leaf] if leaf in cells else to_plain(columns.values[leaf].get(row))
-
-
-def keep_meta(value: Any) -> Any:
-    """Return a value as the dataset returned it, with metadata still in `MetaInt` and the like."""
-    return value.tensor() if isinstance(value, TensorBits) else value
-
-
-def _views_of_leaf(columns: Columns, outputs: FinishedColumns, leaves: list[int]) -> list[list[Any]]:
-    """Return a leaf's values for all rows, for each view."""
-    cells = _column_cells(columns, outputs, leaves)
-    return [cells] if outputs.views is None else [list(view) for view in zip(*cells, strict=True)]
-
-
 def _describe_sample(outline: Outline, structure: Structure) -> str:
-    paths = key_paths_of(structure)
-    paths_by_kind: dict[str, list[str]] = {"image": [], "mask": []}
-    for mark, [leaf] in zip(outline.marks, outline.leaves, strict=True):
-        if mark is not None and mark[0] == "clip":
-            paths_by_kind["image"].append(paths[leaf.first_leaf])
-        elif mark is not None and mark[0] in paths_by_kind:
-            paths_by_kind[mark[0]].append(paths[leaf])
-    images = f"with its images at {', '.join(paths_by_kind['image'])}" if paths_by_kind["image"] else "without images"
-    masks = f" and masks at {', '.join(paths_by_kind['mask'])}" if paths_by_kind["mask"] else ""
-    return f"{describe(outline.structure)} {images}{masks}"
+    paths, located = key_paths_of(structure), list(zip(outline.kinds, outline.leaves, strict=True))
+
+    def paths_of(*kinds: str) -> str:
+        leaves = [leaf for (kind, _), [leaf] in located if kind in kinds]
+        return ", ".join(paths[leaf.first_leaf if isinstance(leaf, Group) else leaf] for leaf in leaves)
+
+    images, masks = paths_of("image", "clip"), paths_of("mask")
+    images_note = f"with its images at {images}" if images else "without images"
+    return f"{describe(outline.structure)} {images_note}" + (f" and masks at {masks}" if masks else "")
 
 
 def _collate_column(
@@ -413,18 +390,17 @@ def _collate_column(
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _stack_clips(columns: Columns, outputs: FinishedColumns, clips: list[Group], first_column: int) -> Any:
+def _stack_clips(finished: FinishedColumns, clips: list[Group], first_column: int) -> Any:
     """Return the clips of a batch. The frames are consecutive columns of images, from index `first_column`."""
-    lengths = [len(clip.node[3]) for clip in clips]
+    lengths, name = [len(clip.node[3]) for clip in clips], finished.columns.name
     mismatch = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if mismatch is not None:
         raise CollateError(
-            f"the clips of a batch differ in length: {columns.name(0)} has {lengths[0]} frames, and "
-            f"{columns.name(mismatch)} has {lengths[mismatch]}; cut clips to one length in the dataset, or pass a "
-            "collate_fn"
+            f"the clips of a batch differ in length: {name(0)} has {lengths[0]} frames, and {name(mismatch)} has "
+            f"{lengths[mismatch]}; cut clips to one length in the dataset, or pass a collate_fn"
         )
-    frames = outputs.images[first_column : first_column + lengths[0]]
-    return outputs.combine_views([_stack_frames(view) for view in zip(*frames, strict=True)])
+    frames = finished.images[first_column : first_column + lengths[0]]
+    return finished.combine_views([_stack_frames(view) for view in zip(*frames, strict=True)])
 
 
 def _stack_frames(frames: Sequence[Any]) -> Any:
@@ -507,26 +483,21 @@ def stack_masks(
 def move_merged(values: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """Move all tensors to the device. Copy all small tensors of a dtype together, since a batch can have hundreds."""
     is_flat = set(map(type, values.values())) <= {torch.Tensor}  # the usual case; torch's tree functions take 40 µs
-    leaves = values.values() if is_flat else tree_leaves(values)
-    cpu_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
-    if not cpu_tensors:
-        return values
-    small: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in cpu_tensors:
-        if tensor.nbytes <= MAX_MERGED_BYTES:
-            small.setdefault(tensor.dtype, []).append(tensor)
-    probe = next((tensors[0] for tensors in small.values()), None)
+    leaves, structure = (list(values.values()), None) if is_flat else tree_flatten(values)
+    small: defaultdict[torch.dtype, list[int]] = defaultdict(list)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            if leaf.nbytes <= MAX_MERGED_BYTES:
+                small[leaf.dtype].append(index)
+            else:
+                leaves[index] = to_device(leaf)
+    probe = next((leaves[indices[0]] for indices in small.values()), None)
     if probe is not None and to_device(probe) is probe:  # the device is the CPU
         return values
-    moved_tensors: dict[int, torch.Tensor] = {}
-    for tensors in small.values():
+    for indices in small.values():
+        tensors = [leaves[index] for index in indices]
         flat = to_device(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            moved_tensors[id(tensor)] = part.view(tensor.shape)
-
-    def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            return moved_tensors[id(value)] if id(value) in moved_tensors else to_device(value)
-        return value
-
-    return {number: move(value) for number, value in values.items()} if is_flat else tree_map(move, values)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for index, tensor, part in zip(indices, tensors, parts, strict=True):
+            leaves[index] = part.view(tensor.shape)
+    return dict(zip(values, leaves, strict=True)) if structure is None else tree_unflatten(leaves, structure)

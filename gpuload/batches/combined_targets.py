@@ -18,22 +18,21 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import FinishedColumns, unwrap
-from gpuload.batches.targets import TargetStage, restore_targets, sample_targets_of, select_rows
+from gpuload.batches.targets import restore_targets, sample_targets_of, select_rows
 from gpuload.datasets.sample import Keypoints
 from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
-from gpuload.stage.combined_images import groups_of, tile
+from gpuload.stage.combined_images import tile
 from gpuload.stage.device import upload_arrays
-from gpuload.stage.masks import check_fill, pack_masks
-from gpuload.transforms import Chain
+from gpuload.stage.masks import MaskStage, check_fill, pack_masks
 from gpuload.transforms.program.ops import Gather, Paste, Tile
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
-__all__ = ["make_target_stage"]
+__all__ = ["combine_targets"]
 
 
 @dataclass(slots=True)
@@ -46,98 +45,88 @@ class Scene:
     values: dict[int, Any]
 
 
-def make_target_stage(chain: Chain, device: torch.device) -> TargetStage:
-    """Create the target stage for a chain."""
-    return CombinedTargets(chain, device) if chain.gathers else TargetStage(chain, device)
+def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[[ImageColumn], RaggedImages]) -> None:
+    """Transform the targets of a batch whose samples are combined, and store them in the cells of `finished`. Also
+    store the covered pixels in the records of `CopyPaste`, which the stage needs to combine the images. Arguments are
+    as for `gpuload.batches.targets.transform_targets`.
+
+    Raises:
+        CollateError: samples that are combined do not have the same targets.
+    """
+    columns = finished.columns
+    gather_records = [
+        [step for step in program.records if isinstance(step, Gather)] for program, *_ in finished.programs
+    ]
+    name = max(gather_records[0], key=lambda record: record.group_size).name
+    for row, difference in _find_differences(columns, name):
+        first_row = 0 if row else min(1, len(columns) - 1)
+        raise CollateError(
+            f"{name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
+            f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
+            "missing targets"
+        )
+    fields = set(columns.fields[0]) if columns.fields else set()
+    points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
+    # Whether keypoints belong to boxes, for each leaf of keypoints.
+    ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
+    scenes = []
+    for row in range(len(columns)):
+        values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
+        scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
+    pixels = {masks.leaves[0]: (read(masks), masks.kinds_per_image) for masks in columns.masks}
+    program, start = finished.first_programs[0], 0
+    for record in [*gather_records[0], None]:
+        end = len(program.records) if record is None else program.records.index(record)
+        part = program.part(start, end)
+        if start:
+            leaves = scenes[0].masks if part.records else ()
+            pixels = {leaf: pack_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
+        for leaf, (ragged, kinds) in pixels.items():
+            for scene, mask in zip(scenes, stage(ragged, part, kinds)[0], strict=True):
+                scene.masks[leaf] = mask
+        apply_records(part.records, [scene.targets for scene in scenes])
+        _drop_entries(scenes, fields, ownership)
+        start = end + 1
+        if record is not None:
+            combine: Any = _tile_scenes if isinstance(record, Tile) else _paste_instances
+            scenes = combine(record, scenes, fields, ownership)
+    for record, *other_records in zip(*gather_records, strict=True):
+        for other_record in other_records:  # the records of the samples' other images
+            if isinstance(record, Paste):
+                other_record.covered = record.covered
+    for row, scene in enumerate(scenes):
+        row_points = {leaf: values[row] for leaf, values in points.items()}
+        results = restore_targets(row_points, scene.targets) | scene.masks | scene.values
+        for leaf, value in results.items():
+            finished.cells[leaf][row] = value
+    for leaf in fields:
+        finished.full_columns.pop(leaf, None)
 
 
-class CombinedTargets(TargetStage):
-    """The target stage for transforms that combine samples. It transforms all samples of a batch together."""
-
-    def __init__(self, chain: Chain, device: torch.device) -> None:
-        super().__init__(chain, device)
-        self._name, _ = chain.group
-
-    def __call__(
-        self, columns: Columns, outputs: FinishedColumns, pixels_of: Callable[[ImageColumn], RaggedImages]
-    ) -> None:
-        """Transform the targets of a batch, and store them in the cells of `outputs`. Also complete the records of
-        combining transforms with the groups and the covered pixels, which the stage needs to combine the images.
-
-        Raises:
-            CollateError: samples that are combined do not have the same targets.
-        """
-        for row, difference in self._find_differences(columns):
-            first_row = 0 if row else min(1, len(columns) - 1)
-            raise CollateError(
-                f"{self._name} combines the samples of a batch, but {columns.name(first_row)} and {columns.name(row)} "
-                f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
-                "missing targets"
+def _find_differences(columns: Columns, name: str) -> Iterator[tuple[int, str]]:
+    """Yield rows that cannot be combined with other rows, and the reasons."""
+    rows = range(len(columns))
+    for row in rows:
+        if columns.structure(row) != columns.structure(0):
+            yield row, "have different structures"
+    checks: list[tuple[Any, bool, str]]
+    checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
+    checks += [(masks, masks.leaf is None, "have masks at different paths") for masks in columns.masks]
+    for points in columns.points.values():
+        types = set(map(type, points.values))
+        checks.append((points, points.rows is not None or len(types) > 1, "have different targets"))
+    for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
+        yield next(iter(np.setdiff1d(rows, column.row_indices).tolist()), 1), difference
+    for row, row_fields in enumerate(columns.fields):
+        if row_fields != columns.fields[0]:
+            paths = key_paths_of(columns.structure(row))
+            first_paths, row_paths = (
+                ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
+                for fields in (columns.fields[0], row_fields)
             )
-        fields = set(columns.fields[0]) if columns.fields else set()
-        points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
-        # Whether keypoints belong to boxes, for each leaf of keypoints.
-        ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
-        scenes = []
-        for row in range(len(columns)):
-            values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
-            scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
-        pixels = {masks.leaves[0]: (pixels_of(masks), masks.kinds_per_image) for masks in columns.masks}
-        gather_records = [
-            [step for step in program.records if isinstance(step, Gather)] for program, *_ in outputs.programs
-        ]
-        program, start = outputs.first_programs[0], 0
-        for record in [*gather_records[0], None]:
-            end = len(program.records) if record is None else program.records.index(record)
-            part = program.part(start, end)
-            if start:
-                leaves = scenes[0].masks if part.records else ()
-                pixels = {leaf: pack_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
-            for leaf, (ragged, kinds) in pixels.items():
-                for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
-                    scene.masks[leaf] = mask
-            apply_records(part.records, [scene.targets for scene in scenes])
-            _drop_entries(scenes, fields, ownership)
-            start = end + 1
-            if record is not None:
-                record.groups = groups_of(outputs.numbers, record.group_size)
-                combine: Any = _tile_scenes if isinstance(record, Tile) else _paste_instances
-                scenes = combine(record, scenes, fields, ownership)
-        for record, *other_records in zip(*gather_records, strict=True):
-            for other_record in other_records:  # the records of the samples' other images
-                other_record.groups = record.groups
-                if isinstance(record, Paste):
-                    other_record.covered = record.covered
-        for row, scene in enumerate(scenes):
-            row_points = {leaf: values[row] for leaf, values in points.items()}
-            outputs.cells[row] |= restore_targets(row_points, scene.targets) | scene.masks | scene.values
-        for leaf in fields:
-            outputs.full_columns.pop(leaf, None)
-
-    def _find_differences(self, columns: Columns) -> Iterator[tuple[int, str]]:
-        """Yield rows that cannot be combined with other rows, and the reasons."""
-        rows = range(len(columns))
-        for row in rows:
-            if columns.structure(row) != columns.structure(0):
-                yield row, "have different structures"
-        checks: list[tuple[Any, bool, str]]
-        checks = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
-        checks += [(masks, masks.leaf is None, "have masks at different paths") for masks in columns.masks]
-        for points in columns.points.values():
-            types = set(map(type, points.values))
-            checks.append((points, points.rows is not None or len(types) > 1, "have different targets"))
-        for column, _, difference in filter(itemgetter(1), checks):  # the first row without an entry, or row 1
-            yield next(iter(np.setdiff1d(rows, column.row_indices).tolist()), 1), difference
-        for row, row_fields in enumerate(columns.fields):
-            if row_fields != columns.fields[0]:
-                paths = key_paths_of(columns.structure(row))
-                first_paths, row_paths = (
-                    ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
-                    for fields in (columns.fields[0], row_fields)
-                )
-                difference = f"{first_paths} in the first, {row_paths} in the second"
-                remedy = f"pass {self._name} a labels_getter= that returns all of these entries"
-                yield row, f"have different entries that belong to their boxes: {difference}; {remedy}"
+            difference = f"{first_paths} in the first, {row_paths} in the second"
+            remedy = f"pass {name} a labels_getter= that returns all of these entries"
+            yield row, f"have different entries that belong to their boxes: {difference}; {remedy}"
 
 
 def _drop_entries(scenes: Sequence[Scene], fields: set[int], ownership: Sequence[bool]) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from gpuload.datasets.tree import flatten, unflatten
 from gpuload.errors import CollateError
-from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.ring.columns import Columns
 from gpuload.stage.device import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
@@ -31,38 +31,39 @@ class Pairing:
     Attributes:
         mixing: the transform, which knows where the labels are.
         partners: int64 (N,), the row of each sample's partner, or the sample's own row if it has none.
-        share: float64 (N,), each sample's share in its own mixed label; None until the images have been mixed.
+        share: float64 (N,), each sample's share in its own mixed label.
     """
 
     mixing: MixUp | CutMix
     partners: np.ndarray
-    share: np.ndarray | None = None
+    share: np.ndarray
 
-    def store_shares(self, program: Program, columns: Columns, images: ImageColumn) -> None:
-        """Store the shares drawn for one image of each sample.
+    @classmethod
+    def of(cls, mixing: MixUp | CutMix, partners: np.ndarray, columns: Columns, programs: Sequence[Program]) -> Pairing:
+        """Return the pairing of a batch, with the shares drawn for its images; `programs` has one program for each of
+        `Columns.images`.
 
         Raises:
-            CollateError: a sample lacks this image, or the images of a sample have different shares.
+            CollateError: a sample lacks an image, or the images of a sample have different shares.
         """
-        if images.rows is not None:
-            row_without = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
-            raise CollateError(
-                f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(row_without)} has fewer images than {columns.name(int(images.rows[0]))}; give "
-                "all samples the same number of images"
-            )
-        mix = program.mix
-        assert mix is not None
-        is_alone = self.partners == np.arange(len(self.partners))
-        share = np.where(is_alone, 1.0, mix.share)
-        if self.share is not None and not np.array_equal(share, self.share):
-            row = int((share != self.share).argmax())
-            raise CollateError(
-                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} would mix "
-                f"them in different proportions ({self.share[row]:.3f} and {share[row]:.3f}), but there is only one "
-                "label for both; crop or resize both images to one size"
-            )
-        self.share = share
+        name, share = type(mixing).__name__, np.empty(0)
+        for images, program in zip(columns.images, programs, strict=True):
+            if images.rows is not None:
+                row_without = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
+                raise CollateError(
+                    f"{name} mixes the images of all samples of a batch, but {columns.name(row_without)} has fewer "
+                    f"images than {columns.name(int(images.rows[0]))}; give all samples the same number of images"
+                )
+            assert program.mix is not None
+            first_share, share = share, np.where(partners == np.arange(len(partners)), 1.0, program.mix.share)
+            if len(first_share) and not np.array_equal(share, first_share):
+                row = int((share != first_share).argmax())
+                raise CollateError(
+                    f"the images of {columns.name(row)} have different sizes, so {name} would mix them in different "
+                    f"proportions ({first_share[row]:.3f} and {share[row]:.3f}), but there is only one label for both; "
+                    "crop or resize both images to one size"
+                )
+        return cls(mixing, partners, share)
 
 
 def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -140,7 +141,7 @@ def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
         CollateError: the labels are missing, or have the wrong type or shape.
     """
     mixing = pairing.mixing
-    if mixing.labels_getter is None or pairing.share is None:
+    if mixing.labels_getter is None:
         return batch
     labels = find_labels(batch, mixing.labels_getter)
     name = type(mixing).__name__
@@ -163,7 +164,6 @@ def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
 def mix_labels(labels: torch.Tensor, pairing: Pairing, name_of: Callable[[int], str]) -> torch.Tensor:
     """Return (N, classes) soft labels: the sum of each sample's label and its partner's label, weighted by their
     shares."""
-    assert pairing.share is not None
     rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
         raise CollateError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import FinishedColumns, unwrap
+from gpuload.batches.collate import FinishedColumns
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
@@ -23,80 +23,61 @@ from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module, name_of
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-__all__ = ["TargetStage", "restore_targets", "sample_targets_of", "select_rows", "target_warning"]
+__all__ = ["restore_targets", "sample_targets_of", "select_rows", "target_warning", "transform_targets"]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
 
 
-class TargetStage:
-    """The transformation of the targets of batches.
+def transform_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[[ImageColumn], RaggedImages]) -> None:
+    """Transform the targets of a batch, and store the results in `finished`.
+
+    The cells receive masks, boxes and keypoints as tensors (with a `MultiView`, as lists of tensors), and the remaining
+    entries of leaves that belong to dropped boxes, as tensors or arrays. Masks that are the same leaf in all rows, with
+    one dtype and shape, are also stored in the full columns, as one tensor.
 
     Args:
-        chain: the transforms.
-        device: the device of masks.
+        finished: contains the batch, without blocks, and its random parameters; receives the results.
+        stage: transforms masks.
+        read: returns the pixels of masks.
     """
-
-    def __init__(self, chain: Chain, device: torch.device) -> None:
-        self._masks = MaskStage(device)
-
-    def __call__(
-        self,
-        columns: Columns,
-        outputs: FinishedColumns,
-        pixels_of: Callable[[ImageColumn], RaggedImages],
-    ) -> None:
-        """Transform the targets of a batch, and store the results in `outputs`.
-
-        The cells receive masks, boxes and keypoints as tensors (with a `MultiView`, as lists of tensors), and the
-        remaining entries of leaves that belong to dropped boxes, as tensors or arrays. Masks that are the same leaf in
-        all rows, with one dtype and shape, are also stored in the full columns, as one tensor.
-
-        Args:
-            columns: the batch, without blocks.
-            outputs: contains the random parameters, and receives the results.
-            pixels_of: returns the pixels of masks.
-        """
-        for masks in columns.masks:
-            self._move_masks(columns, outputs, masks, pixels_of(masks))
-        if columns.points:
-            _move_points(columns, outputs)
-
-    def _move_masks(self, columns: Columns, outputs: FinishedColumns, masks: ImageColumn, pixels: RaggedImages) -> None:
-        rows = np.searchsorted(columns.images[0].row_indices, masks.row_indices)
-        views = [self._masks(pixels, program.take(rows), masks.kinds_per_image) for program in outputs.first_programs]
+    for masks in finished.columns.masks:
+        pixels = read(masks)
+        rows = np.searchsorted(finished.columns.images[0].row_indices, masks.row_indices)
+        views = [stage(pixels, program.take(rows), masks.kinds_per_image) for program in finished.first_programs]
         results_of_masks = zip(*(view_results for view_results, _ in views), strict=True)
         for (row, leaf), results in zip(masks.rows_and_leaves(), results_of_masks, strict=True):
-            outputs.cells[row][leaf] = outputs.combine_views(results)
+            finished.cells[leaf][row] = finished.combine_views(results)
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
-            outputs.full_columns[leaf] = outputs.combine_views(tensors)
+            finished.full_columns[leaf] = finished.combine_views(tensors)
+    if finished.columns.points:
+        _move_points(finished)
 
 
-def _move_points(columns: Columns, outputs: FinishedColumns) -> None:
+def _move_points(finished: FinishedColumns) -> None:
     """Transform boxes and keypoints, and remove entries that belong to dropped boxes or keypoints."""
+    columns, cells = finished.columns, finished.cells
     points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_indices.tolist()}
     for leaf in sorted(columns.points):
         for row, value in columns.points[leaf].items():
             points[row][leaf] = value
     samples_of_views: list[list[SampleTargets]] = []
-    for program in outputs.first_programs:
+    for program in finished.first_programs:
         samples = [sample_targets_of(targets.values()) for targets in points.values()]
         apply_records(program.records, samples)
         samples_of_views.append(samples)
-    cells, selections = outputs.cells, []
+    selections = []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
         views = [restore_targets(targets, sample_targets) for sample_targets in samples]
-        cells[row] |= {leaf: outputs.combine_views([results[leaf] for results in views]) for leaf in targets}
-        if outputs.views is None and columns.fields:
+        for leaf in targets:
+            cells[leaf][row] = finished.combine_views([results[leaf] for results in views])
+        if columns.fields and not finished.has_views:
             selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
-    values = [
-        (cells[row][leaf] if leaf in cells[row] else unwrap(columns.values[leaf].get(row)), entries)
-        for row, leaf, entries in selections
-    ]
-    for (row, leaf, _), value in zip(selections, select_rows(values), strict=True):
-        outputs.full_columns.pop(leaf, None)
-        cells[row][leaf] = value
+    values = select_rows((finished.cell(row, leaf), entries) for row, leaf, entries in selections)
+    for (row, leaf, _), value in zip(selections, values, strict=True):
+        finished.full_columns.pop(leaf, None)
+        cells[leaf][row] = value
 
 
 def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets) -> Iterator[tuple[int, np.ndarray]]:

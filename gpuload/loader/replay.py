@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpuload.batches.assemble import columns_of
-from gpuload.batches.collate import samples_of
 from gpuload.batches.mixing import half_batch_numbers
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
@@ -78,7 +76,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         for error in batch.errors:
             if error.position == positions[row]:
                 raise SampleError(error)
-        columns = columns_of(batch, session.transfer.part_offsets(batch), splits_blocks=True)
+        columns = batch.join_columns(session.transfer.part_offsets(batch), splits_blocks=True)
         return _finish_replay(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
@@ -118,12 +116,12 @@ def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:
 
 def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
-        outputs = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), uses_cells=True)
-        cells = outputs.cells[row]
+        finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch))
+        session.assembly.end_images(batch.spec.epoch, finished, splits_images=True)
         for images in columns.images:  # clone, so that the result does not keep an entire batch alive
             for leaf in (leaf for image_row, leaf in images.rows_and_leaves() if image_row == row):
-                cells[leaf] = tree_map(torch.clone, cells[leaf])
-        sample = samples_of(columns, outputs.cells, _convert_to_array)[row]
+                finished.cells[leaf][row] = tree_map(torch.clone, finished.cells[leaf][row])
+        sample = finished.samples(_convert_to_array)[row]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)])
     index = columns.indices[row]
@@ -133,7 +131,7 @@ def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
         # The random parameters of the first image; those of other images differ only where they depend on image size.
-        draws=tuple(draw for view in outputs.first_programs for draw in _list_draws(view.take(np.array([row])))),
+        draws=tuple(draw for view in finished.first_programs for draw in _list_draws(view.take(np.array([row])))),
     )
 
 

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,17 @@ import torch
 import torch.utils._device  # otherwise torch imports it at the first `with torch.device(…)`, within the first batch
 from torch.utils._pytree import tree_leaves
 
-from gpuload.batches.assemble import Assembly
+from gpuload.batches.assemble import Assembly, LaunchedBatch
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.decode.decoder import UNUSABLE
-from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
+from gpuload.errors import GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, Tuner
 from gpuload.loader.limits import Placement, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.order.place import IterablePlace, Place
+from gpuload.order.options import OrderOptions
+from gpuload.order.place import IterablePlace
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
@@ -44,11 +45,11 @@ from gpuload.stage.decode import Choice, ImageDecoder, decoders_for_threads
 from gpuload.stage.device import DECODE, STAGE, WAIT, profiler_range
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.transfer import make_transfer
-from gpuload.workers.batch import Batch, PlannedBatch
+from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import WARNING_PREFIX
 from gpuload.workers.dataset_changes import DatasetChanges, find_objects, name_attribute
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, FailedParts, Feed
+from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Feed
 from gpuload.workers.inherited import imported_libraries, library_values, module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
@@ -141,25 +142,6 @@ class Steps:
             raise RuntimeError(ITERATOR_ENDED.format("its Loader was closed meanwhile")) from error
 
 
-@dataclass(slots=True)
-class _LaunchedBatch:
-    """A batch whose stage has been launched: the value to yield, after `last_steps` has run, or the error to raise.
-
-    `after` is the place of the next batch. `pending_warnings` are warnings to issue with this batch, as (kind, text); a
-    loader issues one warning per kind, but every warning of kind "".
-    """
-
-    value: Any = None
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    last_steps: Callable[[], Any] | None = None
-    ticket: Any = None
-    error: Exception | None = None
-    failures: list[ErrorRecord] = field(default_factory=list)
-    after: Place | None = None
-    pending_warnings: list[tuple[str, str]] = field(default_factory=list)
-    images: int = 0
-
-
 class Session:
     """The parts that produce a loader's batches, and the next batch.
 
@@ -207,7 +189,14 @@ class Session:
         self.feed = Feed(
             self.engine,
             self.ring,
-            _Consumer(options, self.transfer, self.decoder, self.assembly if batch_planner is not None else None),
+            # These functions do not refer to the session: only the garbage collector could free such a reference cycle.
+            Consumer(
+                substitute_candidates=partial(_substitute_candidates, options.order),
+                reclaim=self.transfer.reclaim,
+                plan_job=None if batch_planner is None else job,
+                part_offsets=self.transfer.part_offsets,
+                decoder=self.decoder,
+            ),
             chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.is_asynchronous else options.plain_chunk_size,
             min_ahead=min_ahead,
@@ -219,8 +208,8 @@ class Session:
         # Only worker processes have a copy of the dataset, which must follow the user's changes.
         self.changes = DatasetChanges(options.order.dataset if workers.count else None)
         self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
-        self.launched_batches: deque[_LaunchedBatch] = deque()
-        self.next_batch: _LaunchedBatch | None = None
+        self.launched_batches: deque[LaunchedBatch] = deque()
+        self.next_batch: LaunchedBatch | None = None
         self.is_outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
@@ -264,7 +253,7 @@ class Session:
                 self.decoder = ImageDecoder(decoders, workers.decode, device, self.transfer)
                 resources.callback(self.decoder.close)
             self.stage.prepare()
-            self.assembly = Assembly(options.batches, self.stage, self.transfer, job.fusing)
+            self.assembly = Assembly(options.batches, self.stage, self.transfer)
             undo.pop_all()
             if count:  # otherwise the engine refers to the dataset, which may refer to an object that owns the Loader
                 resources.callback(self.engine.close)
@@ -366,7 +355,7 @@ class Session:
             request = self.feed.first_request()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _prepare_next_batch(self, info: bool) -> _LaunchedBatch | None:
+    def _prepare_next_batch(self, info: bool) -> LaunchedBatch | None:
         """Return the next batch; None at the end of the epoch. On a GPU, also launch the following batches that are
         already complete."""
         self.transfer.hold_back()
@@ -408,13 +397,13 @@ class Session:
             self._hand_over(due_batch)
         return due_batch
 
-    def _hand_over(self, batch: _LaunchedBatch) -> None:
+    def _hand_over(self, batch: LaunchedBatch) -> None:
         """Make the consumer's stream wait for a batch, unless this was done before."""
         ticket, batch.ticket = batch.ticket, None
         if ticket is not None:
             self.transfer.hand_over(ticket, batch.tensors)
 
-    def _end_batch(self, batch: _LaunchedBatch) -> None:
+    def _end_batch(self, batch: LaunchedBatch) -> None:
         """Run the postponed part of a batch (a `collate_fn`, or the end of the transforms), now that the consumer has
         issued everything that this part may depend on."""
         last_steps, batch.last_steps = batch.last_steps, None
@@ -495,7 +484,7 @@ class Session:
             finally:
                 self.engine.close()
 
-    def _launch(self, batch: Batch, info: bool) -> _LaunchedBatch:
+    def _launch(self, batch: Batch, info: bool) -> LaunchedBatch:
         """Issue a batch (`_issue`). If that fails, release its slots and store the error until the batch is due."""
         try:
             return self._issue(batch, info)
@@ -508,11 +497,11 @@ class Session:
             if not isinstance(error, Exception):
                 raise
             # Raised when this batch is due, perhaps after the current one.
-            return _LaunchedBatch(error=_make_raisable(error), failures=batch.errors)
+            return LaunchedBatch(error=_make_raisable(error), failures=batch.errors)
         finally:
             self.transfer.loading = None
 
-    def _issue(self, batch: Batch, info: bool) -> _LaunchedBatch:
+    def _issue(self, batch: Batch, info: bool) -> LaunchedBatch:
         if batch.fatal_error is not None:
             raise SampleError(batch.fatal_error)
         if batch.errors and self.options.workers.faults.on_error == "raise":
@@ -528,30 +517,20 @@ class Session:
         inference_mode_off = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
         with inference_mode_off, self.transfer.stream(after_consumer=holds_state), profiler_range(STAGE):
             release = partial(self.feed.release, batch)
-            assembled = self.assembly.make(batch, info, release, self.feed.allocate_plan)
-            ticket = self.transfer.finish()
-        images, warning_text = 0, batch.warning
+            launched = self.assembly.make(batch, info, release, self.feed.plan)
+            launched.ticket = self.transfer.finish()
+        launched.failures, warning_text = batch.errors, batch.warning
         for part in batch.parts:  # break the reference cycle of a batch and its parts, which only the gc would collect
-            images += part.sample_count
+            launched.images += part.sample_count
             part.content = None
-        pending_warnings = [("", assembled.warning)] if assembled.warning else []
-        if assembled.last_steps is None:  # otherwise the batch is not final yet
-            pending_warnings += self._layout_warnings(assembled.tensors)
+        if launched.last_steps is None:  # otherwise the batch is not final yet
+            launched.pending_warnings += self._layout_warnings(launched.tensors)
         if warning_text:
             kind = next(
                 (prefix for prefix in (WARNING_PREFIX, UNUSABLE) if warning_text.startswith(prefix)), "unrecognized"
             )
-            pending_warnings.append((kind, warning_text))
-        return _LaunchedBatch(
-            assembled.value,
-            assembled.tensors,
-            assembled.last_steps,
-            ticket,
-            failures=batch.errors,
-            after=batch.spec.after,
-            pending_warnings=pending_warnings,
-            images=images,
-        )
+            launched.pending_warnings.append((kind, warning_text))
+        return launched
 
     def _layout_warnings(self, value: Any) -> list[tuple[str, str]]:
         """Return a warning if ``memory_format="channels_last"`` affects no tensor of a batch."""
@@ -613,51 +592,18 @@ def _close_all() -> None:
                 session.close()
 
 
-class _Consumer(Consumer):
-    """The session's callbacks for the feed. It does not refer to the session: only the garbage collector could free
-    such a reference cycle."""
-
-    def __init__(self, options: Options, transfer: Any, decoder: ImageDecoder | None, planner: Assembly | None) -> None:
-        self._options, self._transfer, self._planner = options, transfer, planner
-        self._decoder: Any = decoder  # never None if workers leave images to the device
-        self.plans_batches, self.decodes_images = planner is not None, decoder is not None
-
-    def substitute_candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
-        """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a
-        sampler chose the keys, other samples of the batch."""
-        order = self._options.order
-        if not order.has_sampler:
-            first_index, count = order.substitute_range(index)
-            return (
-                first_index + offset
-                for offset in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
-            )
-        keys = list(batch.spec.indices)
-        rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
-        return (keys[row] for row in rows if keys[row] != index)
-
-    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        return None if self._planner is None else self._planner.plan_inputs(batch)
-
-    def reclaim(self, wait: bool) -> bool:
-        return self._transfer.reclaim(wait)
-
-    def begin_decoding(self, batch: Batch) -> None:
-        self._decoder.begin(batch)
-
-    def end_decoding(self, batch: Batch) -> FailedParts:
-        return self._decoder.end(batch)
-
-    def await_decoding(self, timeout_s: float, engine_fd: int | None) -> float:
-        start_s = time.perf_counter()
-        self._decoder.wait(timeout_s, engine_fd)
-        return time.perf_counter() - start_s
-
-    def finish_decoding(self, batch: Batch) -> None:
-        self._decoder.finish(batch)
-
-    def cancel_decoding(self) -> None:
-        self._decoder.cancel()
+def _substitute_candidates(order: OrderOptions, batch: Batch, position: int, index: Any) -> Iterator[Any]:
+    """Return substitutes for a sample: other samples of the dataset (for a `Mix`, of the same member); or, if a sampler
+    chose the keys, other samples of the batch."""
+    if not order.has_sampler:
+        first_index, count = order.substitute_range(index)
+        return (
+            first_index + offset
+            for offset in substitutes(order.seed, batch.spec.epoch, position, index - first_index, count)
+        )
+    keys = list(batch.spec.indices)
+    rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
+    return (keys[row] for row in rows if keys[row] != index)
 
 
 # -- the engine that processes chunks, and its job --------------------------------------------------------------------

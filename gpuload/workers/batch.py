@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.columns import Columns
+from gpuload.ring.columns import Columns, leaves_with_mismatched_blocks
 from gpuload.ring.packing import ALIGN, Span, read_content
 from gpuload.ring.ring import Slot, align
 from gpuload.workers.protocol import Request
@@ -233,6 +233,44 @@ class Batch:
         """Return the first warning that a worker sent with a part (`Columns.warning`), or ""."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.warning for content in contents if content is not None and content.warning), "")
+
+    def join_columns(self, starts: Sequence[int], *, splits_blocks: bool = False) -> Columns:
+        """Return the successfully loaded samples, concatenated from the chunks, in the order of their positions.
+
+        If no sample failed, this is the order of the chunks. In the chunks, substitutes for failed samples come after
+        the other samples. Skipped samples are missing. The batch must be complete.
+
+        Args:
+            starts: the offset of each part's bytes in the batch's memory.
+            splits_blocks: whether to split all blocks into values, one array per sample. If the batch has targets or
+                failed samples, all blocks are split in any case; leaves whose blocks differ between chunks are always
+                split.
+        """
+        if self.planned is not None and self.planned.columns is not None:
+            columns = self.planned.columns
+        else:
+            chunks = [(part, start) for part, start in zip(self.parts, starts, strict=False) if part.sample_count]
+            contents: list[Any] = [part.content for part, _ in chunks]
+            if splits_blocks or self.errors or any(content.has_targets for content in contents):
+                leaves = {leaf for content in contents for leaf in content.blocks}
+            else:
+                leaves = leaves_with_mismatched_blocks(contents)
+            for (part, _), content in zip(chunks, contents, strict=True):
+                content.unstack(leaves & content.blocks.keys(), part.data)
+            columns = Columns.concat(contents, [start for _, start in chunks])
+            if self.errors:
+                parts = [(part, content.rows) for (part, _), content in zip(chunks, contents, strict=True)]
+                columns.positions = np.concatenate([part.positions[rows] for part, rows in parts])
+                columns.indices = [part.indices[row] for part, rows in parts for row in rows]
+                return columns.take(np.argsort(self.find_rows(columns.positions), kind="stable"))
+        columns.positions, columns.indices = self.spec.positions, self.spec.indices
+        return columns
+
+    def find_rows(self, positions: np.ndarray) -> np.ndarray:
+        """Return the row of each position in the requested batch, int64 (N,). In a batch that wraps around, positions
+        are not ascending."""
+        order = np.argsort(self.spec.positions, kind="stable")
+        return order[np.searchsorted(self.spec.positions[order], positions)]
 
     def substitute(self, errors: list[ErrorRecord], find_candidates: Callable[..., Iterator[Any]]) -> Part | None:
         """Record failed samples, each with its next substitute to try. Return a new part with the substitutes, or None

@@ -17,24 +17,24 @@ chunk that does not fit in the ring is split, down to single samples; a sample t
 
 Faults: if a worker dies, its chunk is repeated; the sample that the worker was processing becomes a separate chunk.
 Substitutes for failed samples are requested as an additional chunk of the same batch. They come last in the batch until
-`gpuload.batches.assemble` sorts the samples.
+`Batch.join_columns` sorts the samples.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from typing import Any, Final
-
-import numpy as np
 
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.batch import Batch, Part, PlannedBatch
+from gpuload.workers.batch import Batch, Part
 from gpuload.workers.faults import Deaths, Faults, Tally
 from gpuload.workers.job import Job
 from gpuload.workers.planned import Planner
@@ -42,7 +42,6 @@ from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
 __all__ = ["CHUNKS_PER_WORKER", "LAUNCHED_AHEAD", "Consumer", "Feed"]
 
-FailedParts = list[tuple[Part, list[ErrorRecord]]]
 # The look-ahead that keeps workers busy: a chunk in progress for each worker, the next one, and one in reserve for when
 # the main process is busy. With 8 chunks for 15 workers, workers were idle for 55% of the time; with 45, for 1%.
 CHUNKS_PER_WORKER: Final = 3
@@ -56,42 +55,25 @@ MIN_HEADROOM: Final = 1.2  # slots grow if they are smaller than this multiple o
 FIRST_CHUNKS: Final = 64  # only this many chunks set the slot size, since growth costs a new slot per chunk in progress
 
 
+@dataclass(frozen=True, kw_only=True)
 class Consumer:
-    """The interface of the code that takes a feed's batches. The default implementation does nothing."""
+    """The code that takes a feed's batches.
 
-    plans_batches = False  # whether `plan_inputs` may return a plan
-    decodes_images = False  # whether workers may leave images encoded
+    Attributes:
+        substitute_candidates: returns the indices of the samples to try in place of a sample that failed, given its
+            batch, position and index.
+        reclaim: releases the batches whose copies to the device have ended, and returns whether a batch was released.
+            Given True, it waits for one copy if any is running.
+        plan_job, part_offsets: as for `gpuload.workers.planned.Planner`.
+        decoder: the `gpuload.stage.decode.ImageDecoder` that decodes the images that workers leave encoded; None if
+            they leave none.
+    """
 
-    def substitute_candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
-        """Return the indices of the samples to try in place of sample `index`, which failed."""
-        return iter(())
-
-    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return an empty plan and the input for the worker that fills it; None if no worker plans the batch."""
-        return None
-
-    def reclaim(self, wait: bool) -> bool:
-        """Release the batches whose copies to the device have ended. With `wait`, wait for one copy if any is running.
-        Return whether a batch was released."""
-        return False
-
-    def begin_decoding(self, batch: Batch) -> None:
-        """Have the device decode the images that workers left encoded, and set `batch.decoding`."""
-
-    def end_decoding(self, batch: Batch) -> FailedParts:
-        """Clear `batch.decoding`, which is done. Return the failed samples of each part."""
-        return []
-
-    def await_decoding(self, timeout_s: float, engine_fd: int | None) -> float:
-        """Wait until the device has decoded a batch, or until the descriptor of the engine is readable. Return how long
-        that took, in seconds."""
-        return 0.0
-
-    def finish_decoding(self, batch: Batch) -> None:
-        """Wait until `batch.decoding` is done, and the batch's slots can be released."""
-
-    def cancel_decoding(self) -> None:
-        """Wait until the slots of all batches can be released, and drop what has not begun."""
+    substitute_candidates: Callable[[Batch, int, Any], Iterator[Any]] = lambda batch, position, index: iter(())
+    reclaim: Callable[[bool], bool] = lambda wait: False
+    plan_job: Job | None = None
+    part_offsets: Callable[[Batch], list[int]] | None = None
+    decoder: Any = None
 
 
 class Feed:
@@ -137,7 +119,10 @@ class Feed:
         self._epoch_sent = -1
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._chunk_numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
+        self.plans, self._chunk_numbers = (
+            Planner(engine, ring, self._consumer.plan_job, self._consumer.part_offsets),
+            count(1),
+        )
         self._is_awaited = False  # whether the caller waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
@@ -170,8 +155,8 @@ class Feed:
         """Abandon the current epoch. The slots of chunks in progress are freed when workers have finished with them."""
         self._specs = iter(())
         self._waiting.clear()
-        if self._consumer.decodes_images:
-            self._consumer.cancel_decoding()
+        if self._consumer.decoder is not None:
+            self._consumer.decoder.cancel()
         for batch in self._batches:
             self.release(batch)
         self._batches.clear()
@@ -206,7 +191,7 @@ class Feed:
         """
         self._start_batches()
         # Without reading the replies first, a batch that is complete would look as if it had to be awaited.
-        if self.plans.in_flight or self._consumer.plans_batches or self._consumer.decodes_images:
+        if self.plans.in_flight or self._consumer.plan_job is not None or self._consumer.decoder is not None:
             self.pump(0.0)
         while True:
             if self._has_too_many_errors:
@@ -240,7 +225,7 @@ class Feed:
         open_queues: set[int] = set()
         for batch in self._batches:
             is_open = batch.open_part_count or (planned and batch.planned is not None and batch.planned.plan is None)
-            is_open = is_open or (self._consumer.decodes_images and not batch.is_decoded)
+            is_open = is_open or (self._consumer.decoder is not None and not batch.is_decoded)
             if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
@@ -268,7 +253,7 @@ class Feed:
             if ahead == DECODED_AHEAD:
                 return
             if batch.decoding is None and not batch.open_part_count and batch.waits_for_device:
-                self._consumer.begin_decoding(batch)
+                self._consumer.decoder.begin(batch)
             ahead += batch.decoding is not None
 
     def _await_decoding(self, timeout_s: float) -> float:
@@ -279,7 +264,9 @@ class Feed:
         engine_fd = self.engine.fileno() if self._pending_count else None
         if self._pending_count and engine_fd is None:  # an engine that cannot be polled
             return min(timeout_s, POLL_INTERVAL_S)
-        waited_s = self._consumer.await_decoding(timeout_s, engine_fd)
+        start_s = time.perf_counter()
+        self._consumer.decoder.wait(timeout_s, engine_fd)
+        waited_s = time.perf_counter() - start_s
         if self._batches[0].open_part_count:  # otherwise, the batch that is due waits only for the device
             self.engine.waited_s += waited_s
         else:
@@ -289,7 +276,7 @@ class Feed:
     def _end_decoding(self, batch: Batch) -> bool:
         """Complete a batch whose images the device has decoded; return False if the batch is still incomplete, or if
         too many samples have failed."""
-        batch.open_part_count += len(failed := self._consumer.end_decoding(batch))
+        batch.open_part_count += len(failed := self._consumer.decoder.end(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._close_part(part, errors)
@@ -301,14 +288,14 @@ class Feed:
         self._is_awaited = is_awaited
         self._consumer.reclaim(False)  # free slots before new ones are needed, or the ring would grow to its limit
         self._submit_chunks()
-        if timeout_s and self._consumer.decodes_images:
+        if timeout_s and self._consumer.decoder is not None:
             timeout_s = self._await_decoding(timeout_s)
         if not self._pending_count:  # workers are still starting
             timeout_s = min(timeout_s, POLL_INTERVAL_S) if self._waiting else 0.0
         self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
             self._process_event(self._events.popleft())
-        if self._consumer.decodes_images:
+        if self._consumer.decoder is not None:
             self._begin_decoding()
         self._submit_chunks()
 
@@ -319,10 +306,9 @@ class Feed:
         while not self.engine.ready:
             self._events.extend(self.engine.gather(POLL_INTERVAL_S))
 
-    def allocate_plan(self, nbytes: int) -> tuple[Slot, np.ndarray] | None:
-        """Return a free slot for a plan that the caller makes, and the plan's bytes in it; None if no slot is free."""
-        slot = self.plans.allocate(nbytes, self._slot_size.estimate(self.chunk_size))
-        return None if slot is None else (slot, self.ring.view(slot)[:nbytes])
+    def plan(self, batch: Batch, columns: Columns) -> None:
+        """Plan a batch that was taken without a plan, if possible; `columns` are the batch's columns."""
+        self.plans.plan(batch, columns, self._slot_size.estimate(self.chunk_size))
 
     def release(self, batch: Batch) -> None:
         """Return the slots of a batch to the ring."""
@@ -367,7 +353,7 @@ class Feed:
             min_ahead = max(min_ahead, self.workers + 1)  # if a batch is one chunk, each worker needs a batch
         if count < min_ahead:
             return True
-        ahead = self.ahead + (LAUNCHED_AHEAD if self._consumer.plans_batches else 0)
+        ahead = self.ahead + (LAUNCHED_AHEAD if self._consumer.plan_job is not None else 0)
         free_bytes = self.ring.ring_bytes // RING_SHARE - self.ring.used_bytes
         return count < ahead and self._slot_size.is_known and self._estimate_waiting_bytes() < free_bytes
 
@@ -440,7 +426,7 @@ class Feed:
             return True
         for batch in reversed(self._batches):
             if batch.decoding is not None:
-                self._consumer.finish_decoding(batch)
+                self._consumer.decoder.finish(batch)
             for part in reversed(batch.parts):
                 if part.slot is None or part.data is None:
                     continue

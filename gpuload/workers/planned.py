@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,40 +28,40 @@ from gpuload.errors import LimitError
 from gpuload.ring.columns import Columns, ValueColumn
 from gpuload.ring.packing import read_content, spans_of, write_arrays, write_content
 from gpuload.ring.ring import Ring, Slot
-from gpuload.rng.philox import Key, epoch_key
+from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import NO_BYTES, Batch, PlannedBatch
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
-    from gpuload.transforms import Chain
-    from gpuload.transforms.program.fusing.plan import Fusing, Plan
+    from gpuload.transforms.program.fusing.plan import Plan
     from gpuload.workers.job import Job
 
-__all__ = ["Planner", "make_plan", "plan_images"]
+__all__ = ["Planner", "make_plan"]
 
 INTEGER_TYPES = {int}, {np.int64}  # a column that has only one of these types is sent as an int64 array
 RING_SHARE = 8  # a plan may take at most 1/RING_SHARE of the ring
 
 
 class Planner:
-    """A manager of the requests for plans of a feed's batches.
+    """A manager of the plans of a feed's batches.
 
     Args:
         engine, ring: the engine and the ring of the feed.
-        plan_inputs: returns a new `PlannedBatch` for a complete batch, and the input for the worker; None means that no
-            worker plans the batch.
+        job: the workers' job, whose transforms are planned; None if batches are not planned.
+        part_offsets: returns the offset of each part of a batch in the batch's memory on the device.
 
     Attributes:
         in_flight: the slot and batch of each request that is not answered yet, keyed by chunk number.
     """
 
     def __init__(
-        self, engine: Engine, ring: Ring, plan_inputs: Callable[[Batch], tuple[PlannedBatch, bytes] | None]
+        self, engine: Engine, ring: Ring, job: Job | None, part_offsets: Callable[[Batch], list[int]] | None
     ) -> None:
         self._engine = engine
         self._ring = ring
-        self._plan_inputs = plan_inputs
+        self._job: Any = job
+        self._part_offsets: Any = part_offsets
         self._need_bytes = 0
         self.in_flight: dict[int, tuple[Slot, Batch]] = {}
 
@@ -73,12 +73,15 @@ class Planner:
     def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
         """Request the plan of a complete batch, with `chunk` as its chunk number, in a slot of at least `usual_bytes`
         bytes. Request no plan if the batch is unusual or no slot is free."""
-        if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.planned is not None:
+        if self._job is None or batch.errors or batch.dropped or batch.spec.on_due or batch.planned is not None:
             return
-        inputs = self._plan_inputs(batch)
-        if inputs is None:
-            return
-        planned, packed = inputs
+        planned = PlannedBatch(self._part_offsets(batch))
+        chunks = [part.description for part in batch.parts]
+        if not all(chunks):
+            chunks, planned.columns = [], batch.join_columns(planned.starts)
+            if not _is_plannable(planned.columns):
+                return
+        packed = planned.pack_input(chunks)
         slot = self.allocate(max(self._need_bytes, len(packed)), usual_bytes)
         if slot is None:
             return
@@ -88,6 +91,28 @@ class Planner:
         if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.in_flight[chunk] = (slot, batch)
+
+    def plan(self, batch: Batch, columns: Columns, usual_bytes: int) -> None:
+        """Plan a batch that no worker has planned, unless the batch is unusual or no slot is free. The plan goes to a
+        slot, as a worker's does, and is copied with the batch's other slots, which takes less time than uploading the
+        plan and each column of integers from memory that torch page-locks."""
+        if self._job is None or not _is_plannable(columns):
+            return
+        try:
+            plan, entries, size_hw = plan_images(
+                self._job, batch.spec.epoch, columns.positions, columns.images[0].table, columns.values
+            )
+        except Exception:  # the stage will raise it again, and can name the image
+            return
+        arrays = list(entries.values())
+        spans, nbytes = spans_of(arrays)
+        slot = self.allocate(nbytes, usual_bytes)
+        if slot is None:
+            return
+        data = self._ring.view(slot)[:nbytes]
+        write_arrays(arrays, spans, data)
+        locations = dict(zip(entries, spans, strict=True))
+        batch.planned = PlannedBatch([], columns, None, slot, data, plan, locations, size_hw)
 
     def allocate(self, nbytes: int, usual_bytes: int) -> Slot | None:
         """Return a free slot for a plan of `nbytes` bytes, of at least `usual_bytes` bytes, so that chunks can use it
@@ -136,7 +161,6 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     def make_reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
         return Reply(request.chunk, status, nbytes, meta, meta_at)
 
-    assert job.fusing is not None
     try:
         starts, chunks, table = pickle.loads(slot.data)  # the main process wrote this
         if table is None:
@@ -146,8 +170,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             images = columns.images[0].table
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)
-        key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
-        plan, entries, size_hw = plan_images(job.fusing, chain, key, request.positions, images, columns.values)
+        plan, entries, size_hw = plan_images(job, request.epoch, request.positions, images, columns.values)
     except Exception:  # the main process will raise it again, and can name the batch
         return make_reply(Status.UNWANTED)
     spans, end = spans_of(list(entries.values()))
@@ -160,12 +183,12 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
 
 
 def plan_images(
-    fusing: Fusing, chain: Chain, key: Key, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
+    job: Job, epoch: int, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
 ) -> tuple[Plan, dict[str | int, list[np.ndarray]], tuple[int, int]]:
     """Draw the random parameters of a batch, and plan it.
 
     Args:
-        fusing, chain, key: the planner, and the chain and the key of the epoch.
+        job, epoch: the job with the planner and the transforms, and the number of the epoch.
         positions: the samples' positions in the epoch, int64 (N,).
         images: the table of the batch's images, `IMAGE` (N,).
         values: the batch's values, keyed by leaf.
@@ -177,12 +200,25 @@ def plan_images(
     Raises:
         Exception: the batch has to be planned by the stage, or cannot be planned at all.
     """
+    assert job.fusing is not None
+    chain, key = job.chain.at(epoch), epoch_key(job.seed, epoch)
     program = chain.draw(key, positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
     program, images = program.of_decoded(images)
-    plan, arrays = fusing(images, program)
+    plan, arrays = job.fusing(images, program)
     entries: dict[str | int, list[np.ndarray]] = {**arrays}
     for leaf, column in values.items():
         # A column of integers that exceed int64 becomes an object array or an unsigned array.
         if set(map(type, column.values)) in INTEGER_TYPES and (array := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [array]
     return plan, entries, tuple(program.results_hw[0].tolist())
+
+
+def _is_plannable(columns: Columns) -> bool:
+    """Return whether each sample has one uint8 image, of a number of channels that the fused kernels support, and no
+    targets."""
+    from gpuload.transforms.program.fusing.plan import CHANNELS
+
+    if columns.has_targets or len(columns.images) != 1:
+        return False
+    [images] = columns.images
+    return not images.kinds and images.rows is None and int(images.table["shape"][0, 2]) in CHANNELS

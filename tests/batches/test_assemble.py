@@ -12,8 +12,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.assemble import columns_of
-from gpuload.batches.collate import samples_of
+from gpuload.batches.collate import FinishedColumns
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import LENT_SHARE, Ring
@@ -318,7 +317,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None
-    return columns_of(batch, [0] * len(batch.parts), splits_blocks=spread)
+    return batch.join_columns([0] * len(batch.parts), splits_blocks=spread)
 
 
 def test_leaves_are_numbered_once_depth_first():
@@ -349,7 +348,11 @@ def test_columns_are_over_the_rows_that_have_them():
     assert dict(found.values[0].items()) == {0: 0, 3: -3}
     assert dict(found.values[1].items()) == {1: 1, 2: 2, 4: 4, 5: 5}
     assert dict(found.values[2].items()) == {0: 0, 3: 3}
-    samples = samples_of(found, [dict.fromkeys((1, 3), "image") if i % 3 == 0 else {0: "image"} for i in range(6)], int)
+    finished = FinishedColumns(found)
+    for column in found.images:
+        for row, leaf in column.rows_and_leaves():
+            finished.cells[leaf][row] = "image"
+    samples = finished.samples(int)
     assert samples[3] == {"also": -3, "image": "image", "label": 3, "second": "image"}
     assert samples[4] == {"image": "image", "label": 4}
 

@@ -229,7 +229,7 @@ def test_a_plan_compiles_what_batches_need():
     plan = augment.plan()
     augment(photographs())
     assert augment.plan() == plan
-    assert list(augment._stages) == [HERE]
+    assert list(augment._compiled) == [HERE]
 
 
 # -- a module among modules --------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
 
 from gpuload import transforms as T
-from gpuload.batches import assemble
 from gpuload.batches.assemble import Assembly
+from gpuload.batches.transform import BatchTransform
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.workers.planned import Planner
 
@@ -73,9 +73,9 @@ def test_batches_that_workers_planned_are_as_on_the_cpu(monkeypatch):
 def test_batches_that_no_worker_planned_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
     """A loop that waits for each batch, as no plan is requested; then also without a slot for the plan."""
     launched, drawn = [], []
-    launch, draw = FusedRunner.launch_planned, assemble.draw_programs
+    launch, draw = FusedRunner.launch_planned, BatchTransform.draw
     monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: launched.append(launch(*given)))
-    monkeypatch.setattr(assemble, "draw_programs", lambda *given: drawn.append(0) or draw(*given))
+    monkeypatch.setattr(BatchTransform, "draw", lambda *given: drawn.append(0) or draw(*given))
     monkeypatch.setattr(Planner, "submit", lambda *given: None)
     if not has_slot:
         monkeypatch.setattr(Planner, "allocate", lambda *given: None)
@@ -108,7 +108,7 @@ def test_labels_that_came_with_a_plan_are_kept_for_a_step_that_is_late(policy, m
 
     def watched(assembly: Assembly, *given: Any, **named: Any) -> Any:
         finished = finish(assembly, *given, **named)
-        placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.planned_columns.values())
+        placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.full_columns.values())
         return finished
 
     monkeypatch.setattr(Assembly, "finish", watched)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
+from gpuload.decode import Decode
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.loader.options import look_ahead
 from gpuload.order.place import IterableStart
@@ -19,10 +20,12 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
+from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import Faults
 from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed, SlotSize
+from gpuload.workers.job import Job
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
@@ -234,10 +237,9 @@ def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ri
 
 @pytest.mark.parametrize(("plans", "count"), [(True, 6), (False, 4)])
 def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_plans(plans, count):
-    class Plans(Consumer):
-        plans_batches = plans
-
-    feed, _ = make(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=Plans())
+    job = Job(None, Chain([]), Decode(), 0) if plans else None
+    consumer = Consumer(plan_job=job, part_offsets=lambda batch: [0] * len(batch.parts))
+    feed, _ = make(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=consumer)
     feed.begin(batches(400, 8))
     feed.release(feed.take())
     assert len(feed.batches) == count
@@ -275,11 +277,10 @@ def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
     """As on a GPU: the consumer has its batch while the copies out of the slots go on; they end one batch later."""
     ended = []
 
-    class Later(Consumer):
-        def reclaim(self, wait: bool) -> bool:
-            return [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != []
+    def reclaim(wait: bool) -> bool:
+        return [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != []
 
-    feed, _ = make(consumer=Later())
+    feed, _ = make(consumer=Consumer(reclaim=reclaim))
     feed.begin(batches(800, 8))
     most = 0
     while (batch := feed.take()) is not None:
@@ -432,14 +433,9 @@ def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue
     assert [request.indices[0] for request in engine.seen] == [0, 0, *([7, 14] if is_iterable else [])]
 
 
-class Candidates(Consumer):
-    """Names the substitutes of each position."""
-
-    def __init__(self, candidates: dict[int, list[int]]) -> None:
-        self.candidates = candidates
-
-    def substitute_candidates(self, batch, position, index):
-        return iter(self.candidates[position])
+def with_candidates(candidates: dict[int, list[int]]) -> Consumer:
+    """Return a consumer that names the substitutes of each position."""
+    return Consumer(substitute_candidates=lambda batch, position, index: iter(candidates[position]))
 
 
 def fail(request: Request) -> Reply:
@@ -457,7 +453,7 @@ def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
     def fate(request):
         return None if request.indices[0] == 14 else [fail(request)]
 
-    feed, _ = make(fate=fate, consumer=Candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
+    feed, _ = make(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
     feed.begin(batches(1, 1))
     batch = feed.take()
     assert batch.parts[-1].content.values[1].values == [14]
@@ -470,7 +466,7 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
             return [engine.lose(request, 0, "killed by SIGSEGV")]
         return [fail(request)] if request.indices[0] == 0 else None
 
-    candidates = Candidates({0: [14, 21], 1: [28]})
+    candidates = with_candidates({0: [14, 21], 1: [28]})
     feed, engine = make(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
     feed.begin(batches(2, 2))
     batch = feed.take()

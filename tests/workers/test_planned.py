@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gpuload import transforms as T
-from gpuload.batches.assemble import columns_of
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
@@ -59,15 +58,8 @@ class Engine(InProcessEngine):
         return super().gather(timeout_s)
 
 
-class Plans(Consumer):
-    """As `Assembly.plan_inputs`: of plain chunks their descriptions, of others the table."""
-
-    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes]:
-        planned = PlannedBatch([100 * number for number in range(len(batch.copied_parts))])
-        chunks = [part.description for part in batch.parts]
-        if not all(chunks):
-            chunks, planned.columns = [], columns_of(batch, planned.starts, splits_blocks=False)
-        return planned, planned.pack_input(chunks)
+def part_offsets(batch: Batch) -> list[int]:
+    return [100 * number for number in range(len(batch.copied_parts))]
 
 
 def table_of(batch: Batch) -> np.ndarray:
@@ -79,8 +71,9 @@ def table_of(batch: Batch) -> np.ndarray:
 
 def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
-    engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
-    feed = Feed(engine, ring, Plans(), **{"chunk_size": 2, "ahead": 2, **options})
+    job = Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING)
+    engine, consumer = Engine(job, ring), Consumer(plan_job=job, part_offsets=part_offsets)
+    feed = Feed(engine, ring, consumer, **{"chunk_size": 2, "ahead": 2, **options})
     begin(feed, samples)
     return feed, engine
 
@@ -138,9 +131,9 @@ def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chu
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
-    columns = columns_of(batch, batch.planned.starts, splits_blocks=False)
+    columns = batch.join_columns(batch.planned.starts)
     assert all(part.description for part in batch.parts)
-    one_by_one = columns_of(Batch(batch.spec, batch.parts), batch.planned.starts, splits_blocks=False)
+    one_by_one = Batch(batch.spec, batch.parts).join_columns(batch.planned.starts)
     assert not any(part.description for part in batch.parts)
     [found], [expected] = columns.images, one_by_one.images
     np.testing.assert_array_equal(found.table, expected.table)
@@ -302,28 +295,40 @@ def test_a_small_ring_is_for_pixels():
     feed.release(batch)
 
 
+def taken(feed: Feed) -> tuple[Batch, Columns]:
+    """Take a batch that no worker has planned."""
+    batch = feed.take()
+    assert batch is not None
+    assert batch.planned is None
+    return batch, batch.join_columns(part_offsets(batch))
+
+
 def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
     feed, _ = made(SIZE)
-    place = feed.allocate_plan(1000)
-    assert place is not None
-    slot, data = place
-    assert (len(data), slot.capacity_bytes >= feed._slot_size.estimate(2) > 1000) == (1000, True)
-    feed.ring.release(slot)
+    batch, columns = taken(feed)
+    feed.plan(batch, columns)
+    planned = batch.planned
+    assert planned is not None
+    assert planned.slot is not None
+    assert planned.slot.capacity_bytes >= feed._slot_size.estimate(2) > planned.used_bytes > 0
+    feed.release(batch)
     assert busy(feed) == 0
 
 
 @pytest.mark.parametrize("nbytes", [(1 << 17) + 1, 1 << 30])
 def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot(nbytes):
     feed, _ = made(SIZE, ring_bytes=1 << 20)
-    assert feed.allocate_plan(nbytes) is None
-    assert feed.allocate_plan(1 << 17) is not None
+    assert feed.plans.allocate(nbytes, 1 << 10) is None
+    assert feed.plans.allocate(1 << 17, 1 << 10) is not None
 
 
 def test_a_plan_of_the_main_process_gets_no_slot_while_chunks_have_them_all():
     feed, _ = made(SIZE, ring_bytes=1 << 20)
+    batch, columns = taken(feed)
     while feed.ring.acquire(1 << 17) is not None:
         pass
-    assert feed.allocate_plan(1000) is None
+    feed.plan(batch, columns)
+    assert batch.planned is None
 
 
 def test_with_plans_in_work_as_many_more_batches_are_up_to_two():

@@ -1,0 +1,165 @@
+"""Transforming the images and targets of a batch, for a `Loader`, for its `replay()` and for `Augment`.
+
+This module runs in the main process, on the current stream. The random parameters are drawn first. Then targets are
+transformed, because masks decide what is pasted where, and last the images, one column after the other. The modules at
+the end of the transforms are a separate step, since they may have to wait for the consumer's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.batches.collate import FinishedColumns
+from gpuload.batches.combined_targets import combine_targets
+from gpuload.batches.mixing import Pairing, partners_of
+from gpuload.batches.targets import transform_targets
+from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.rng import philox
+from gpuload.stage import RaggedImages, Stage
+from gpuload.stage.combined_images import groups_of
+from gpuload.stage.masks import MaskStage
+from gpuload.transforms import Chain, Program
+from gpuload.transforms.program.ops import Gather
+
+__all__ = ["BatchTransform", "ReadImages"]
+
+ReadImages = Callable[[ImageColumn], RaggedImages]
+
+
+class BatchTransform:
+    """The transforms of a loader, or of an `Augment`, applied to batches.
+
+    Args:
+        chain, stage: the transforms, and the same transforms compiled.
+        seed: the seed of their random parameters.
+        repeats: how many consecutive positions have the same sample.
+        draws_regions: whether images are entire, so that the region of the first crop has yet to be drawn; otherwise,
+            workers have drawn the regions.
+
+    Attributes:
+        has_views: whether a `MultiView` makes several views of each image.
+    """
+
+    def __init__(self, chain: Chain, stage: Stage, seed: int, *, repeats: int = 1, draws_regions: bool = False) -> None:
+        self.stage = stage
+        self._chain, self._seed = chain, seed
+        self._repeats, self._draws_regions = repeats, draws_regions
+        self.has_views = chain.views is not None
+
+    @cached_property
+    def _masks(self) -> MaskStage:
+        return MaskStage(self.stage.device)
+
+    def draw(self, epoch: int, columns: Columns, numbers: np.ndarray) -> FinishedColumns:
+        """Draw the random parameters of a batch, of which nothing is finished yet.
+
+        Args:
+            epoch, columns: the epoch, and the batch.
+            numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last
+                bit (for pairs) or the last two bits (for groups of four).
+
+        Raises:
+            DrawError: the parameters of a transform cannot be drawn for an image.
+            CollateError: the samples cannot be mixed.
+        """
+        chain, mixing = self._chain, self._chain.mixing
+        programs = self._draw_programs(epoch, columns)
+        if chain.gathers:
+            for record in (record for views in programs for program in views for record in program.records):
+                if isinstance(record, Gather):
+                    record.groups = groups_of(numbers, record.group_size)
+        pairing = None
+        if mixing is not None:
+            partners = partners_of(numbers, columns.positions // self._repeats)
+            pairing = Pairing.of(mixing, partners, columns, [views[0] for views in programs])
+        return FinishedColumns(columns, self.has_views, programs, pairing)
+
+    def __call__(self, epoch: int, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
+        """Transform a batch, except for the modules at the end.
+
+        Args:
+            epoch, columns, numbers: as for `draw`.
+            read: returns the pixels of a column of images or masks. Of clips, it returns all frames, clip after clip.
+
+        Raises:
+            DrawError, ValueError, CollateError: the transforms cannot be applied to the batch.
+        """
+        finished = self.draw(epoch, columns, numbers)
+        if columns.has_targets:
+            (combine_targets if self._chain.gathers else transform_targets)(finished, self._masks, read)
+        for images, programs in zip(columns.images, finished.programs, strict=True):
+            partners = None if finished.pairing is None else finished.pairing.partners
+            pixels = _restore_dtype(images, read(images))
+            finished.images.append(self._make_views(pixels, len(pixels) // len(images), programs, partners))
+        return finished
+
+    def check(self, finished: FinishedColumns, read: ReadImages) -> None:
+        """Check the images of a batch that has been drawn, as `stage` does before it makes them."""
+        for images, programs in zip(finished.columns.images, finished.programs, strict=True):
+            self.stage.check(_restore_dtype(images, read(images)), programs[0])
+
+    def _make_views(
+        self, pixels: RaggedImages, frames: int, programs: Sequence[Program], partners: np.ndarray | None
+    ) -> list[Any]:
+        """Return the images of a column for each view; each sample has this many frames."""
+        if frames > 1:
+            programs = [program.take(np.repeat(np.arange(len(program)), frames)) for program in programs]
+            partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
+        return [
+            self.stage(*pixels.resolve(program), view=view, partners=partners) for view, program in enumerate(programs)
+        ]
+
+    def call_modules(self, epoch: int, finished: FinishedColumns) -> None:
+        """Call the modules at the end of the transforms on the images, on the current stream. Modules are called once
+        for each frame of clips, with this frame of all clips."""
+        if not self._chain.modules:
+            return
+        # The seeds depend on the first position of the batch, which is the same when an epoch is resumed.
+        key, position = philox.epoch_key(self._seed, epoch), finished.columns.positions[:1]
+        for index, views in enumerate(finished.images):
+            for view, images in enumerate(views):
+                lanes = self._chain.module_lanes[view]
+                seeds = [int(philox.uniforms(key, position, lane, 1)[0, 0] * 2.0**32) for lane in lanes]
+                call: Any = partial(self.stage.call_modules, seeds=seeds)
+                is_clips = images.dim() == 5
+                finished.images[index][view] = (
+                    torch.stack([*map(call, images.unbind(1))], 1) if is_clips else call(images)
+                )
+
+    def _draw_programs(self, epoch: int, columns: Columns) -> list[list[Program]]:
+        """Draw the programs for each column of images, one program per view."""
+        chain, key = self._chain.at(epoch), philox.epoch_key(self._seed, epoch)
+        programs: list[list[Program]] = []
+        for images in columns.images:
+            rows, sizes, first_column = images.row_indices, images.table["size_hw"], columns.images[0]
+            if (
+                programs
+                and np.array_equal(rows, first_column.row_indices)
+                and np.array_equal(sizes, first_column.table["size_hw"])
+            ):
+                programs.append(programs[0])  # the columns have the same rows and sizes
+                continue
+            boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
+            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
+            regions = None if self._draws_regions else images.table["region_tlhw"]
+            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+        return programs
+
+
+def _restore_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
+    """Return images in their original dtype; images that are not uint8 were transferred as bytes."""
+    if not images.kinds:
+        return ragged
+    dtypes = ["uint8" if kind is None else kind[0] for kind in images.kinds_per_image]
+    mismatch = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
+    if mismatch is not None:
+        raise ValueError(
+            f"the images of a batch must have the same dtype, but {ragged.labels[0]} is {dtypes[0]} and "
+            f"{ragged.labels[mismatch]} is {dtypes[mismatch]}; convert them in the dataset"
+        )
+    return ragged.view_as(dtypes[0])
