@@ -51,7 +51,7 @@ def test_every_transform_has_a_spec():
     assert set(SPECS) == names, "tests/transforms/specs.py has a Spec of a transform that does not exist"
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])  # of several samples
 def test_a_sample_draws_the_same_in_any_batch(name):
     transform = made(name)
     whole = draw(transform)
