@@ -204,7 +204,7 @@ def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) 
         "least_ms": 1000 * min(ahead.seconds),
         "starved_ms": 1000 * statistics.median(starved.seconds),
         "parts_ms": {package: host_ms * shares[package] for package in (*PACKAGES, OTHER)},
-        "worker_us_per_image": 1e6 * ahead.stats.workers_cpu_s / ahead.stats.images,
+        "worker_us_per_image": 1e6 * ahead.stats.cpu.workers_s / ahead.stats.images,
         "calls": {kind: count / batches for kind, count in ahead.calls.items()},
         "planned_by_workers": {"ahead": ahead.planned_share, "starved": starved.planned_share},
         "launched_ahead": ahead.ahead_share,

@@ -45,7 +45,10 @@ FIRST = ("Loader", "Augment", "ImageFolder", "ImageFiles", "Encoded", "read", "G
 
 # Classes that the names on a page return, and their module.
 RETURNED = {
-    "observing": ("gpuload.loader.stats", ("Part", "WorkerStats")),
+    "observing": (
+        "gpuload.loader.stats",
+        ("Part", "WorkerStats", "CpuStats", "RingStats", "StageStats", "DecodeStats", "CacheStats", "FaultStats"),
+    ),
     "loader": ("gpuload.loader.headspace", ("Headspace", "HeadspaceRates")),
 }
 

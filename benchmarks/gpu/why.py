@@ -153,7 +153,7 @@ class Window:
             "worker_per_image": usage.per_image(self.images),
             "workers_busy": stats.busy / max(1, stats.num_workers),
             "workers_idle": stats.part("idle").seconds / worker_s,
-            "workers_queued": stats.workers_queued_s / worker_s,
+            "workers_queued": stats.cpu.queued_s / worker_s,
             "machine_idle": idle / max(1, total),
             "steal": stolen / max(1, total),
             "main_cpu": sum(threads.values()),
@@ -161,8 +161,8 @@ class Window:
             "look_ahead": stats.prefetch_factor,
             "batches": stats.batches,
             "planned_by_workers": stats.part("plan", "workers").count,
-            "slots": stats.ring_segments,
-            "new_slots": stats.ring_grown,
+            "slots": stats.ring.slots,
+            "new_slots": stats.ring.grown,
             **_distribution("next", self.next_ms),
             **_distribution("next_cpu", self.next_cpu_ms),
         }
@@ -281,7 +281,7 @@ class Explained:
         """Trace batches with torch's profiler, write the trace for Chrome, and return the functions that took most of
         the main thread's time, ms per batch."""
         next(self.batches)
-        device = self.loader.stats().device.partition(":")[0]
+        device = self.loader.stats().stage.device.partition(":")[0]
         # `torch.profiler.profile` is the same and imports torch's compiler, which takes seconds.
         recorded = profile(use_kineto=True, use_device=None if device == "cpu" else device)
         with recorded:

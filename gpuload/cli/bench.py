@@ -307,7 +307,7 @@ def part_rows(row: Row, device: torch.device) -> list[Row]:
         process, label, count = augmenting_process if name == "augment" else worker_process
         seconds = sum(stats.part(part, process).seconds for part in stat_names)
         if seconds and stats.images:
-            nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
+            nbytes = {"read": stats.decode.read_bytes, "decode": stats.decode.bytes}.get(name, 0) / stats.images
             rate = count * stats.images / seconds
             rows.append(Row(name=name, where=label, images_per_s=rate, image_bytes=nbytes or None))
     return rows

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuload.errors import import_optional
@@ -27,24 +28,24 @@ Sample = tuple[tuple[str, ...], float]  # label values, and the sample's value
 class _Metric(NamedTuple):
     name: str  # without the suffix "_total" of counters
     text: str
-    samples: Callable[[Stats], Iterable[Sample]]
+    samples: Callable[[Stats], Any]  # the value; with labels, the samples
     labels: tuple[str, ...] = ()
 
-
-def _scalar_metric(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
-    return _Metric(name, text, lambda stats: [((), value(stats))])
+    def read(self, stats: Stats) -> Iterable[Sample]:
+        value = self.samples(stats)
+        return value if self.labels else [((), value)]
 
 
 COUNTERS: Final = (
-    _scalar_metric("gpuload_batches", "Batches yielded to the loop.", lambda s: s.batches),
-    _scalar_metric("gpuload_images", "Images yielded to the loop.", lambda s: s.images),
-    _scalar_metric("gpuload_loop_seconds", "Time within epochs, for loading and training.", lambda s: s.seconds),
-    _scalar_metric("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
-    _scalar_metric("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
-    _scalar_metric("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
-    _scalar_metric("gpuload_cache_misses", "Samples not found in a cache.", lambda s: s.cache_misses),
-    _scalar_metric("gpuload_errors", "Samples that failed.", lambda s: s.errors),
-    _scalar_metric("gpuload_worker_restarts", "Workers restarted.", lambda s: s.restarts),
+    _Metric("gpuload_batches", "Batches yielded to the loop.", attrgetter("batches")),
+    _Metric("gpuload_images", "Images yielded to the loop.", attrgetter("images")),
+    _Metric("gpuload_loop_seconds", "Time within epochs, for loading and training.", attrgetter("seconds")),
+    _Metric("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
+    _Metric("gpuload_read_bytes", "Bytes read by the workers.", attrgetter("decode.read_bytes")),
+    _Metric("gpuload_cache_hits", "Samples found in a cache.", attrgetter("cache.hits")),
+    _Metric("gpuload_cache_misses", "Samples not found in a cache.", attrgetter("cache.misses")),
+    _Metric("gpuload_errors", "Samples that failed.", attrgetter("faults.errors")),
+    _Metric("gpuload_worker_restarts", "Workers restarted.", attrgetter("faults.restarts")),
     _Metric(
         "gpuload_part_seconds",
         "Time spent on one part of the work (read, decode, …), summed over all workers.",
@@ -60,28 +61,26 @@ COUNTERS: Final = (
     _Metric(
         "gpuload_decoded_images",
         "Images decoded, by decoder.",
-        lambda s: [((decoder,), count) for decoder, count in s.decoders.items()],
+        lambda s: [((decoder,), count) for decoder, count in s.decode.counts.items()],
         ("decoder",),
     ),
 )
 GAUGES: Final = (
-    _scalar_metric("gpuload_epoch", "The last epoch that began, counted from 0.", lambda s: s.epoch),
-    _scalar_metric(
+    _Metric("gpuload_epoch", "The last epoch that began, counted from 0.", attrgetter("epoch")),
+    _Metric(
         "gpuload_next_seconds", "Mean host time of next() without waiting, in this epoch.", lambda s: s.next_ms / 1e3
     ),
-    _scalar_metric(
-        "gpuload_start_seconds",
-        "Time from iter() until the current workers were ready.",
-        lambda s: s.start.seconds,
+    _Metric(
+        "gpuload_start_seconds", "Time from iter() until the current workers were ready.", attrgetter("start.seconds")
     ),
-    _scalar_metric("gpuload_ready_chunks", "Chunks that are ready and not yet yielded.", lambda s: s.chunks_ready),
-    _scalar_metric("gpuload_ready_batches", "Batches that are ready and not yet yielded.", lambda s: s.batches_ready),
-    _scalar_metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
-    _scalar_metric("gpuload_ring_bytes", "Shared memory allocated for decoded pixels.", lambda s: s.ring_bytes),
-    _scalar_metric(
-        "gpuload_ring_limit_bytes", "Limit of the shared memory for decoded pixels.", lambda s: s.ring_limit_bytes
+    _Metric("gpuload_ready_chunks", "Chunks that are ready and not yet yielded.", attrgetter("chunks_ready")),
+    _Metric("gpuload_ready_batches", "Batches that are ready and not yet yielded.", attrgetter("batches_ready")),
+    _Metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", attrgetter("ring.used_bytes")),
+    _Metric("gpuload_ring_bytes", "Shared memory allocated for decoded pixels.", attrgetter("ring.bytes")),
+    _Metric(
+        "gpuload_ring_limit_bytes", "Limit of the shared memory for decoded pixels.", attrgetter("ring.limit_bytes")
     ),
-    _scalar_metric("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
+    _Metric("gpuload_pinned_bytes", "Page-locked memory.", attrgetter("stage.pinned_bytes")),
     _Metric(
         "gpuload_worker_busy_ratio",
         "Fraction of this epoch, or of the time since its start if that was later, in which a worker was busy.",
@@ -182,6 +181,6 @@ class _Collector:
             family_type = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
             family = family_type(metric.name, metric.text, labels=("loader", *metric.labels))
             for name, since_initial, epoch in snapshots:
-                for labels, value in metric.samples(since_initial if is_counter else epoch):
+                for labels, value in metric.read(since_initial if is_counter else epoch):
                     family.add_metric((name, *labels), value)
             yield family

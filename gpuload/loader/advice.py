@@ -1,4 +1,4 @@
-"""The sentence that names a loader's bottleneck and a remedy.
+"""The sentence that names a loader's bottleneck and a remedy, from a table of conditions and sentences.
 
 All shares refer to the time after the first batch of an epoch. Before that, workers start and nothing is prefetched.
 
@@ -10,13 +10,12 @@ they show which part of the work takes longest, and whether that part needs a CP
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Final
 
 from gpuload.loader.autotune import MAX_WORKER_GROWTH
 from gpuload.loader.limits import lockable_bytes
 from gpuload.loader.options import MIN_CHUNK, look_ahead
-from gpuload.loader.stats import NOTHING_LOADED, Part, Stats
+from gpuload.loader.stats import NOTHING_LOADED, Stats, WorkerStats
 
 __all__ = ["advice", "better_setting"]
 
@@ -39,170 +38,270 @@ PART_NAMES: Final = {
     "rest": "putting batches together",
     "step": "the training step",
 }
+WORK_NAMES: Final = {
+    "decode": "decode is",
+    "header": "reading image headers and drawing random parameters is",
+    "pack": "packing labels is",
+    "collate": "collate_fn is",
+    "plan": "planning batches is",
+    "read": "reading is",
+}
 RAISE_LOCK_LIMIT: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
 
 
 class _Figures:
-    """Figures derived from a snapshot that covers at least one batch."""
+    """The figures, phrases and conditions of the sentences, derived from a snapshot that covers at least one batch."""
 
     def __init__(self, stats: Stats) -> None:
-        self.stats = stats
-        self.in_process = not stats.num_workers
+        self.stats, cpu = stats, stats.cpu
+        self.waiting, self.in_process = stats.waiting_later, not stats.num_workers
         self.workers = max(1, stats.num_workers)  # processes that load in parallel
         self.busy = 1.0 if self.in_process else stats.busy  # the average number of busy workers
-        self.workers_saturated = self.busy >= BUSY * self.workers
-        self.waiting = stats.waiting_later
-        # Besides waiting, `next()` issues work: it copies, launches the stage, decodes on the device, and collates
-        # ("rest"). These are the shares of the time that each takes. With num_workers=0, collating plain data counts
-        # as waiting.
-        self.issuing_shares = {name: self.share(name) for name in ("copy", "stage", "device decode")}
-        self.issuing_shares["rest"] = self.share("rest")
-        if not self.in_process or stats.bytes_decoded:
-            self.issuing_shares["rest"] = self.share("collate", "rest")
-        self.costliest_issuing_part = max(self.issuing_shares, key=self.issuing_shares.__getitem__)
-        # The share of the time that an infinitely fast loader would save.
-        self.loading_share = min(1.0, self.waiting + sum(self.issuing_shares.values()))
+        self.saturated = self.busy >= BUSY * self.workers
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
-        work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
-        self.work_s = sum(self._worker_part(name).seconds for name in work)  # summed over all workers
-        self.queued_share = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
+        where = "main" if self.in_process else "workers"
+        self.seconds = {name: stats.part(name, where).seconds for name in WORK_NAMES}
+        self.work_s = sum(self.seconds.values()) - self.in_process * self.seconds["collate"]  # summed over all workers
+        self.queued_share = min(1.0, cpu.queued_s / self.work_s) if self.work_s else 0.0  # waiting for a CPU
         # Whether the work mainly needs CPUs, not a disk or a network; time spent waiting for a CPU does not count.
-        self.cpu_bound = stats.workers_cpu_s > CPU_BOUND * (self.work_s - stats.workers_queued_s)
-        self.cpus_are_full = stats.cpu_s > CPUS_FULL * stats.cpus * max(stats.seconds - self.start_s, 1e-9)
-        images = max(1, stats.part("decode").count)
-        self.image_bytes, self.file_bytes = stats.bytes_decoded / images, stats.bytes_read / images
-        self.decodes_images = any(stats.decoders.values())
+        self.cpu_bound = cpu.workers_s > CPU_BOUND * (self.work_s - cpu.queued_s)
+        self.cpus_are_full = cpu.seconds > CPUS_FULL * cpu.count * max(stats.seconds - self.start_s, 1e-9)
+        self._find_bottleneck()
+        self._suggest_workers()
+        self._analyse_work()
 
-    def share(self, *names: str, where: str = "main") -> float:
-        """Return the share of the time that these parts take."""
-        seconds = max(1e-9, self.stats.seconds - self.stats.first_s)
-        return sum(self.stats.part(name, where).seconds for name in names) / seconds
+    def _find_bottleneck(self) -> None:
+        """Set `bottleneck` to "wait", a name in `issuing_shares`, or "step".
 
-    def _worker_part(self, name: str) -> Part:
-        return self.stats.part(name, "main" if self.in_process else "workers")
-
-    def share_of_work(self, *names: str) -> float:
-        """Return these parts' share of the workers' work."""
-        return sum(self._worker_part(name).seconds for name in names) / self.work_s if self.work_s else 0.0
-
-    def ms_per_sample(self, *names: str) -> float:
-        """Return the milliseconds per sample that workers spend on these parts."""
-        return sum(1e3 * part.seconds / part.count for part in map(self._worker_part, names) if part.count)
-
-    @property
-    def gain(self) -> str:
-        """Describe by how much the loop could become faster if it did not wait, and what would limit it then."""
-        gain = self.waiting / max(1.0 - self.waiting, 0.01)
-        shares = self.issuing_shares | {"step": 1.0 - self.loading_share}
-        next_part = max(shares, key=shares.__getitem__)
-        return (
-            f"faster loading could raise throughput by at most {gain:,.0%}; next comes {PART_NAMES[next_part]}, which "
-            f"takes {shares[next_part]:.0%} of the loop's time"
-        )
-
-    @cached_property
-    def bottleneck(self) -> str:
-        """Return "wait", a name in `issuing_shares`, or "step"."""
-        stats, is_largest = self.stats, self.waiting >= self.issuing_shares[self.costliest_issuing_part]
+        Besides waiting, `next()` issues work: it copies, launches the stage, decodes on the device, and collates
+        ("rest"). `issuing_shares` are the shares of the time that each takes. With num_workers=0, collating plain data
+        counts as waiting.
+        """
+        stats, cpu, waiting = self.stats, self.stats.cpu, self.waiting
+        elapsed_s, on_cpu = max(1e-9, stats.seconds - stats.first_s), stats.stage.device == "cpu"
+        names = ("copy", "stage", "device decode", "rest", "collate", "slot wait")
+        shares = {name: stats.part(name, "main").seconds / elapsed_s for name in names}
+        collate_share, self.ring_full = shares.pop("collate"), min(1.0, shares.pop("slot wait"))
+        if not self.in_process or stats.decode.bytes:
+            shares["rest"] += collate_share
+        self.issuing_shares, costliest = shares, max(shares, key=shares.__getitem__)
+        # The share of the time that an infinitely fast loader would save.
+        self.loading_share = min(1.0, waiting + sum(shares.values()))
+        self.bottleneck = costliest if self.loading_share >= 0.5 else "step"
         # The loop and busy workers form a pipeline that runs at the speed of its slower side, whatever the stage's
         # share of the loop. But with num_workers=0 loading and the loop alternate, and if all CPUs are in use, they
         # compete.
-        if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_saturated and not self.in_process)):
-            main_cpu_s = stats.cpu_s - stats.workers_cpu_s
-            main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
-            return "stage" if main_fills_cpus and self.issuing_shares["stage"] > self.waiting else "wait"
-        return self.costliest_issuing_part if self.loading_share >= 0.5 else "step"
+        if waiting >= NEGLIGIBLE and (waiting >= shares[costliest] or (self.saturated and not self.in_process)):
+            main_fills_cpus = on_cpu and self.cpus_are_full and cpu.seconds > 2 * cpu.workers_s
+            self.bottleneck = "stage" if main_fills_cpus and shares["stage"] > waiting else "wait"
+        self.loop_waits, self.step_is_slow = self.bottleneck == "wait", self.bottleneck == "step"
+        self.device_share = stats.part("stage", "device").seconds / elapsed_s
+        self.device_is_busy = self.step_is_slow and self.device_share > 0.5
+        self.step_gain = max(self.loading_share / max(1.0 - self.loading_share, 0.01), 0.01)
+        # The part of `next()` to describe. If the step is the bottleneck, there is a note on the costliest part.
+        part, predicate = self.bottleneck, "is the bottleneck: it takes"
+        if self.step_is_slow:
+            part, predicate = costliest, "takes"
+        self.share = shares.get(part, waiting)
+        self.cost = f"{predicate} {self.share:.0%} of the loop's time"
+        self.stage_is_slow, self.transforms_are_slow = part == "stage", part == "stage" and on_cpu
+        self.stage_ms = 1e3 * stats.part("stage", "main").seconds / stats.batches
+        self.copies_are_slow, self.locking_fails = part == "copy", part == "copy" and stats.stage.pinning_refused
+        self.device_decodes_slowly, self.main_process_is_slow = part == "device decode", part == "rest"
+        has_costly_collate = collate_share > shares["rest"] / 2
+        self.cause = "a collate_fn, or samples with many parts" if has_costly_collate else "many small chunks"
 
-    @property
-    def reading_parts(self) -> tuple[str, ...]:
-        """Return the parts that include reading the dataset: "read"; "header", since PIL images are decoded when a
-        sample is unpacked; and "decode", since a memory-mapped array is read when its pixels are copied."""
-        if self.decodes_images or not self.stats.bytes_decoded:
-            return ("read",)
-        return ("read", "header") if self.cpu_bound else ("read", "header", "decode")
-
-    @property
-    def max_workers(self) -> int:
-        """Return the largest number of workers for which there are CPUs."""
-        cpus, stats = self.stats.cpus, self.stats
-        if stats.elsewhere:
-            return 1 << 30
-        if self.in_process:
-            return cpus  # the share of the work that is waiting is unknown
-        if self.cpus_are_full:
-            return self.workers
-        if self.cpu_bound:
-            return cpus
-        return max(cpus, int(cpus * (self.work_s - stats.workers_queued_s) / max(stats.workers_cpu_s, 1e-3)))
-
-    @cached_property
-    def suggested_workers(self) -> tuple[int, float] | None:
-        """Return the number of workers with which the loop would hardly wait, and the factor by which throughput would
-        grow; None if more workers do not help.
+    def _suggest_workers(self) -> None:
+        """Set `more_workers` to the number of workers with which the loop would hardly wait, or to 0 if more workers do
+        not help; `speedup`, the factor by which throughput would grow; and how many batches must be in flight to keep
+        the current number of workers, and that number, busy.
 
         All workers are busy, so n workers take 1/n of the time that one worker takes; the loop's own time stays the
         same.
         """
-        loop = 1.0 - self.waiting
-        current = self.stats.num_workers
+        cpu, loop, current = self.stats.cpu, 1.0 - self.waiting, self.stats.num_workers
+        maximum = cpu.count  # the largest number of workers for which there are CPUs
+        if self.stats.elsewhere:
+            maximum = 1 << 30
+        elif self.cpus_are_full and not self.in_process:
+            maximum = self.workers
+        elif not self.cpu_bound and not self.in_process:  # in this process, the share of waiting is unknown
+            maximum = max(maximum, int(maximum * (self.work_s - cpu.queued_s) / max(cpu.workers_s, 1e-3)))
         # In the main process, loading and the loop alternate; workers load while the loop runs.
         work = self.waiting if self.in_process else 1.0 * current
         sufficient = math.ceil(work / max(loop, 1e-3) * (1 - NEGLIGIBLE))
-        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, MAX_WORKER_GROWTH * current))
-        return (count, 1.0 / max(loop, work / count)) if count > current else None
+        count = min(max(sufficient, current + 1), maximum, max(cpu.count, MAX_WORKER_GROWTH * current))
+        self.more_workers, self.speedup = count if count > current else 0, 1.0 / max(loop, work / count)
+        self.sufficient_ahead, self.suggested_ahead = self._batches_ahead(self.workers), self._batches_ahead(count)
 
-    @property
-    def more_workers_effect(self) -> str:
-        """Describe the effect of more workers."""
-        if self.suggested_workers is None:
-            cpu_count = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
-            reason = f"this process may use only {cpu_count}"
-            if self.cpus_are_full:
-                reason = f"this process uses all of its {cpu_count}"
-            elif self.queued_share > CPU_CONTENTION:
-                reason += (
-                    f", and other programs use them too: workers wait {self.queued_share:.0%} of their time for a CPU"
-                )
-            return f"more workers would not help, as {reason}"
-        count, speedup = self.suggested_workers
-        unit = "worker" if count == 1 else "workers"
-        if self.queued_share > CPU_CONTENTION and self.cpu_bound:
-            return (
-                f"with {count} {unit} the loop would wait less, but workers wait {self.queued_share:.0%} of their time "
-                "for a CPU that other programs use"
-            )
-        # Unless a smaller number than the default was requested, the default follows the number of workers.
-        starves = self.batches_ahead(self.workers) > self.stats.prefetch_factor
-        prefetch = f" and prefetch_factor={self.batches_ahead(count)}" if starves else ""
-        # A device works on earlier steps while the loop waits, so the loop is slower than its own time suggests.
-        bound = "about" if self.stats.device == "cpu" else "at most"
-        return f"{count} {unit}{prefetch} would give {bound} {speedup:.1f} times the throughput"
-
-    def batches_ahead(self, workers: int) -> int:
-        """Return how many batches must be in flight to keep this many workers busy."""
+    def _batches_ahead(self, workers: int) -> int:
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # each worker makes entire batches
             return self.stats.prefetch_factor
         chunk = min(chunk, max(MIN_CHUNK, math.ceil(batch / workers)))
         return max(self.stats.prefetch_factor, look_ahead(workers, math.ceil(batch / chunk)))
 
+    def _analyse_work(self) -> None:
+        """Find out what the workers do while the loop waits."""
+        stats, decode, busiest, seconds = self.stats, self.stats.decode, WorkerStats(0, 0.0, 0, 0), self.seconds
+        samples = max(1, stats.part("read").count, stats.part("decode").count)
+        self.image_bytes, file_bytes = decode.bytes / samples, decode.read_bytes / samples
+        self.megapixels, self.decodes_images = self.image_bytes / 3e6, any(decode.counts.values())
+        # PIL images are decoded when a sample is unpacked ("header"), and a memory-mapped array is read when its pixels
+        # are copied ("decode").
+        reading_s = seconds["read"]
+        if decode.bytes and not self.decodes_images:
+            reading_s += seconds["header"] + (0.0 if self.cpu_bound else seconds["decode"])
+        self.reading_ms, reads_most_of_the_time = 1e3 * reading_s / samples, reading_s > 0.5 * self.work_s
+        slowest = max(seconds, key=seconds.__getitem__)
+        copies_arrays = slowest == "decode" and not self.decodes_images
+        self.slowest = "copying the dataset's arrays is" if copies_arrays else WORK_NAMES[slowest]
+        self.busiest = max(stats.workers, key=lambda worker: worker.busy, default=busiest)
+        self.average_busy = self.busy / self.workers
+
+        self.workers_are_busy = self.loop_waits and self.saturated
+        self.workers_die = self.loop_waits and stats.faults.restarts >= 0.1 * stats.batches
+        ring_is_full = self.ring_full >= RING_FULL or stats.ring.spilled > 0
+        self.ring_is_small = self.loop_waits and not self.saturated and ring_is_full
+        self.larger_ring_bytes = max(2 * stats.ring.limit_bytes, 1 << 20)
+        is_slow_read = reads_most_of_the_time and 1e3 * seconds["read"] > samples
+        is_tiny = 0 < self.image_bytes <= SMALL_BYTES and file_bytes <= SMALL_BYTES and not is_slow_read
+        self.images_are_tiny = is_tiny and (self.workers_are_busy or self.bottleneck == "rest")
+        self.reading_is_slow = self.workers_are_busy and reads_most_of_the_time
+        self.dataset_computes = self.reading_is_slow and self.cpu_bound and not self.in_process
+        jpegs_are_slow = self.workers_are_busy and slowest == "decode" and bool(decode.counts.keys() - {"Pillow"})
+        self.jpegs_need_cpus = jpegs_are_slow and not self.more_workers
+        jpegs_are_slow = jpegs_are_slow and seconds["decode"] > 0.5 * self.work_s
+        self.nvimagecodec_is_missing = jpegs_are_slow and 2 * decode.whole >= samples
+        self.jpegs_are_large = jpegs_are_slow and self.image_bytes >= LARGE_BYTES
+        others_are_idle = self.busy - self.busiest.busy <= 0.5 * (self.workers - 1)
+        self.work_is_uneven = self.workers > 1 and self.busiest.busy >= BUSY and others_are_idle
+        self.prefetch_is_small = self.sufficient_ahead > stats.prefetch_factor  # the default would be larger
+        self.doubled_prefetch = 2 * stats.prefetch_factor
+
+    def choose(self, sentences: dict[str, str]) -> str:
+        """Return the first sentence whose condition holds."""
+        sentence = next(text for condition, text in sentences.items() if getattr(self, condition))
+        return sentence.format(f=self, stats=self.stats)
+
     @property
-    def load_description(self) -> str:
-        """Describe how busy workers are and how much the loop waits."""
+    def more_workers_effect(self) -> str:
+        cpu_count = f"{self.stats.cpu.count} CPU{'s' * (self.stats.cpu.count > 1)}"
+        is_contended = self.queued_share > CPU_CONTENTION
+        queued = f"workers wait {self.queued_share:.0%} of their time for a CPU"
+        if not self.more_workers:
+            reason = f"this process may use only {cpu_count}"
+            if self.cpus_are_full:
+                reason = f"this process uses all of its {cpu_count}"
+            elif is_contended:
+                reason += f", and other programs use them too: {queued}"
+            return f"more workers would not help, as {reason}"
+        workers = f"{self.more_workers} worker{'s' * (self.more_workers > 1)}"
+        if is_contended and self.cpu_bound:
+            return f"with {workers} the loop would wait less, but {queued} that other programs use"
+        # Unless a smaller number than the default was requested, the default follows the number of workers.
+        prefetch = f" and prefetch_factor={self.suggested_ahead}" if self.prefetch_is_small else ""
+        # A device works on earlier steps while the loop waits, so the loop is slower than its own time suggests.
+        bound = "about" if self.stats.stage.device == "cpu" else "at most"
+        return f"{workers}{prefetch} would give {bound} {self.speedup:.1f} times the throughput"
+
+    @property
+    def load(self) -> str:
         if self.in_process:
             return f"the main process does this itself (num_workers=0) for {self.waiting:.0%} of the time"
         unit = "worker is" if self.workers == 1 else "workers are"
         return f"{self.busy:.1f} of {self.workers} {unit} busy, and the loop waits {self.waiting:.0%} of the time"
 
     @property
+    def reading_remedies(self) -> str:
+        untried, has_images = self.stats.untried, self.decodes_images
+        remedies = [self.more_workers_effect]
+        if (
+            "cache" in untried
+            and not (self.cpu_bound or self.in_process)
+            and (has_images or not self.stats.decode.bytes)
+        ):
+            remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
+        if (self.cpu_bound or self.in_process) and not has_images:
+            remedies.append(
+                "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead, and "
+                "pass its transforms to the Loader, which decodes only the region that the crop needs"
+            )
+        if "block" in untried:
+            remedies.append('shuffle="block" reads neighbouring samples together')
+        return "; ".join(remedies)
+
+    @property
     def lock_problem(self) -> str:
-        """Describe why the ring is not page-locked."""
         limit = lockable_bytes()
         reason = "the driver refused it"
         if limit is not None and limit < SMALL_LOCK_BYTES:
             reason = f"this process may lock only {limit // 1024:,} KiB of memory"
         return f"the ring is not page-locked ({reason})"
+
+    @property
+    def step_notes(self) -> str:
+        notes = []
+        if self.share >= NEGLIGIBLE:
+            notes.append(self.choose(COSTS))
+        elif self.stats.stage.pinning_refused:
+            notes.append(f"{self.lock_problem}: {RAISE_LOCK_LIMIT}")
+        sufficient = max(1, math.ceil(self.busy / BUSY))
+        if self.stats.workers and self.busy < 0.5 * self.workers and sufficient < self.workers:
+            notes.append(f"{self.busy:.1f} of {self.workers} workers are busy, and {sufficient} would be enough")
+        return "".join(f"; {note}" for note in notes)
+
+
+# Conditions, which are attributes of `_Figures`, and sentences: the first sentence whose condition holds is the advice.
+# The sentences in COSTS describe a part of `next()`, which a note names if the training step is slow.
+COSTS: Final = {
+    "transforms_are_slow": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; transforms run on the CPU, in this "
+    "process: use fewer or cheaper transforms, smaller images, or a GPU",
+    "stage_is_slow": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; print(loader.plan()) shows what runs where",
+    "locking_fails": "copying batches to the device {f.cost}; {f.lock_problem}, so each copy makes the host wait; "
+    + RAISE_LOCK_LIMIT,
+    "copies_are_slow": "copying batches to the device {f.cost}; decode less of each image, with a crop or a smaller "
+    "Resize as the first transform",
+    "device_decodes_slowly": "waiting for the device's decoder {f.cost}; Decode(where='both', device_share=…) leaves "
+    "some images to workers",
+    "main_process_is_slow": "the main process {f.cost} to put batches together, probably because of {f.cause}; use "
+    "larger batches, or fewer values per sample",
+}
+SENTENCES: Final = {
+    "device_is_busy": "the stage is the bottleneck: it takes {f.device_share:.0%} of the device's time; "
+    "print(loader.plan()) shows what runs where, and fewer transforms on the device leave more time for training",
+    "step_is_slow": "the training step is the bottleneck: the loop waits {f.waiting:.1%} of the time, and a faster "
+    "loader could raise throughput by at most {f.step_gain:.0%}{f.step_notes}",
+    "workers_die": "dying workers are the bottleneck: {stats.faults.restarts} died within {stats.batches} batches, and "
+    "the loop waits {f.waiting:.0%} of the time; check loader.errors and the machine's memory",
+    "ring_is_small": "the ring is the bottleneck: ring_bytes={stats.ring.limit_bytes:,} is too small for the batches "
+    "in flight. It is full {f.ring_full:.0%} of the time, and the loop waits {f.waiting:.0%} of the time; try "
+    "ring_bytes={f.larger_ring_bytes:,}",
+    "images_are_tiny": "tiny images are the bottleneck: {f.image_bytes:,.0f} bytes of pixels each, so most of the time "
+    "is spent on the overhead of each sample ({f.load}); store the images decoded in one file: `gpuload pack --to "
+    "array`, then gl.ArrayFile",
+    **COSTS,
+    "dataset_computes": "reading is the bottleneck, and takes CPU time (a sample takes {f.reading_ms:.3g} ms in the "
+    "dataset's own code): {f.load}; {f.reading_remedies}",
+    "reading_is_slow": "reading is the bottleneck (a sample takes {f.reading_ms:.3g} ms): {f.load}; "
+    "{f.reading_remedies}",
+    "nvimagecodec_is_missing": "decode is the bottleneck: {f.load}; nvImageCodec cannot be used here, so "
+    "{stats.decode.whole:,} JPEGs were fully decoded where a part would do; `gpuload doctor` says why, and pip install "
+    "'gpuload[cu12]' (or cu13) installs it",
+    "jpegs_are_large": "decode is the bottleneck, as the images are large ({f.megapixels:.1f} megapixels decoded per "
+    "image): {f.load}; shrink them once with `gpuload pack --short-side 512`; {f.more_workers_effect}",
+    "jpegs_need_cpus": "decode is the bottleneck: {f.load}; {f.more_workers_effect}, but smaller or cuttable JPEGs "
+    "would help (`gpuload pack`)",
+    "workers_are_busy": "{f.slowest} the bottleneck: {f.load}; {f.more_workers_effect}",
+    "work_is_uneven": "worker {f.busiest.number} is the bottleneck: it is busy {f.busiest.busy:.0%} of the time, the "
+    "average of all {f.workers} workers is {f.average_busy:.0%}, and the loop waits {f.waiting:.0%}; give workers "
+    "equal shares of the data, or set in_order=False",
+    "prefetch_is_small": "prefetch_factor={stats.prefetch_factor} is the bottleneck: it gives {f.workers} workers too "
+    "few chunks to work on ({f.load}); leave it out, or set it to {f.sufficient_ahead}",
+    "loop_waits": "the bottleneck is too few batches in flight: {f.load}, so work comes in bursts; raise "
+    "prefetch_factor (for example to {f.doubled_prefetch}) or lower chunk_size",
+}
 
 
 def advice(stats: Stats) -> str:
@@ -211,188 +310,28 @@ def advice(stats: Stats) -> str:
     if not count:
         return NOTHING_LOADED
     figures = _Figures(stats)
-    restarts = "persistent" in stats.untried
-    minimum_s = max(
-        (EPOCH_START if restarts else 0.5) * stats.seconds, figures.waiting * (stats.seconds - stats.first_s)
-    )
+    minimum_share = 0.5
+    remedy = "workers start only once, not in each epoch: ask again later, or exclude the start with stats(since=…)"
+    if "persistent" in stats.untried:
+        minimum_share, remedy = EPOCH_START, "persistent_workers=True starts them once, not in each epoch"
+    minimum_s = max(minimum_share * stats.seconds, figures.waiting * (stats.seconds - stats.first_s))
     if figures.start_s and figures.start_s >= minimum_s:
-        remedy = (
-            "persistent_workers=True starts them once, not in each epoch"
-            if restarts
-            else "workers start only once, not in each epoch: ask again later, or exclude the start with stats(since=…)"
-        )
         return (
             f"starting the workers is the bottleneck so far: it took {figures.start_s:.1f} of {stats.seconds:.1f} s, "
             f"during which they import the dataset's modules and unpickle the dataset; {remedy}"
         )
     if count < MIN_BATCHES:
         return f"{count} batch{'es' * (count > 1)}, too few to name the bottleneck: ask again later"
-    if figures.bottleneck == "step":
-        return _explain_step(figures)
-    if figures.bottleneck == "wait":
-        return f"{_explain_wait(figures)}; {figures.gain}"
-    return (_explain_tiny_images(figures) if figures.bottleneck == "rest" else "") or _explain_issuing(
-        figures, "is the bottleneck: it takes"
-    )
-
-
-def _explain_wait(figures: _Figures) -> str:
-    """Explain why the loop waits: workers cannot work, workers are too slow, or the work is badly distributed."""
-    stats = figures.stats
-    if stats.restarts and stats.restarts >= 0.1 * stats.batches:
-        return (
-            f"dying workers are the bottleneck: {stats.restarts} died within {stats.batches} batches, and the loop "
-            f"waits {figures.waiting:.0%} of the time; check loader.errors and the machine's memory"
-        )
-    ring_full = figures.share("slot wait")
-    if not figures.in_process and not figures.workers_saturated and (ring_full >= RING_FULL or stats.ring_spilled):
-        return (
-            f"the ring is the bottleneck: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in "
-            f"flight. It is full {min(ring_full, 1.0):.0%} of the time, and the loop waits {figures.waiting:.0%} of "
-            f"the time; try ring_bytes={max(2 * stats.ring_limit_bytes, 1 << 20):,}"
-        )
-    if figures.workers_saturated and (sentence := _explain_tiny_images(figures)):
+    sentence = figures.choose(SENTENCES)
+    if figures.bottleneck != "wait":
         return sentence
-    if figures.workers_saturated:
-        return (
-            _explain_reading(figures) if figures.share_of_work(*figures.reading_parts) > 0.5 else _explain_work(figures)
-        )
-    busiest = max(stats.workers, key=lambda worker: worker.busy, default=None)
-    half_of_others = 0.5 * (figures.workers - 1)
-    if (
-        busiest is not None
-        and half_of_others
-        and busiest.busy >= BUSY
-        and figures.busy - busiest.busy <= half_of_others
-    ):
-        return (
-            f"worker {busiest.number} is the bottleneck: it is busy {busiest.busy:.0%} of the time, the average of all "
-            f"{figures.workers} workers is {figures.busy / figures.workers:.0%}, and the loop waits "
-            f"{figures.waiting:.0%}; give workers equal shares of the data, or set in_order=False"
-        )
-    sufficient = figures.batches_ahead(figures.workers)
-    if sufficient > stats.prefetch_factor:  # the default would be larger
-        return (
-            f"prefetch_factor={stats.prefetch_factor} is the bottleneck: it gives {figures.workers} workers too few "
-            f"chunks to work on ({figures.load_description}); leave it out, or set it to {sufficient}"
-        )
-    prefetch = 2 * stats.prefetch_factor
+    gain = figures.waiting / max(1.0 - figures.waiting, 0.01)
+    shares = figures.issuing_shares | {"step": 1.0 - figures.loading_share}
+    next_part = max(shares, key=shares.__getitem__)
     return (
-        f"the bottleneck is too few batches in flight: {figures.load_description}, so work comes in bursts; raise "
-        f"prefetch_factor (for example to {prefetch}) or lower chunk_size"
+        f"{sentence}; faster loading could raise throughput by at most {gain:,.0%}; next comes "
+        f"{PART_NAMES[next_part]}, which takes {shares[next_part]:.0%} of the loop's time"
     )
-
-
-def _explain_tiny_images(figures: _Figures) -> str:
-    """Explain that most of the time is spent on the fixed cost per sample; return "" if it is not."""
-    is_slow_read = figures.share_of_work(*figures.reading_parts) > 0.5 and figures.ms_per_sample("read") > 1.0
-    if is_slow_read or not 0 < figures.image_bytes <= SMALL_BYTES or figures.file_bytes > SMALL_BYTES:
-        return ""
-    return (
-        f"tiny images are the bottleneck: {figures.image_bytes:,.0f} bytes of pixels each, so most of the time is "
-        f"spent on the overhead of each sample ({figures.load_description}); store the images decoded in one file: "
-        "`gpuload pack --to array`, then gl.ArrayFile"
-    )
-
-
-def _explain_reading(figures: _Figures) -> str:
-    """Explain that the dataset is slow, and whether it computes or waits."""
-    stats = figures.stats
-    bottleneck, cost = (
-        "reading is the bottleneck",
-        f"a sample takes {figures.ms_per_sample(*figures.reading_parts):.3g} ms",
-    )
-    remedies = []
-    if figures.cpu_bound and not figures.in_process:
-        bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
-    elif "cache" in stats.untried and not figures.in_process and (figures.decodes_images or not stats.bytes_decoded):
-        remedies.append("gl.Cached(dataset, …) keeps the data for the next epochs")
-    if (figures.cpu_bound or figures.in_process) and not figures.decodes_images:
-        remedies.append(
-            "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead, and pass "
-            "its transforms to the Loader, which decodes only the region that the crop needs"
-        )
-    if "block" in stats.untried:
-        remedies.append('shuffle="block" reads neighbouring samples together')
-    return "; ".join([f"{bottleneck} ({cost}): {figures.load_description}", figures.more_workers_effect, *remedies])
-
-
-def _explain_work(figures: _Figures) -> str:
-    """Name the part of the workers' work that takes longest."""
-    names = {"decode": "decode is" if figures.decodes_images else "copying the dataset's arrays is",
-             "header": "reading image headers and drawing random parameters is",
-             "pack": "packing labels is", "collate": "collate_fn is",
-             "plan": "planning batches is", "read": "reading is"}  # fmt: skip
-    slowest = max(names, key=figures.share_of_work)
-    bottleneck, full_decodes, remedy = (
-        f"{names[slowest]} the bottleneck",
-        figures.stats.decoded_whole,
-        figures.more_workers_effect,
-    )
-    if slowest == "decode" and figures.stats.decoders.keys() - {"Pillow"}:  # JPEGs
-        if figures.share_of_work("decode") > 0.5 and 2 * full_decodes >= figures.stats.part("decode").count:
-            remedy = (
-                f"nvImageCodec cannot be used here, so {full_decodes:,} JPEGs were fully decoded where a part would "
-                "do; `gpuload doctor` says why, and pip install 'gpuload[cu12]' (or cu13) installs it"
-            )
-        elif figures.share_of_work("decode") > 0.5 and figures.image_bytes >= LARGE_BYTES:
-            bottleneck += f", as the images are large ({figures.image_bytes / 3e6:.1f} megapixels decoded per image)"
-            remedy = f"shrink them once with `gpuload pack --short-side 512`; {remedy}"
-        elif figures.suggested_workers is None:
-            remedy += ", but smaller or cuttable JPEGs would help (`gpuload pack`)"
-    return f"{bottleneck}: {figures.load_description}; {remedy}"
-
-
-def _explain_issuing(figures: _Figures, predicate: str, name: str = "") -> str:
-    """Return a sentence about a part of ``next()`` (default: the bottleneck): its name, `predicate`, its share of the
-    loop's time, and a remedy."""
-    stats, name = figures.stats, name or figures.bottleneck
-    share = figures.issuing_shares.get(name, figures.waiting)
-    cost = f"{predicate} {share:.0%} of the loop's time"
-    if name == "stage":
-        stage_ms = 1e3 * stats.part("stage", "main").seconds / stats.batches
-        remedy = (
-            "transforms run on the CPU, in this process: use fewer or cheaper transforms, smaller images, or a GPU"
-            if stats.device == "cpu"
-            else "print(loader.plan()) shows what runs where"
-        )
-        return f"the stage {cost}, {stage_ms:.3g} ms per batch; {remedy}"
-    if name == "copy":
-        remedy = "decode less of each image, with a crop or a smaller Resize as the first transform"
-        if stats.pinning_refused:
-            remedy = f"{figures.lock_problem}, so each copy makes the host wait; {RAISE_LOCK_LIMIT}"
-        return f"copying batches to the device {cost}; {remedy}"
-    if name == "device decode":
-        remedy = "Decode(where='both', device_share=…) leaves some images to workers"
-        return f"waiting for the device's decoder {cost}; {remedy}"
-    cause = "a collate_fn, or samples with many parts" if figures.share("collate") > share / 2 else "many small chunks"
-    return (
-        f"the main process {cost} to put batches together, probably because of {cause}; use larger batches, or fewer "
-        "values per sample"
-    )
-
-
-def _explain_step(figures: _Figures) -> str:
-    """Explain that the stage occupies the device, or that loading keeps up."""
-    on_device = figures.share("stage", where="device")
-    if on_device > 0.5:
-        return (
-            f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) shows "
-            "what runs where, and fewer transforms on the device leave more time for training"
-        )
-    gain = figures.loading_share / max(1.0 - figures.loading_share, 0.01)
-    clauses = [
-        f"the training step is the bottleneck: the loop waits {figures.waiting:.1%} of the time, and a faster loader "
-        f"could raise throughput by at most {max(gain, 0.01):.0%}"
-    ]
-    if figures.issuing_shares[figures.costliest_issuing_part] >= NEGLIGIBLE:
-        clauses.append(_explain_issuing(figures, "takes", figures.costliest_issuing_part))
-    elif figures.stats.pinning_refused:
-        clauses.append(f"{figures.lock_problem}: {RAISE_LOCK_LIMIT}")
-    sufficient = max(1, math.ceil(figures.busy / BUSY))
-    if figures.stats.workers and figures.busy < 0.5 * figures.workers and sufficient < figures.workers:
-        clauses.append(f"{figures.busy:.1f} of {figures.workers} workers are busy, and {sufficient} would be enough")
-    return "; ".join(clauses)
 
 
 def better_setting(stats: Stats) -> tuple[int, int] | None:
@@ -401,6 +340,6 @@ def better_setting(stats: Stats) -> tuple[int, int] | None:
     if stats.batches < MIN_BATCHES:
         return None
     figures = _Figures(stats)
-    if figures.bottleneck != "wait" or not figures.workers_saturated or figures.suggested_workers is None:
+    if figures.bottleneck != "wait" or not figures.saturated or not figures.more_workers:
         return None
-    return figures.suggested_workers[0], figures.batches_ahead(figures.suggested_workers[0])
+    return figures.more_workers, figures.suggested_ahead

@@ -8,7 +8,6 @@ is garbage-collected or until the interpreter exits. An epoch's iterator holds n
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import threading
 import warnings
@@ -24,9 +23,9 @@ from torch.utils.data import SequentialSampler
 from gpuload.batches.assemble import BatchInfo
 from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
-from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
 from gpuload.loader.epoch import Cursor, Epoch, Progress
+from gpuload.loader.log import logger
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
@@ -60,7 +59,6 @@ from gpuload.workers.source import pickle_state
 __all__ = ["BatchInfo", "Loader", "apply"]
 
 DEFAULT_RING_BYTES = 2 << 30
-logger = logging.getLogger("gpuload.loader")
 
 
 class Loader:
@@ -377,7 +375,10 @@ class Loader:
         self._cursor = self._cursor.go_to(
             place, is_running=session is not None, is_loaded=True, completed=loaded_state.completed
         )
-        log.report_loaded_state(loaded_state)
+        samples = "" if loaded_state.samples is None else f" of {loaded_state.samples}"
+        logger.info(
+            "resuming in epoch %d at position %d%s", loaded_state.place.epoch, loaded_state.place.position, samples
+        )
 
     @property
     def _turns_upright(self) -> bool:

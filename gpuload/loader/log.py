@@ -1,4 +1,4 @@
-"""Log messages of a `Loader`: how a session is set up, and where it resumes. It runs in the main process.
+"""The logger of a `Loader`, and the messages about how a session is set up. It runs in the main process.
 
 The loggers are children of ``gpuload``: ``gpuload.loader`` here, ``gpuload.workers`` (restarts) and ``gpuload.ring``
 (growth). gpuload sets no level, and its only handler is a NullHandler: without a handler, Python would print warnings
@@ -16,13 +16,8 @@ from gpuload.stage import Plan
 
 if TYPE_CHECKING:
     from gpuload.loader.options import Options
-    from gpuload.loader.state import State
 
-__all__ = [
-    "report_dataset_change",
-    "report_loaded_state",
-    "report_session_start",
-]
+__all__ = ["logger", "report_session_start"]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
@@ -46,26 +41,6 @@ def report_session_start(options: Options, plan: Plan, placement: str) -> None:
     logger.info("plan: %s", _describe_steps(plan))
     if placement:
         logger.info("placement: %s", placement)
-
-
-def report_dataset_change(change: str) -> None:
-    """Log that the user changed an attribute of the dataset."""
-    logger.info("%s: workers apply the change from the next epoch on", change)
-
-
-def report_dataset_resent(name: str) -> None:
-    """Log that an attribute of the dataset changed, so that new workers get the complete dataset."""
-    logger.info("%s has changed: the dataset is sent again, to new workers", name)
-
-
-def report_loaded_state(state: State) -> None:
-    """Log where the loader resumes."""
-    logger.info(
-        "resuming in epoch %d at position %d%s",
-        state.place.epoch,
-        state.place.position,
-        "" if state.samples is None else f" of {state.samples}",
-    )
 
 
 def _describe_workers(options: Options) -> str:

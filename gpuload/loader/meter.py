@@ -9,60 +9,42 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
-from dataclasses import KW_ONLY, dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cached import Cached
 from gpuload.datasets.joined import walk_datasets
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
-from gpuload.loader.limits import Placement, usable_cpus
+from gpuload.loader.limits import usable_cpus
 from gpuload.loader.options import Options
-from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
-from gpuload.stage import Stage
-from gpuload.stage.decode import ImageDecoder
+from gpuload.loader.stats import Counters, Part, Stats, WorkerStats, replace_figures
 from gpuload.workers.counters import FIELDS, field_indices
-from gpuload.workers.faults import ErrorLog
-from gpuload.workers.feed import Feed
+
+if TYPE_CHECKING:
+    from gpuload.loader.session import Session
 
 __all__ = ["Meter", "Span"]
 
-# The parts of the work: name, location, the counter of its time, the counter of its runs, and a counter that must not
-# be 0 for the part to be listed ("" means that it is always listed).
-PARTS: Final[tuple[tuple[str, Literal["workers", "main", "device"], str, str, str], ...]] = (
-    ("start", "workers", "start_ns", "started", "start_ns"),
-    ("read", "workers", "read_ns", "samples", ""),
-    ("header", "workers", "header_ns", "samples", "header_ns"),
-    ("decode", "workers", "decode_ns", "samples", ""),
-    ("pack", "workers", "pack_ns", "samples", "pack_ns"),
-    ("collate", "workers", "collate_ns", "collated", "collate_ns"),
-    ("plan", "workers", "plan_ns", "plans", "plan_ns"),
-    ("idle", "workers", "idle_ns", "chunks", "idle_ns"),
-    ("wait", "main", "waited_s", "batches", ""),
-    ("hold", "main", "held_s", "batches", "held_s"),
-    ("slot wait", "main", "full_s", "refused", "refused"),
-    ("device decode", "main", "device_decode_s", "device_images", "device_images"),
-    ("copy", "main", "copy_s", "batches", ""),
-    ("stage", "main", "stage_s", "batches", ""),
-    ("collate", "main", "collate_s", "batches", ""),
-    ("rest", "main", "rest_s", "batches", ""),
-    ("step", "main", "step_s", "batches", ""),
-    ("copy", "device", "device_copy_s", "batches", "timed"),
-    ("stage", "device", "device_stage_s", "batches", "timed"),
-)
+# The parts of the work, by location, and the counters of their runs. The counters of their times are called "read_ns",
+# for workers, or "main copy", in seconds.
+PARTS: Final[dict[Literal["workers", "main", "device"], dict[str, str]]] = {
+    "workers": {"start": "started", "read": "samples", "header": "samples", "decode": "samples", "pack": "samples",
+                "collate": "collated", "plan": "plans", "idle": "chunks"},
+    "main": {"wait": "batches", "hold": "batches", "slot wait": "refused", "device decode": "device_images",
+             "copy": "batches", "stage": "batches", "collate": "batches", "rest": "batches", "step": "batches"},
+    "device": {"copy": "batches", "stage": "batches"},
+}  # fmt: skip
+ALWAYS_LISTED: Final = {
+    "workers read", "workers decode", "main wait", "main copy", "main stage", "main collate", "main rest", "main step",
+}  # fmt: skip
 WAITS: Final = ("wait", "idle")  # parts that do not exist if one process does all the work
-# Counters that `Stats` contains unchanged.
-COUNTS: Final = (
-    "batches", "images", "errors", "cache_hits", "cache_misses", "ring_grown", "ring_spilled", "bytes_read",
-    "bytes_decoded", "restarts",
-)  # fmt: skip
 
 _sessions = itertools.count()
 
@@ -73,7 +55,7 @@ class Span:
 
     Attributes:
         epoch_start, now: the counters when the last epoch began, and now.
-        gauges: current values, keyed by their names in `Stats`.
+        gauges: current values, keyed by their paths in `Stats`.
     """
 
     epoch_start: Counters
@@ -86,64 +68,65 @@ class Span:
         counters, earlier = self.now, self.epoch_start if since is None else since.totals
         if earlier is not None and earlier.session == counters.session:
             counters -= earlier
-        in_process, seconds = not self.gauges["num_workers"], float(counters.main["time_s"])
+        main, workers = counters.main, self.gauges["num_workers"]
+        seconds = float(main["time_s"])
         rows = _limit_to_epochs(counters.workers, int(1e9 * seconds))
-        numbers = Counter({**counters.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
-        numbers["started"] = int(np.count_nonzero(rows[:, field_indices["start_ns"]]))
-        workers_cpu_s = numbers["cpu_ns"] / 1e9
-        stats = Stats(
-            epoch=epoch,
-            seconds=seconds,
-            images_per_s=numbers["images"] / seconds if seconds else 0.0,
-            waiting=min(1.0, numbers["waited_s"] / seconds) if seconds else 0.0,
-            next_ms=1e3 * numbers["next_s"] / numbers["batches"] if numbers["batches"] else 0.0,
-            first_s=float(numbers["first_s"]),
-            parts=tuple(_parts(numbers, in_process=in_process)),
-            workers=() if in_process else tuple(_workers(rows, seconds, self.gauges["num_workers"])),
-            decoders=dict(counters.decoded + Counter({name: numbers[name] for name in DECODERS})),
-            device_refused=dict(counters.refused),
-            decoded_whole=numbers["whole"],
-            cpus=usable_cpus(),
-            cpu_s=numbers["cpu_s"] + (0.0 if self.gauges["elsewhere"] else workers_cpu_s),
-            workers_cpu_s=workers_cpu_s,
-            workers_queued_s=numbers["queued_ns"] / 1e9,
-            totals=self.now,
-            **{name: numbers[name] for name in COUNTS},
-            **self.gauges,
+        sums = dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))
+        workers_s = sums["cpu_ns"] / 1e9
+        stats = replace_figures(
+            Stats(),
+            self.gauges
+            | {path: count for path, count in main.items() if "." in path}
+            | {
+                "epoch": epoch,
+                "seconds": seconds,
+                "batches": main["batches"],
+                "images": main["images"],
+                "images_per_s": main["images"] / seconds if seconds else 0.0,
+                "waiting": min(1.0, main["main wait"] / seconds) if seconds else 0.0,
+                "next_ms": 1e3 * main["next_s"] / main["batches"] if main["batches"] else 0.0,
+                "first_s": float(main["first_s"]),
+                "parts": tuple(_parts(main, rows, in_process=not workers)),
+                "workers": tuple(_workers(rows, seconds, workers)) if workers else (),
+                "cpu.seconds": main["process_s"] + (0.0 if self.gauges["elsewhere"] else workers_s),
+                "cpu.workers_s": workers_s,
+                "cpu.queued_s": sums["queued_ns"] / 1e9,
+                "decode.read_bytes": sums["bytes_read"],
+                "decode.bytes": sums["bytes_decoded"],
+                "decode.counts": dict(counters.decoded + Counter({name: sums[name] for name in DECODERS})),
+                "decode.refused": dict(counters.refused),
+                "decode.whole": sums["whole"],
+                "faults.restarts": sums["restarts"],
+                "totals": self.now,
+            },
         )
         return replace(stats, advice=advice(stats))
 
 
-@dataclass(eq=False)
 class Meter:
     """The counters of a session, and a context manager that measures ``next()`` in the thread that iterates.
 
+    Args:
+        session: the session, whose parts count their own work.
+
     Attributes:
-        options: the loader's options; the other fields are parts of the session, which count their own work.
-        launched_batches: the batches whose stages have been launched.
-        counts: the batches and images yielded, and seconds within ``next()``: `waited_s` waiting for workers (with
-            ``num_workers=0``, doing their work), which includes `first_s` before the first batch of an epoch; `held_s`
-            waiting for a device that is behind; and `next_s` for everything else.
+        counts: the batches and images yielded, and seconds within ``next()``: waiting for workers ("main wait"; with
+            ``num_workers=0``, doing their work), which includes `first_s` before the first batch of an epoch; waiting
+            for a device that is behind ("main hold"); and `next_s` for everything else.
         last_waited_s: seconds that the last ``next()`` waited for workers.
     """
 
-    options: Options
-    _: KW_ONLY
-    feed: Feed
-    assembly: Assembly
-    transfer: Any
-    decoder: ImageDecoder | None
-    errors: ErrorLog
-    stage: Stage
-    placement: Placement
-    launched_batches: Sized
-
-    def __post_init__(self) -> None:
-        names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
+    def __init__(self, session: Session) -> None:
+        # The parts, not the session itself: a cycle would delay the end of a session that nothing uses any more.
+        self._options, self._feed, self._assembly = session.options, session.feed, session.assembly
+        self._transfer, self._decoder, self._errors = session.transfer, session.decoder, session.errors
+        self._device, self._placement = str(session.stage.device), session.placement
+        self._launched_batches = session.launched_batches
+        names = ("main wait", "first_s", "main hold", "next_s", "batches", "images")
         self.counts: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
-        self._caches = [part for part in walk_datasets(self.options.order.dataset) if isinstance(part, Cached)]
-        self._untried = _find_untried(self.options)
+        self._caches = [part for part in walk_datasets(self._options.order.dataset) if isinstance(part, Cached)]
+        self._untried = _find_untried(self._options)
         self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
         self._awaits_first_batch = False
         self._values_at_enter = (0.0, 0.0, 0.0)
@@ -174,13 +157,13 @@ class Meter:
         self._awaits_first_batch = False
 
     def __enter__(self) -> None:
-        self._values_at_enter = perf_counter(), self.feed.engine.waited_s, self.transfer.host_wait_s
+        self._values_at_enter = perf_counter(), self._feed.engine.waited_s, self._transfer.host_wait_s
 
     def __exit__(self, *exc_info: object) -> None:
         start, waited_s, held_s = self._values_at_enter
-        waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.host_wait_s - held_s
-        self.counts["waited_s"] += waited_s
-        self.counts["held_s"] += held_s
+        waited_s, held_s = self._feed.engine.waited_s - waited_s, self._transfer.host_wait_s - held_s
+        self.counts["main wait"] += waited_s
+        self.counts["main hold"] += held_s
         self.counts["next_s"] += perf_counter() - start - waited_s - held_s
         if self._awaits_first_batch:
             self.counts["first_s"] += waited_s
@@ -188,57 +171,59 @@ class Meter:
 
     def span(self) -> Span:
         """Return the session's counters up to now."""
-        return Span(self._epoch_start, self._read_counters(), self._gauges())
+        return Span(self._epoch_start, self._read_counters(), self._read_gauges())
 
     def _read_counters(self) -> Counters:
         """Read all counters since the beginning of the session."""
-        engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
-        decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
+        engine, ring, times, decoder = self._feed.engine, self._feed.ring, self._transfer.times, self._decoder
+        caches = [cache.statistics() for cache in self._caches]
         main: dict[str, Any] = {
             **self.counts,
-            "copy_s": assembly.copy_s,
-            "stage_s": assembly.stage_s,
-            "collate_s": assembly.collate_s,
-            "time_s": self.time_s,
-            "full_s": ring.full_s,
+            "main copy": self._assembly.copy_s,
+            "main stage": self._assembly.stage_s,
+            "main collate": self._assembly.collate_s,
+            "main slot wait": ring.full_s,
             "refused": ring.refusals,
-            "ring_grown": ring.slots_created,
-            "ring_spilled": ring.slots_moved_out,
-            "cpu_s": time.process_time(),
-            "errors": self.errors.total,
-            "cache_hits": sum(cache.hits for cache in caches) + getattr(engine, "hits", 0),
-            "cache_misses": sum(cache.misses for cache in caches),
+            "time_s": self.time_s,
+            "process_s": time.process_time(),
+            "ring.grown": ring.slots_created,
+            "ring.spilled": ring.slots_moved_out,
+            "faults.errors": self._errors.total,
+            "cache.hits": sum(cache.hits for cache in caches),
+            "cache.misses": sum(cache.misses for cache in caches),
         }
         if times is not None:
-            main |= {"timed": times.batches, "device_copy_s": times.copy_s, "device_stage_s": times.stage_s}
+            main |= {"timed": times.batches, "device copy": times.copy_s, "device stage": times.stage_s}
         decoded, refused = Counter[str](), Counter[str]()
         if decoder is not None:
-            main |= {"device_decode_s": decoder.seconds + self.feed.decoding_s, "device_images": decoder.image_count}
+            main["main device decode"] = decoder.seconds + self._feed.decoding_s
+            main["device_images"] = decoder.image_count
             decoded, refused = Counter(decoder.counts), Counter(decoder.refusals)
         return (
             Counters(self._baseline.session, Counter(main), decoded, refused, engine.read_counters()) - self._baseline
         )
 
-    def _gauges(self) -> dict[str, Any]:
-        feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
+    def _read_gauges(self) -> dict[str, Any]:
+        feed, ring, transfer, options = self._feed, self._feed.ring, self._transfer, self._options
         return {
             "chunks_ready": sum(batch.done_part_count for batch in feed.batches),
-            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self.launched_batches),
-            "ring_used_bytes": ring.used_bytes,
-            "ring_bytes": ring.slot_bytes,
-            "ring_limit_bytes": ring.ring_bytes,
-            "ring_segments": ring.slots,
-            "pinned_bytes": transfer.pinned_bytes,
-            "pinning_refused": transfer.pinning_refused,
-            "start": feed.engine.start,
-            "device": str(self.stage.device),
-            "placement": self.placement.describe(feed.workers),
+            "batches_ready": sum(not batch.open_part_count for batch in feed.batches) + len(self._launched_batches),
             "num_workers": feed.workers,
+            "elsewhere": options.workers.ray_workers is not None,
             "chunk_size": feed.chunk_size,
             "prefetch_factor": options.workers.prefetch if options.order.iterable else feed.ahead,
-            "decode_peak_bytes": 0 if self.decoder is None else self.decoder.peak_bytes,
-            "elsewhere": options.workers.ray_workers is not None,
             "untried": self._untried,
+            "start": feed.engine.start,
+            "cpu.count": usable_cpus(),
+            "cpu.placement": self._placement.describe(feed.workers),
+            "ring.used_bytes": ring.used_bytes,
+            "ring.bytes": ring.slot_bytes,
+            "ring.limit_bytes": ring.ring_bytes,
+            "ring.slots": ring.slots,
+            "stage.device": self._device,
+            "stage.pinned_bytes": transfer.pinned_bytes,
+            "stage.pinning_refused": transfer.pinning_refused,
+            "decode.peak_bytes": 0 if self._decoder is None else self._decoder.peak_bytes,
         }
 
 
@@ -268,22 +253,24 @@ def _limit_to_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
     return rows
 
 
-def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
+def _parts(main: Mapping[str, float], rows: np.ndarray, *, in_process: bool) -> Iterator[Part]:
     """Yield the parts of the work of workers, main process and device. With `in_process`, the workers' parts are listed
     for the main process."""
-    batches, timed = numbers["batches"], numbers["timed"] or 1
-    issuing_s = numbers["copy_s"] + numbers["stage_s"] + numbers["collate_s"]
-    step_s = numbers["time_s"] - numbers["waited_s"] - numbers["held_s"] - numbers["next_s"]
-    derived = {
-        "rest_s": max(0.0, numbers["next_s"] - numbers["device_decode_s"] - issuing_s),
-        "step_s": max(0.0, step_s),
-        "device_copy_s": numbers["device_copy_s"] / timed * batches,
-        "device_stage_s": numbers["device_stage_s"] / timed * batches,
-    }
-    for name, where, time_key, count_key, condition in PARTS:
-        if (not condition or numbers[condition]) and not (in_process and name in WAITS):
-            seconds = numbers[time_key] / 1e9 if where == "workers" else float(derived.get(time_key, numbers[time_key]))
-            yield Part(name, "main" if in_process and where == "workers" else where, seconds, int(numbers[count_key]))
+    numbers = defaultdict[str, float](float, {**main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
+    numbers["started"] = int(np.count_nonzero(rows[:, field_indices["start_ns"]]))
+    issuing_s = numbers["main copy"] + numbers["main stage"] + numbers["main collate"]
+    step_s = numbers["time_s"] - numbers["main wait"] - numbers["main hold"] - numbers["next_s"]
+    numbers["main rest"] = max(0.0, numbers["next_s"] - numbers["main device decode"] - issuing_s)
+    numbers["main step"] = max(0.0, step_s)
+    for name in ("device copy", "device stage"):
+        numbers[name] *= numbers["batches"] / (numbers["timed"] or 1)
+    for where, runs in PARTS.items():
+        for name, count_key in runs.items():
+            path, count = f"{where} {name}", int(numbers[count_key])
+            seconds = numbers[f"{name}_ns"] / 1e9 if where == "workers" else float(numbers[path])
+            ran = seconds or (count_key not in ("batches", "samples") and count)
+            if (ran or path in ALWAYS_LISTED) and not (in_process and name in WAITS):
+                yield Part(name, "main" if in_process and where == "workers" else where, seconds, count)
 
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:

@@ -30,9 +30,9 @@ from gpuload.batches.assemble import Assembly, LaunchedBatch
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import GpuloadError, SampleError, TooManyErrors
-from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, Tuner
 from gpuload.loader.limits import Placement, memory_left_bytes
+from gpuload.loader.log import logger, report_session_start
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
 from gpuload.order.options import OrderOptions
@@ -215,19 +215,9 @@ class Session:
         self.steps = Steps()
         self._awaits_first_launch = False  # whether the first batch of the epoch has yet to be launched
         self._epoch: object = None  # the token of the current epoch; None between epochs
-        self.meter = Meter(
-            options,
-            feed=self.feed,
-            assembly=self.assembly,
-            transfer=self.transfer,
-            decoder=self.decoder,
-            errors=errors,
-            stage=self.stage,
-            placement=self.placement,
-            launched_batches=self.launched_batches,
-        )
+        self.meter = Meter(self)
         _sessions.add(self)
-        log.report_session_start(
+        report_session_start(
             options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0)
         )
 
@@ -292,7 +282,7 @@ class Session:
     def note_changes(self) -> None:
         """Record the user's changes to the dataset for the workers' next epoch."""
         for text in self.changes.record():
-            log.report_dataset_change(text)
+            logger.info("%s: workers apply the change from the next epoch on", text)
 
     def update_workers(self, epoch: int) -> None:
         """Give the workers the user's changes to the dataset, before `epoch` begins. If workers of a cluster would need
@@ -310,7 +300,7 @@ class Session:
 
     def _exchange_workers(self, epoch: int, name: str) -> None:
         """Send the dataset again, to new workers, since the attribute `name` has changed."""
-        log.report_dataset_resent(name)
+        logger.info("%s has changed: the dataset is sent again, to new workers", name)
         with self.lock, self.steps.begin(engine_is_broken=False):
             try:
                 self.feed.exchange_workers(self._make_job(epoch))

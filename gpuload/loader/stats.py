@@ -1,28 +1,44 @@
 """The result of `Loader.stats`: a frozen snapshot of the loading statistics, as numbers, as a table, and as HTML.
 
-A snapshot holds plain values without references to the loader, so it can be stored, compared and pickled. It is
-computed from the difference of two `Counters`, which `gpuload.loader.meter` reads; `gpuload.loader.advice` writes the
-last sentence.
+A snapshot holds plain values without references to the loader, so it can be stored, compared and pickled. Figures of
+one subject are in a group, which prints itself. A snapshot is computed from the difference of two `Counters`, which
+`gpuload.loader.meter` reads; `gpuload.loader.advice` writes the last sentence.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from gpuload.stage.plan import paragraph, table
 from gpuload.workers.start import Start
 
-__all__ = ["COLUMNS", "NOTHING_LOADED", "Counters", "Part", "Stats", "WorkerStats", "format_bytes"]
+__all__ = [
+    "COLUMNS", "NOTHING_LOADED", "CacheStats", "Counters", "CpuStats", "DecodeStats", "FaultStats", "Part",
+    "RingStats", "StageStats", "Stats", "WorkerStats", "format_bytes", "replace_figures",
+]  # fmt: skip
 
 NOTHING_LOADED: Final = "nothing has been loaded yet: ask again after a few batches"
 COLUMNS: Final = 80  # the width of the table
 HEADINGS: Final = ("part", "where", "share", "total", "each", "rate")
+# The groups that have the attributes that `Stats` itself had before.
+MOVED: Final = {
+    "ring_used_bytes": "ring.used_bytes", "ring_bytes": "ring.bytes", "ring_limit_bytes": "ring.limit_bytes",
+    "ring_segments": "ring.slots", "ring_grown": "ring.grown", "ring_spilled": "ring.spilled",
+    "device": "stage.device", "pinned_bytes": "stage.pinned_bytes", "pinning_refused": "stage.pinning_refused",
+    "bytes_read": "decode.read_bytes", "bytes_decoded": "decode.bytes", "decoders": "decode.counts",
+    "device_refused": "decode.refused", "decode_peak_bytes": "decode.peak_bytes", "decoded_whole": "decode.whole",
+    "cache_hits": "cache.hits", "cache_misses": "cache.misses",
+    "errors": "faults.errors", "restarts": "faults.restarts", "placement": "cpu.placement", "cpus": "cpu.count",
+    "cpu_s": "cpu.seconds", "workers_cpu_s": "cpu.workers_s", "workers_queued_s": "cpu.queued_s",
+}  # fmt: skip
+
+Facts = Iterator[tuple[str, str]]  # names and texts of figures; a text without a name continues the previous text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +108,110 @@ class WorkerStats:
     restarts: int
 
 
+@dataclass(frozen=True, slots=True)
+class CpuStats:
+    """How many CPUs this process may use; CPU seconds of this process and its workers together, and of the workers; how
+    long busy workers were runnable but waited for a CPU, if the kernel reports it; and where workers and ring are
+    placed on a machine with several NUMA nodes, or why they are not ("" for batches on the CPU)."""
+
+    count: int = 1
+    seconds: float = 0.0
+    workers_s: float = 0.0
+    queued_s: float = 0.0
+    placement: str = ""
+
+    def facts(self, stats: Stats) -> Facts:
+        if self.placement:
+            yield from _wrap_fact("placed", self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class RingStats:
+    """Shared memory of the slots in use, of all slots, and its limit, at this moment; the number of slots, the number
+    of slots allocated so far (`grown`), and of chunks moved from a full ring into ordinary memory (`spilled`)."""
+
+    used_bytes: int = 0
+    bytes: int = 0
+    limit_bytes: int = 0
+    slots: int = 0
+    grown: int = 0
+    spilled: int = 0
+
+    def facts(self, stats: Stats) -> Facts:
+        used = f"{format_bytes(self.used_bytes)} of {format_bytes(self.bytes)} in use"
+        slots = f"{self.slots} slots, {self.grown} allocated so far"
+        yield "ring", f"{used}, limit {format_bytes(self.limit_bytes)}; {slots}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """Where the batches go, the page-locked part of the ring, and whether the driver refused to lock a part."""
+
+    device: str = "cpu"
+    pinned_bytes: int = 0
+    pinning_refused: bool = False
+
+    def facts(self, stats: Stats) -> Facts:
+        if self.device != "cpu":
+            refusal_note = "; the driver refused to lock more" if self.pinning_refused else ""
+            yield "", f"{format_bytes(self.pinned_bytes)} page-locked{refusal_note}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    """Figures of reading and decoding.
+
+    Attributes:
+        read_bytes: bytes of image files and arrays that the dataset returned.
+        bytes: bytes of pixels written to the slots.
+        counts: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
+            markers, ``"scaled"`` images decoded at a smaller size and resized, with ``Decode(scale="fast")``.
+        refused: the number of images that the device's decoder refused, by reason; this process decoded these on the
+            CPU.
+        peak_bytes: the largest size of images decoded together on the device, before cropping.
+        whole: the number of JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
+    """
+
+    read_bytes: int = 0
+    bytes: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    whole: int = 0
+
+    def facts(self, stats: Stats) -> Facts:
+        rate = self.read_bytes / stats.seconds
+        yield "read", f"{format_bytes(self.read_bytes)}, {format_bytes(rate)}/s; decoded {format_bytes(self.bytes)}"
+        if self.counts:
+            yield "decoders", ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        for reason, count in self.refused.items():
+            yield "refused", f"{count:,} by the device's decoder: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The number of samples that were, and were not, in the caches: of `Cached` datasets, summed over all processes on
+    this machine that share them."""
+
+    hits: int = 0
+    misses: int = 0
+
+    def facts(self, stats: Stats) -> Facts:
+        if samples := self.hits + self.misses:
+            yield "cache", f"{self.hits:,} hits, {self.misses:,} misses: {self.hits / samples:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultStats:
+    """The number of samples that failed, and of workers that died."""
+
+    errors: int = 0
+    restarts: int = 0
+
+    def facts(self, stats: Stats) -> Facts:
+        yield "faults", f"{_format_count(self.errors, 'error')}, {_format_count(self.restarts, 'restart')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """Statistics of a `Loader` since its epoch began, or since an earlier snapshot: ``print(loader.stats())``.
@@ -106,38 +226,19 @@ class Stats:
         waiting: the share of the time that the loop waited in ``next()`` for a batch, 0 to 1.
         next_ms: mean host time of ``next()`` without waiting, milliseconds.
         first_s: seconds the loop waited for the epoch's first batch, if the snapshot covers it.
-        start: how long each step of starting the current workers took, even if that was before the time covered; all 0
-            without workers on this machine, and until workers are ready.
         parts: the parts of the work, with their times.
         workers: current workers, and workers that ended during the time covered. Empty with ``num_workers=0``, where
             the main process does their work.
         chunks_ready, batches_ready: the number of chunks and batches that are ready but not yet yielded, at this
             moment.
-        ring_used_bytes, ring_bytes, ring_limit_bytes: shared memory of the slots in use, shared memory of all slots,
-            and its limit, at this moment; ring_segments: the number of slots; ring_grown: the number of slots
-            allocated so far; ring_spilled: the number of chunks moved from a full ring into ordinary memory.
-        pinned_bytes: the page-locked part of `ring_bytes`; pinning_refused: whether the driver refused to lock a part.
-        bytes_read: bytes of image files and arrays that the dataset returned.
-        bytes_decoded: bytes of pixels written to the slots.
-        decoders: the number of images per decoder; ``"cut"`` counts crops that were first cut from a JPEG with restart
-            markers, ``"scaled"`` images decoded at a smaller size and resized, with ``Decode(scale="fast")``.
-        device_refused: the number of images that the device's decoder refused, by reason; this process decoded these on
-            the CPU.
-        decode_peak_bytes: the largest size of images decoded together on the device, before cropping.
-        decoded_whole: the number of JPEGs fully decoded where a part would do, because nvImageCodec cannot be used.
-        cache_hits, cache_misses: the number of samples that were, and were not, in the caches: of `Cached` datasets,
-            summed over all processes on this machine that share them.
-        errors: the number of samples that failed; restarts: the number of workers that died.
-        device: where the batches go; placement: where workers and ring are placed on a machine with several NUMA nodes,
-            or why they are not; "" for batches on the CPU.
         num_workers: the number of workers; elsewhere: whether they run on other machines; chunk_size: the maximum
             number of samples that a worker processes at a time; prefetch_factor: batches prepared ahead of the one in
             use, if they fit in a quarter of the ring or were requested (per worker for an iterable dataset).
-        cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
-            workers_cpu_s: CPU seconds of the workers; workers_queued_s: how long busy workers were runnable but waited
-            for a CPU, if the kernel reports it.
         untried: options that could help and are not used: ``"block"`` (``shuffle="block"``, for datasets with several
             samples per file), ``"cache"`` (`Cached`), ``"persistent"`` (``persistent_workers=True``).
+        start: how long each step of starting the current workers took, even if that was before the time covered; all 0
+            without workers on this machine, and until workers are ready.
+        cpu, ring, stage, decode, cache, faults: groups of figures.
         advice: the bottleneck and a remedy, in one sentence.
 
     Example:
@@ -147,7 +248,7 @@ class Stats:
         >>> for images in loader:
         ...     pass
         >>> stats = loader.stats()
-        >>> stats.batches, stats.images, stats.errors
+        >>> stats.batches, stats.images, stats.faults.errors
         (8, 64, 0)
     """
 
@@ -159,42 +260,30 @@ class Stats:
     waiting: float = 0.0
     next_ms: float = 0.0
     first_s: float = 0.0
-    start: Start = field(default_factory=Start)
     parts: tuple[Part, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
     chunks_ready: int = 0
     batches_ready: int = 0
-    ring_used_bytes: int = 0
-    ring_bytes: int = 0
-    ring_limit_bytes: int = 0
-    ring_segments: int = 0
-    ring_grown: int = 0
-    ring_spilled: int = 0
-    pinned_bytes: int = 0
-    pinning_refused: bool = False
-    bytes_read: int = 0
-    bytes_decoded: int = 0
-    decoders: dict[str, int] = field(default_factory=dict)
-    device_refused: dict[str, int] = field(default_factory=dict)
-    decode_peak_bytes: int = 0
-    decoded_whole: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    errors: int = 0
-    restarts: int = 0
-    device: str = "cpu"
-    placement: str = ""
     num_workers: int = 0
     elsewhere: bool = False
     chunk_size: int = 1
     prefetch_factor: int = 2
-    cpus: int = 1
-    cpu_s: float = 0.0
-    workers_cpu_s: float = 0.0
-    workers_queued_s: float = 0.0
     untried: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start)
+    cpu: CpuStats = field(default_factory=CpuStats)
+    ring: RingStats = field(default_factory=RingStats)
+    stage: StageStats = field(default_factory=StageStats)
+    decode: DecodeStats = field(default_factory=DecodeStats)
+    cache: CacheStats = field(default_factory=CacheStats)
+    faults: FaultStats = field(default_factory=FaultStats)
     advice: str = NOTHING_LOADED
     totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            path = f": it is stats.{MOVED[name]}" if name in MOVED else ""
+            raise AttributeError(f"Stats has no attribute {name!r}{path}")
 
     def part(self, name: str, where: str | None = None) -> Part:
         """Return the part with this name, or an empty part if there is none. Without `where`, add up the parts of the
@@ -217,7 +306,7 @@ class Stats:
         return max(0.0, self.waiting * self.seconds - self.first_s) / later_s if later_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values as a dict that can be stored as JSON."""
+        """Return all values as a dict that can be stored as JSON, with a dict for each group."""
         values = asdict(replace(self, totals=None))
         del values["totals"]
         return values | {name: list(values[name]) for name in ("parts", "workers")}
@@ -234,6 +323,16 @@ class Stats:
     def _repr_html_(self) -> str:
         tables = [table(_headline(self), HEADINGS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
+
+
+def replace_figures(stats: Stats, figures: Mapping[str, Any]) -> Stats:
+    """Return the statistics with other figures, which are keyed by their paths, such as ``"ring.bytes"``."""
+    groups: dict[str, dict[str, Any]] = {"": {}}
+    for path, value in figures.items():
+        group, _, name = path.rpartition(".")
+        groups.setdefault(group, {})[name] = value
+    values = groups.pop("")
+    return replace(stats, **values, **{name: replace(getattr(stats, name), **group) for name, group in groups.items()})
 
 
 def format_bytes(nbytes: float) -> str:
@@ -278,8 +377,8 @@ def _format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs"
 
 
-def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of all other figures; a text without a name continues the previous text."""
+def _facts(stats: Stats) -> Facts:
+    """Yield the figures that are not in the table."""
     yield "next()", f"waited {stats.waiting:.1%} of the time; takes {stats.next_ms:.2f} ms without waiting"
     if stats.first_s:
         yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
@@ -291,27 +390,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     if stats.start.seconds:
         text = f"{_format_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
         yield from _wrap_fact("start", text)
-    if stats.placement:
-        yield from _wrap_fact("placed", stats.placement)
-    used = f"{format_bytes(stats.ring_used_bytes)} of {format_bytes(stats.ring_bytes)} in use"
-    slots = f"{stats.ring_segments} slots, {stats.ring_grown} allocated so far"
-    yield "ring", f"{used}, limit {format_bytes(stats.ring_limit_bytes)}; {slots}"
-    if stats.device != "cpu":
-        refusal_note = "; the driver refused to lock more" if stats.pinning_refused else ""
-        yield "", f"{format_bytes(stats.pinned_bytes)} page-locked{refusal_note}"
-    rate = stats.bytes_read / stats.seconds if stats.seconds else 0.0
-    yield (
-        "read",
-        f"{format_bytes(stats.bytes_read)}, {format_bytes(rate)}/s; decoded {format_bytes(stats.bytes_decoded)}",
-    )
-    if stats.decoders:
-        yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
-    for reason, count in stats.device_refused.items():
-        yield "refused", f"{count:,} by the device's decoder: {reason}"
-    if stats.cache_hits or stats.cache_misses:
-        share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
-        yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
-    yield "faults", f"{_format_count(stats.errors, 'error')}, {_format_count(stats.restarts, 'restart')}"
+    for group in (stats.cpu, stats.ring, stats.stage, stats.decode, stats.cache, stats.faults):
+        yield from group.facts(stats)
 
 
 def _wrap_fact(name: str, text: str) -> Iterator[tuple[str, str]]:

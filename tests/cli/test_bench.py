@@ -32,7 +32,7 @@ from gpuload.cli.bench import (
     worker_counts,
 )
 from gpuload.errors import LimitError
-from gpuload.loader.stats import Part
+from gpuload.loader.stats import DecodeStats, Part
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,8 @@ def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", w
         Part("decode", workers, decode_s * 3 / 4, 1000),
         Part("stage", where, stage_s, 10),
     )
-    return gl.Stats(images=1000, batches=10, parts=parts, bytes_read=130_000_000, bytes_decoded=500_000_000)
+    decoded = DecodeStats(read_bytes=130_000_000, bytes=500_000_000)
+    return gl.Stats(images=1000, batches=10, parts=parts, decode=decoded)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
     for (images, labels, positions), (images_, labels_, positions_) in zip(found, expected, strict=True):
         assert (labels, positions) == (labels_, positions_)
         assert (images.float() - images_.float()).abs().mean() <= 1.0
-    assert sum(count for name, count in made.stats().decoders.items() if name.startswith("nvImageCodec (")) > 0
+    assert sum(count for name, count in made.stats().decode.counts.items() if name.startswith("nvImageCodec (")) > 0
 
 
 def test_bits_do_not_depend_on_batches_chunks_and_workers():
@@ -69,7 +69,7 @@ def test_many_batches_take_no_more_memory_than_few():
             for _ in range(epochs):
                 for _ in loader:
                     pass
-            assert 0 < loader.stats().decode_peak_bytes <= DEVICE.device_memory
+            assert 0 < loader.stats().decode.peak_bytes <= DEVICE.device_memory
         return torch.cuda.max_memory_allocated()
 
     assert peak(6) <= 1.25 * peak(2)

@@ -23,5 +23,5 @@ def test_copies_and_transforms_are_timed_on_the_device():
     for name in ("copy", "stage"):
         assert found.part(name, "device").count == 40
         assert 0 < found.part(name, "device").seconds < found.seconds
-    assert found.pinned_bytes == found.ring_bytes > 0
-    assert not found.pinning_refused
+    assert found.stage.pinned_bytes == found.ring.bytes > 0
+    assert not found.stage.pinning_refused

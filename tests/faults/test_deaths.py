@@ -352,5 +352,5 @@ def test_samples_that_are_read_together_have_the_same_random_numbers_after_a_wor
     for marker in ("", str(tmp_path / "died")):
         with gl.Loader(DrawsTogether(marker), 10, num_workers=2, device="cpu", seed=3, chunk_size=5) as loader:
             found.append([batch.tolist() for batch in loader])
-            assert loader.stats().restarts == bool(marker)
+            assert loader.stats().faults.restarts == bool(marker)
     assert found[0] == found[1]

@@ -9,7 +9,7 @@ import pytest
 
 from gpuload.loader import advice as module
 from gpuload.loader.advice import advice
-from gpuload.loader.stats import Part, Stats, WorkerStats
+from gpuload.loader.stats import Part, Stats, WorkerStats, replace_figures
 
 
 def workers(*busy: float, **parts: float) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def workers(*busy: float, **parts: float) -> dict[str, Any]:
         "workers": tuple(WorkerStats(n, b, 100, 0) for n, b in enumerate(busy)),
         "num_workers": len(busy),
         "parts": tuple(Part(name.replace("_", " "), "workers", seconds, 1000) for name, seconds in parts.items()),
-        "workers_cpu_s": sum(parts.values()),
+        "cpu__workers_s": sum(parts.values()),
     }
 
 
@@ -27,14 +27,20 @@ def stats(*, main: dict[str, float] | None = None, on_device: dict[str, float] |
     parts = given.pop("parts", ())
     parts += tuple(Part(name, "main", seconds, 100) for name, seconds in (main or {}).items())
     parts += tuple(Part(name, "device", seconds, 100) for name, seconds in (on_device or {}).items())
-    return Stats(**{"seconds": 10.0, "batches": 100, "images": 1000, "bytes_decoded": 600_000_000} | given, parts=parts)
+    defaults = {"seconds": 10.0, "batches": 100, "images": 1000, "decode__bytes": 600_000_000}
+    return changed(Stats(), **defaults | given, parts=parts)
+
+
+def changed(found: Stats, **figures: Any) -> Stats:
+    """The snapshot with other figures: `ring__bytes` is that of a group."""
+    return replace_figures(found, {name.replace("__", "."): value for name, value in figures.items()})
 
 
 def said(found: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
     """The sentence, on a machine with so many CPUs, whose process may lock so much memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "lockable_bytes", lambda: lockable_bytes)
-        sentence = advice(replace(found, cpus=cpus))
+        sentence = advice(changed(found, cpu__count=cpus))
     assert "\n" not in sentence
     return sentence
 
@@ -47,7 +53,7 @@ def without_gain(sentence: str) -> str:
 
 
 DECODING = workers(*[0.975] * 8, read=1.0, header=4.0, decode=70.0)
-DECODING |= {"decoders": {"nvImageCodec": 1000}, "prefetch_factor": 3}
+DECODING |= {"decode__counts": {"nvImageCodec": 1000}, "prefetch_factor": 3}
 
 
 def test_decode_is_the_bottleneck():
@@ -60,8 +66,10 @@ def test_decode_is_the_bottleneck():
 
 
 def test_a_sentence_about_a_short_wait_says_how_little_there_is_to_gain_and_that_the_stage_comes_next():
-    found = stats(waiting=0.11, main={"stage": 8.1, "step": 0.7}, cpu_s=15.0, **workers(0.99, read=0.1, decode=9.7))
-    sentence = said(replace(found, decoders={"simplejpeg": 1000}), cpus=2)
+    found = stats(
+        waiting=0.11, main={"stage": 8.1, "step": 0.7}, cpu__seconds=15.0, **workers(0.99, read=0.1, decode=9.7)
+    )
+    sentence = said(changed(found, decode__counts={"simplejpeg": 1000}), cpus=2)
     assert sentence.startswith(
         "decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 11% of the time; "
     )
@@ -78,14 +86,14 @@ def test_a_sentence_about_a_short_wait_says_how_little_there_is_to_gain_and_that
     ({"hold": 5.0, "step": 1.0}, "the training step"),
 ])  # fmt: skip
 def test_what_comes_next_is_the_largest_part_of_the_rest(main: dict[str, float], name: str):
-    sentence = said(stats(waiting=0.4, main=main, device="cuda:0", **DECODING))
+    sentence = said(stats(waiting=0.4, main=main, stage__device="cuda:0", **DECODING))
     share = 60 if name == "the training step" else 50
     assert sentence.endswith(f"; next comes {name}, which takes {share}% of the loop's time")
 
 
 def test_more_workers_beside_a_device_give_at_most_what_the_loops_own_time_allows():
     """The host waits 31% of the time; whether the device does, it cannot tell."""
-    sentence = said(stats(waiting=0.31, device="cuda:0", **DECODING))
+    sentence = said(stats(waiting=0.31, stage__device="cuda:0", **DECODING))
     assert "; 12 workers would give at most 1.4 times the throughput; " in sentence
 
 
@@ -100,19 +108,19 @@ def test_more_workers_than_cpus_are_not_recommended():
 
 
 def test_full_cpus_take_no_more_workers():
-    sentence = said(stats(waiting=0.31, cpu_s=95.0, **DECODING), cpus=10)
+    sentence = said(stats(waiting=0.31, cpu__seconds=95.0, **DECODING), cpus=10)
     assert "more workers would not help, as this process uses all of its 10 CPUs" in sentence
 
 
 def test_cpus_that_are_full_once_workers_have_started_are_full():
     """Counters of workers begin with their first chunk."""
     given = DECODING | {"parts": (Part("start", "workers", 8 * 8.0, 8), *DECODING["parts"])}
-    found = stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu_s=95.0, **given)
+    found = stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu__seconds=95.0, **given)
     assert "as this process uses all of its 10 CPUs" in said(found, cpus=10)
 
 
 def test_workers_elsewhere_are_not_bound_by_cpus_here():
-    sentence = said(stats(waiting=0.5, cpu_s=10.0, elsewhere=True, **DECODING), cpus=1)
+    sentence = said(stats(waiting=0.5, cpu__seconds=10.0, elsewhere=True, **DECODING), cpus=1)
     assert "; 16 workers would give about 2.0 times the throughput" in sentence
 
 
@@ -124,21 +132,21 @@ def test_the_start_does_not_count():
 
 def test_reading_is_the_bottleneck():
     slow = stats(waiting=0.6, **workers(1.0, 1.0, read=19.0, decode=1.0))
-    slow = replace(slow, workers_cpu_s=1.0, decoders={"simplejpeg": 1000})
+    slow = changed(slow, cpu__workers_s=1.0, decode__counts={"simplejpeg": 1000})
     assert without_gain(said(slow, cpus=2)) == (
         "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers are busy, and the loop waits 60% of the "
         "time; 5 workers would give about 2.5 times the throughput"
     )
-    sentence = said(replace(slow, workers_cpu_s=18.0), cpus=2)
+    sentence = said(changed(slow, cpu__workers_s=18.0), cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert "takes CPU time (a sample takes 19 ms in the dataset's own code)" in sentence
     assert without_gain(sentence).endswith("more workers would not help, as this process may use only 2 CPUs")
-    sentence = said(replace(slow, workers_cpu_s=18.0, decoders={}), cpus=2)
+    sentence = said(changed(slow, cpu__workers_s=18.0, decode__counts={}), cpus=2)
     assert "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
 
 
 def test_no_workers():
-    found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decoders={"simplejpeg": 1000})
+    found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decode__counts={"simplejpeg": 1000})
     assert without_gain(said(found)) == (
         "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; 3 workers "
         "would give about 4.0 times the throughput"
@@ -146,21 +154,21 @@ def test_no_workers():
 
 
 def test_without_nvimagecodec():
-    sentence = said(stats(waiting=0.31, decoded_whole=950, **DECODING))
+    sentence = said(stats(waiting=0.31, decode__whole=950, **DECODING))
     assert sentence.startswith("decode is the bottleneck")
     assert "950 JPEGs were fully decoded where a part would do; `gpuload doctor` says why" in sentence
 
 
 def test_large_images():
-    sentence = said(stats(waiting=0.31, **DECODING | {"bytes_decoded": 36_000_000_000}))
+    sentence = said(stats(waiting=0.31, **DECODING | {"decode__bytes": 36_000_000_000}))
     assert sentence.startswith("decode is the bottleneck")
     assert "12.0 megapixels decoded per image" in sentence
     assert "--short-side 512" in sentence
 
 
 @pytest.mark.parametrize("found", [
-    stats(waiting=0.3, **DECODING | {"bytes_decoded": 3_072_000}),
-    stats(main={"collate": 3.0, "rest": 3.0}, **workers(0.4, 0.4, decode=4.0) | {"bytes_decoded": 3_072_000}),
+    stats(waiting=0.3, **DECODING | {"decode__bytes": 3_072_000}),
+    stats(main={"collate": 3.0, "rest": 3.0}, **workers(0.4, 0.4, decode=4.0) | {"decode__bytes": 3_072_000}),
 ])  # fmt: skip
 def test_small_images(found: Stats):
     sentence = said(found)
@@ -168,32 +176,32 @@ def test_small_images(found: Stats):
 
 
 def test_small_crops_of_large_files_are_no_small_images():
-    found = stats(waiting=0.3, bytes_read=200_000_000, **DECODING | {"bytes_decoded": 3_072_000})
+    found = stats(waiting=0.3, decode__read_bytes=200_000_000, **DECODING | {"decode__bytes": 3_072_000})
     assert said(found).startswith("decode is the bottleneck")
 
 
 def test_small_images_on_a_slow_disk_are_a_slow_disk():
-    found = stats(waiting=0.6, bytes_decoded=3_072_000, **workers(1.0, read=9.0, decode=0.1))
+    found = stats(waiting=0.6, decode__bytes=3_072_000, **workers(1.0, read=9.0, decode=0.1))
     assert said(found).startswith("reading is the bottleneck")
 
 
 def test_a_small_ring():
     found = stats(
-        waiting=0.4, main={"slot wait": 6.0}, ring_limit_bytes=4 << 20, **workers(0.5, 0.5, read=1.0, decode=9.0)
+        waiting=0.4, main={"slot wait": 6.0}, ring__limit_bytes=4 << 20, **workers(0.5, 0.5, read=1.0, decode=9.0)
     )
     sentence = said(found)
     assert sentence.startswith("the ring is the bottleneck")
     assert "ring_bytes=4,194,304 is too small for the batches in flight. It is full 60% of the time" in sentence
     assert without_gain(sentence).endswith("try ring_bytes=8,388,608")
-    assert said(replace(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers))).startswith(
+    assert said(changed(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers))).startswith(
         "copying the dataset's arrays is the bottleneck"
     )
 
 
 def test_dying_workers():
-    sentence = said(stats(waiting=0.4, restarts=30, **workers(0.5, 0.5, decode=9.0)))
+    sentence = said(stats(waiting=0.4, faults__restarts=30, **workers(0.5, 0.5, decode=9.0)))
     assert sentence.startswith("dying workers are the bottleneck: 30 died within 100 batches")
-    assert said(stats(waiting=0.4, restarts=1, **workers(0.9, 0.9, decode=9.0))).startswith(
+    assert said(stats(waiting=0.4, faults__restarts=1, **workers(0.9, 0.9, decode=9.0))).startswith(
         "copying the dataset's arrays is the bottleneck"
     )
 
@@ -211,11 +219,11 @@ def test_nobody_has_enough_to_do():
 
 def test_requested_prefetch_factor_that_starves_the_workers_is_named_with_the_number_that_is_enough():
     starved = stats(batches=100, images=3200, waiting=0.5, **workers(*[0.45] * 15, decode=9.0))
-    assert without_gain(said(replace(starved, chunk_size=8, prefetch_factor=2))) == (
+    assert without_gain(said(changed(starved, chunk_size=8, prefetch_factor=2))) == (
         "prefetch_factor=2 is the bottleneck: it gives 15 workers too few chunks to work on (6.8 of 15 workers are "
         "busy, and the loop waits 50% of the time); leave it out, or set it to 12"
     )
-    assert "prefetch_factor=12 is" not in said(replace(starved, chunk_size=8, prefetch_factor=12))
+    assert "prefetch_factor=12 is" not in said(changed(starved, chunk_size=8, prefetch_factor=12))
 
 
 def test_the_stage():
@@ -228,29 +236,29 @@ def test_the_stage():
 
 
 def test_copies():
-    copying = stats(main={"copy": 6.0}, device="cuda:0")
+    copying = stats(main={"copy": 6.0}, stage__device="cuda:0")
     sentence = said(copying)
     assert sentence.startswith(
         "copying batches to the device is the bottleneck: it takes 60% of the loop's time; decode"
     )
-    refused = replace(copying, pinning_refused=True)
+    refused = changed(copying, stage__pinning_refused=True)
     sentence = said(refused, lockable_bytes=64 << 10)
     assert "this process may lock only 64 KiB of memory" in sentence
     assert "ulimit -l unlimited" in sentence
     assert "the driver refused it" in said(refused)
     found = DECODING | {"parts": refused.parts + DECODING["parts"]}
-    assert said(replace(refused, waiting=0.65, **found)).startswith("decode is the bottleneck")
+    assert said(changed(refused, waiting=0.65, **found)).startswith("decode is the bottleneck")
 
 
 def test_the_devices_decoder():
-    assert said(stats(main={"device decode": 6.0, "step": 3.0}, device="cuda:0")) == (
+    assert said(stats(main={"device decode": 6.0, "step": 3.0}, stage__device="cuda:0")) == (
         "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both', "
         "device_share=…) leaves some images to workers"
     )
 
 
 def test_a_step_that_is_the_bottleneck_has_a_word_for_the_ring():
-    found = stats(main={"step": 9.0, "copy": 0.2}, pinning_refused=True, **workers(0.4, decode=4.0))
+    found = stats(main={"step": 9.0, "copy": 0.2}, stage__pinning_refused=True, **workers(0.4, decode=4.0))
     sentence = said(found, lockable_bytes=64 << 10)
     assert sentence.startswith("the training step is the bottleneck")
     assert (
@@ -278,7 +286,7 @@ def test_the_step():
 def test_the_start_of_workers():
     start = Part("start", "workers", 20.0, 2)
     found = stats(waiting=0.97, seconds=10.4, first_s=10.0, **workers(0.9, 0.9, decode=0.7))
-    found = replace(found, parts=(start, *found.parts))
+    found = changed(found, parts=(start, *found.parts))
     sentence = said(found)
     assert sentence == (
         "starting the workers is the bottleneck so far: it took 10.0 of 10.4 s, during which they import the dataset's "
@@ -286,21 +294,21 @@ def test_the_start_of_workers():
         "the start with stats(since=…)"
     )
     # Of 60 s the start is of no account; where it comes with each epoch, it is, unless the loop waits longer for more.
-    later = replace(found, seconds=60.0, waiting=0.2)
+    later = changed(found, seconds=60.0, waiting=0.2)
     assert not said(later).startswith("starting the workers")
-    sentence = said(replace(later, untried=("persistent",)))
+    sentence = said(changed(later, untried=("persistent",)))
     assert sentence.startswith("starting the workers")
     assert sentence.endswith("persistent_workers=True starts them once, not in each epoch")
-    assert not said(replace(later, waiting=0.9, untried=("persistent",))).startswith("starting the workers")
+    assert not said(changed(later, waiting=0.9, untried=("persistent",))).startswith("starting the workers")
 
 
 def test_a_stage_that_is_slower_than_the_wait_is_not_the_bottleneck_while_workers_are_busy():
     """A batch takes one worker 0.1 s, and the loop 0.09: a quicker stage would only make the loop wait longer."""
     main = {"stage": 8.0, "step": 1.0}
-    found = stats(waiting=0.1, main=main, decoders={"simplejpeg": 1000}, **workers(1.0, decode=10.0))
+    found = stats(waiting=0.1, main=main, decode__counts={"simplejpeg": 1000}, **workers(1.0, decode=10.0))
     assert said(found).startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 10% of")
     # Unless all CPUs are in use, most of them by the transforms.
-    assert said(replace(found, cpu_s=39.0), cpus=4).startswith("the stage is the bottleneck")
+    assert said(changed(found, cpu__seconds=39.0), cpus=4).startswith("the stage is the bottleneck")
 
 
 # -- counters of real loaders whose timing cannot be had at will ------------------------------------------------------
@@ -319,8 +327,10 @@ def test_a_stage_of_16_percent_beside_a_step_of_81():
 
 def test_a_dataset_that_computes_on_a_busy_machine():
     """8 ms of CPU for each sample, two workers on two CPUs, beside four busy loops and others' work."""
-    given = workers(1.0, 1.0, read=20.534, header=0.085) | {"workers_cpu_s": 1.586, "bytes_decoded": 0}
-    found = stats(seconds=10.393, batches=6, images=192, waiting=0.999, workers_queued_s=19.142, cpu_s=1.593, **given)
+    given = workers(1.0, 1.0, read=20.534, header=0.085) | {"cpu__workers_s": 1.586, "decode__bytes": 0}
+    found = stats(
+        seconds=10.393, batches=6, images=192, waiting=0.999, cpu__queued_s=19.142, cpu__seconds=1.593, **given
+    )
     sentence = said(found, cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert "and takes CPU time (a sample takes 20.5 ms in the dataset's own code)" in sentence
@@ -328,7 +338,7 @@ def test_a_dataset_that_computes_on_a_busy_machine():
         "; more workers would not help, as this process may use only 2 CPUs, and other programs use them too: workers "
         "wait 93% of their time for a CPU; " in sentence
     )
-    sentence = said(replace(found, num_workers=1, workers=found.workers[:1]), cpus=2)
+    sentence = said(changed(found, num_workers=1, workers=found.workers[:1]), cpus=2)
     assert "the loop would wait less, but workers wait 93% of their time for a CPU that other programs use" in sentence
 
 
@@ -339,9 +349,9 @@ def test_a_dataset_that_computes_on_a_busy_machine():
 ])  # fmt: skip
 def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: int, cpu_s: float, wanted: str):
     """20 ms of sleep for each sample, batches of 32, two CPUs."""
-    given = workers(*[0.99] * count, read=9.9 * count) | {"workers_cpu_s": cpu_s, "bytes_decoded": 0}
-    found = stats(batches=images // 32, images=images, waiting=0.98, cpu_s=cpu_s + 0.2, **given)
-    sentence = said(replace(found, chunk_size=8, prefetch_factor=8), cpus=2)
+    given = workers(*[0.99] * count, read=9.9 * count) | {"cpu__workers_s": cpu_s, "decode__bytes": 0}
+    found = stats(batches=images // 32, images=images, waiting=0.98, cpu__seconds=cpu_s + 0.2, **given)
+    sentence = said(changed(found, chunk_size=8, prefetch_factor=8), cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert f"; {wanted} would give about 4.0 times the throughput" in sentence
 
@@ -349,7 +359,7 @@ def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: i
 def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
     """An `ArrayFile` on a network disk: its pages come while pixels are copied."""
     found = stats(waiting=0.9, untried=("block", "cache"), **workers(1.0, 1.0, header=0.1, decode=19.0))
-    sentence = said(replace(found, workers_cpu_s=0.9), cpus=2)
+    sentence = said(changed(found, cpu__workers_s=0.9), cpus=2)
     assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers are busy")
     assert without_gain(sentence).endswith(
         'shuffle="block" reads neighbouring samples together'
@@ -361,12 +371,12 @@ def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
 
 def test_what_takes_no_jpegs_has_none_to_blame():
     for parts in ({"collate": 9.0}, {"pack": 9.0}, {"plan": 9.0}, {"header": 9.0, "read": 8.0}):
-        sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"bytes_decoded": 0}), cpus=1)
+        sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"decode__bytes": 0}), cpus=1)
         assert "JPEG" not in sentence
         assert without_gain(sentence).endswith("more workers would not help, as this process may use only 1 CPU")
-    found = stats(waiting=0.9, decoders={"Pillow": 1000}, **workers(1.0, decode=9.0))
+    found = stats(waiting=0.9, decode__counts={"Pillow": 1000}, **workers(1.0, decode=9.0))
     assert "JPEG" not in said(found, cpus=1)
-    assert "JPEG" in said(replace(found, decoders={"simplejpeg": 1000}), cpus=1)
+    assert "JPEG" in said(changed(found, decode__counts={"simplejpeg": 1000}), cpus=1)
 
 
 @pytest.mark.parametrize(("batches", "sentence"), [

@@ -142,7 +142,7 @@ def test_a_slow_stage():
 def test_a_ring_too_small(many_cpus):
     found = measured(Sleeping(0.01), num_workers=2, chunk_size=1, ring_bytes=1 << 16)
     check(found, "the ring is the bottleneck: ring_bytes=65,536 is too small", "try ring_bytes=")
-    assert found.ring_spilled >= 3 * 6  # of the four chunks of a batch, one stays
+    assert found.ring.spilled >= 3 * 6  # of the four chunks of a batch, one stays
 
 
 @pytest.mark.processes
@@ -153,7 +153,7 @@ def test_one_core():
         found = measured(Photos(1600, 1200), transforms=[T.CenterCrop(64)])
     finally:
         os.sched_setaffinity(0, allowed)
-    assert found.cpus == 1
+    assert found.cpu.count == 1
     check(found, "decode is the bottleneck: ", "more workers would not help, as this process ", " 1 CPU")
 
 
@@ -166,8 +166,8 @@ def test_without_nvimagecodec(many_cpus):
     photos = Photos(1600, 1200)
     found = measured(photos, transforms=[T.CenterCrop(64)], worker_init_fn=lose_nvimagecodec)
     check(found, "nvImageCodec cannot be used here, so ", " JPEGs were fully decoded", "gpuload doctor")
-    assert found.decoders.keys() == {"simplejpeg"}
-    assert found.decoded_whole == found.decoders["simplejpeg"]
+    assert found.decode.counts.keys() == {"simplejpeg"}
+    assert found.decode.whole == found.decode.counts["simplejpeg"]
 
 
 @lacking.mark("no GPU", torch.cuda.is_available())  # it locks what it is asked to
@@ -188,7 +188,7 @@ def test_little_memory_may_be_locked(monkeypatch):
             found = measured(pictures, num_workers=0, prefetch_factor=2, device="cuda", backend="torch")
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
-    assert (found.pinned_bytes, found.pinning_refused) == (0, True)
+    assert (found.stage.pinned_bytes, found.stage.pinning_refused) == (0, True)
     check(
         found,
         "copying batches to the device is the bottleneck: ",
@@ -312,7 +312,7 @@ def test_a_dataset_that_computes_beside_other_programs():
     """A worker gets a third of a CPU, and waits for it in the time between, not for a disk."""
     found = measured(Computing())
     check(found, "reading is the bottleneck, and takes CPU time (", "more workers would not help")
-    assert found.workers_queued_s > found.workers_cpu_s
+    assert found.cpu.queued_s > found.cpu.workers_s
     assert no_more_workers(found)
 
 
@@ -354,7 +354,7 @@ def test_a_dataset_that_decodes_by_itself(many_cpus, lazily: bool):
     found = measured(Opened(lazily=lazily), transforms=[T.CenterCrop(32)])
     check(found, "reading is the bottleneck, and takes CPU time (", "have it return gl.read(path) or gl.Encoded(bytes)")
     assert "JPEG" not in found.advice
-    assert found.decoders == {}
+    assert found.decode.counts == {}
 
 
 def test_a_dataset_that_decodes_in_the_main_process():
@@ -362,7 +362,7 @@ def test_a_dataset_that_decodes_in_the_main_process():
     found = measured(Opened(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
     check(found, "main process does this itself (num_workers=0)", "have it return gl.read(path) or gl.Encoded(bytes)")
     (count,) = re.findall(MORE_WORKERS, found.advice)
-    assert int(count) <= found.cpus
+    assert int(count) <= found.cpu.count
 
 
 @pytest.mark.processes

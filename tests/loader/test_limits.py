@@ -567,8 +567,8 @@ def test_a_worker_and_the_one_in_its_place_run_near_the_gpu(near_the_last, tmp_p
         assert f"placement: {told}" in loader.plan()._repr_html_()
         assert masks(loader) == {1 << LAST}
         stats = loader.stats()
-        assert stats.restarts == 1
-        assert stats.placement == told
+        assert stats.faults.restarts == 1
+        assert stats.cpu.placement == told
         assert f"placed    {told}" in str(stats)
         assert os.sched_getaffinity(0) == OWN
         assert loader._session.ring._near == {LAST}
@@ -599,7 +599,7 @@ def test_workers_are_set_free_when_there_are_more_of_them_than_cpus_and_come_bac
 def test_workers_run_anywhere(near_the_last, options):
     with gl.Loader(Where(), 2, device="cpu", **options) as loader:
         assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
-        told = loader.stats().placement
+        told = loader.stats().cpu.placement
     assert told == (
         "affinity='none': nothing is placed"
         if "affinity" in options
@@ -618,7 +618,7 @@ def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
     with gl.Loader(Where(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
         assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
-        assert loader.stats().placement == "ring in the memory of NUMA node 1, near cpu"
+        assert loader.stats().cpu.placement == "ring in the memory of NUMA node 1, near cpu"
     assert seen
     assert all(cpus == {LAST} for cpus in seen)
 
@@ -626,7 +626,7 @@ def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
 def test_a_loader_on_the_cpu_has_nothing_to_place():
     with gl.Loader([np.zeros((4, 4, 3), np.uint8)] * 2, 2, num_workers=0, device="cpu") as loader:
         list(loader)
-        assert loader.stats().placement == ""
+        assert loader.stats().cpu.placement == ""
         assert loader.plan().placement is None
         assert "place" not in str(loader.plan()) + str(loader.stats())
 

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import gpuload as gl
 from gpuload.loader import meter as module
 from gpuload.loader.meter import Meter
-from gpuload.workers.counters import FIELDS
 
 
 @pytest.fixture
 def rig(monkeypatch):
-    """A clock, an engine, a transfer, and the meter of a session whose other parts count nothing."""
+    """A clock, an engine, a transfer, and the meter of a session whose other parts are not read."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
-    engine = SimpleNamespace(waited_s=0.0, read_counters=lambda: np.zeros((0, len(FIELDS)), np.int64))
-    transfer = SimpleNamespace(host_wait_s=0.0, times=None)
-    ring = SimpleNamespace(full_s=0.0, refusals=0, slots_created=0, slots_moved_out=0)
-    options = gl.Loader([0], num_workers=0, device="cpu")._options
-    meter = Meter(
-        options,
-        feed=SimpleNamespace(engine=engine, ring=ring),
-        assembly=SimpleNamespace(copy_s=0.0, stage_s=0.0, collate_s=0.0),
+    monkeypatch.setattr(Meter, "_read_counters", lambda self: None)
+    engine, transfer = SimpleNamespace(waited_s=0.0), SimpleNamespace(host_wait_s=0.0)
+    session = SimpleNamespace(
+        options=gl.Loader([0], num_workers=0, device="cpu")._options,
+        feed=SimpleNamespace(engine=engine),
         transfer=transfer,
-        decoder=None,
-        errors=SimpleNamespace(total=0),
-        stage=None,
-        placement=None,
-        launched_batches=(),
+        stage=SimpleNamespace(device="cpu"),
+        **dict.fromkeys(("assembly", "decoder", "errors", "placement", "launched_batches")),
     )
+    meter = Meter(session)
     return now, engine, transfer, meter
 
 
@@ -49,7 +42,7 @@ def test_waiting_is_apart_from_what_next_does(rig):
         engine.waited_s += 1.0
         transfer.host_wait_s += 0.5
     meter.count_batch(7)
-    times = {"waited_s": 5.0, "held_s": 0.5, "next_s": 2.5, "first_s": 4.0}
+    times = {"main wait": 5.0, "main hold": 0.5, "next_s": 2.5, "first_s": 4.0}
     assert meter.counts == {**times, "batches": 2, "images": 15}
     assert (meter.last_waited_s, meter.time_s) == (1.0, 18.0)
 

@@ -67,7 +67,7 @@ def images(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: An
     made = loader(dataset, transforms, decode, **options)
     with made:
         batches = torch.cat([batch[0] for batch in made])
-        return batches, made.stats().decoders.get("scaled", 0)
+        return batches, made.stats().decode.counts.get("scaled", 0)
 
 
 CHAINS = {
@@ -118,7 +118,7 @@ def test_images_that_are_put_together_are_decoded_as_they_are():
     for decode in (EXACT, FAST):
         made = loader(Scenes(), chain, decode, ragged="list")
         batches.append(next(iter(made)))
-        assert "scaled" not in made.stats().decoders
+        assert "scaled" not in made.stats().decode.counts
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["image"], fast["image"])
 
@@ -130,7 +130,7 @@ def test_targets_move_as_with_exact_decoding():
     for decode in (EXACT, FAST):
         made = loader(Scenes(), chain, decode)
         batches.append(next(iter(made)))
-        assert made.stats().decoders.get("scaled", 0) == (0 if decode is EXACT else 4)
+        assert made.stats().decode.counts.get("scaled", 0) == (0 if decode is EXACT else 4)
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["mask"], fast["mask"])
         assert torch.equal(exact["boxes"], fast["boxes"])
@@ -195,7 +195,7 @@ def test_chains_that_do_not_begin_with_a_resize(chain, reason):
         for decode in (EXACT, FAST):
             made = loader(Photographs(), chain, decode)
             batches.append(next(iter(made))[0])
-            assert "scaled" not in made.stats().decoders
+            assert "scaled" not in made.stats().decode.counts
         assert all(map(torch.equal, *(batch if isinstance(batch, list) else [batch] for batch in batches)))
 
 
@@ -214,7 +214,7 @@ def test_bits_do_not_depend_on_workers_chunks_or_resuming():
     expected, scaled = images(Photographs(), chain, FAST, **options)
     with loader(Photographs(), chain, FAST, **options, num_workers=2, chunk_size=3) as apart:
         found = [batch[0] for batch in apart]
-        assert apart.stats().decoders["scaled"] == scaled > 1
+        assert apart.stats().decode.counts["scaled"] == scaled > 1
     assert torch.equal(torch.cat(found), expected)
     begun = loader(Photographs(), chain, FAST, **options)
     next(iter(begun))
@@ -228,7 +228,7 @@ def test_a_slot_holds_the_result_and_not_the_region():
     for decode in (EXACT, FAST):
         chain = loader(Photographs(), [T.Resize((32, 32))], decode)
         list(chain)
-        made[decode] = chain.stats().bytes_decoded
+        made[decode] = chain.stats().decode.bytes
     assert made[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
     assert made[FAST] == 8 * 32 * 32 * 3
 

@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,20 @@ from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.stats import COLUMNS, Counters, Part, Stats, WorkerStats, format_bytes
+from gpuload.loader.stats import (
+    COLUMNS,
+    MOVED,
+    CacheStats,
+    Counters,
+    DecodeStats,
+    FaultStats,
+    Part,
+    RingStats,
+    StageStats,
+    Stats,
+    WorkerStats,
+    format_bytes,
+)
 
 
 def jpeg(width: int = 60, height: int = 40) -> bytes:
@@ -70,10 +84,16 @@ def test_everything_is_counted(workers: int):
     dataset = Pictures()
     with loader(dataset, num_workers=workers, transforms=[T.CenterCrop(32)]) as made:
         found = drain(made)
-        assert (found.epoch, found.batches, found.images, found.errors, found.restarts) == (0, 6, 24, 0, 0)
-        assert found.bytes_read == 18 * len(dataset.data) + 6 * 40 * 60 * 3
-        assert found.bytes_decoded == 24 * 32 * 32 * 3
-        assert sum(found.decoders.values()) == 18
+        assert (found.epoch, found.batches, found.images, found.faults.errors, found.faults.restarts) == (
+            0,
+            6,
+            24,
+            0,
+            0,
+        )
+        assert found.decode.read_bytes == 18 * len(dataset.data) + 6 * 40 * 60 * 3
+        assert found.decode.bytes == 24 * 32 * 32 * 3
+        assert sum(found.decode.counts.values()) == 18
         where = "workers" if workers else "main"
         for name in ("read", "header", "decode", "pack"):
             assert found.part(name, where).count == 24
@@ -81,12 +101,12 @@ def test_everything_is_counted(workers: int):
         assert found.part("stage", "main").count == found.part("step").count == 6
         assert len(found.workers) == workers
         assert sum(worker.samples for worker in found.workers) == 24 * (workers > 0)
-        assert (found.chunks_ready, found.batches_ready, found.ring_used_bytes) == (0, 0, 0)
-        assert 0 < found.ring_bytes < found.ring_limit_bytes == 2 << 30
-        assert found.ring_segments == found.ring_grown > 0
+        assert (found.chunks_ready, found.batches_ready, found.ring.used_bytes) == (0, 0, 0)
+        assert 0 < found.ring.bytes < found.ring.limit_bytes == 2 << 30
+        assert found.ring.slots == found.ring.grown > 0
         assert found.images_per_s == pytest.approx(found.images / found.seconds)
-        assert found.cpu_s > 0
-        assert (found.workers_cpu_s > 0) == (workers > 0)
+        assert found.cpu.seconds > 0
+        assert (found.cpu.workers_s > 0) == (workers > 0)
         main = sum(part.seconds for part in found.parts if part.where == "main" and part.name != "slot wait")
         if workers:
             assert main == pytest.approx(found.seconds)  # the loop is always at one of them
@@ -113,11 +133,11 @@ def test_a_snapshot_since_another_is_the_difference():
         while (last := made.stats()).workers != made.stats().workers:  # until the worker has nothing to do
             assert time.monotonic() < deadline
     kept = made.stats()  # after the end
-    assert (kept.batches, kept.seconds, kept.workers, kept.ring_bytes) == (
+    assert (kept.batches, kept.seconds, kept.workers, kept.ring.bytes) == (
         6,
         last.seconds,
         last.workers,
-        last.ring_bytes,
+        last.ring.bytes,
     )
     assert kept.part("idle").seconds <= kept.seconds
     assert made.stats(since=first).batches == 8
@@ -137,8 +157,8 @@ def test_what_a_dead_worker_did_is_kept():
     with loader(Pictures(kills=9), num_workers=1, chunk_size=1, on_error="skip") as made:
         with pytest.warns(RuntimeWarning, match="sample 9"):
             found = drain(made)
-        assert (found.images, found.errors) == (23, 1)
-        assert found.restarts == found.workers[0].restarts >= 2
+        assert (found.images, found.faults.errors) == (23, 1)
+        assert found.faults.restarts == found.workers[0].restarts >= 2
         assert found.workers[0].samples >= 23
 
 
@@ -170,8 +190,8 @@ def test_caches_are_found_wherever_they_are():
     made = loader(type("Subset", (), {"__len__": lambda self: 8, "__getitem__": lambda self, i: self.dataset[i]})())
     made.dataset.dataset = cached
     first, second = drain(made), drain(made)
-    assert (first.cache_hits, first.cache_misses) == (0, 8)
-    assert (second.cache_hits, second.cache_misses) == (8, 0)
+    assert (first.cache.hits, first.cache.misses) == (0, 8)
+    assert (second.cache.hits, second.cache.misses) == (8, 0)
     assert first.part("read").count == second.part("read").count == 8
     assert "cache     8 hits, 0 misses: 100%" in str(second)
 
@@ -179,7 +199,7 @@ def test_caches_are_found_wherever_they_are():
 def test_errors_are_counted():
     with loader(Pictures(bad=(1, 2)), on_error="skip") as made, pytest.warns(RuntimeWarning, match="sample 1"):
         found = drain(made)
-    assert (found.images, found.errors) == (22, 2)
+    assert (found.images, found.faults.errors) == (22, 2)
     assert "2 errors" in str(found)
 
 
@@ -228,6 +248,7 @@ def test_a_snapshot_is_plain():
     found = drain(loader())
     again = json.loads(json.dumps(found.as_dict()))
     assert again["images"] == 24
+    assert again["ring"]["slots"] == found.ring.slots > 0
     assert again["parts"][0]["name"] == "read"
     assert "totals" not in again
     copy = pickle.loads(pickle.dumps(found))
@@ -235,6 +256,17 @@ def test_a_snapshot_is_plain():
     assert hash(found.parts) == hash(copy.parts)
     with pytest.raises(AttributeError):
         found.images = 3  # type: ignore[misc]
+
+
+def test_an_attribute_that_is_in_a_group_now_is_refused_with_its_path():
+    found = Stats()
+    with pytest.raises(AttributeError, match=r"^Stats has no attribute 'cpu_s': it is stats\.cpu\.seconds$"):
+        found.cpu_s  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^Stats has no attribute 'speed'$"):
+        found.speed  # noqa: B018
+    for name, path in MOVED.items():
+        assert not hasattr(found, name)
+        attrgetter(path)(found)  # the attribute is there
 
 
 def test_the_table():
@@ -245,10 +277,11 @@ def test_the_table():
             Part("plan", "workers", 0.0, 0), Part("step", "main", 8.4, 97), Part("stage", "device", 0.0291, 97),
         ),
         workers=tuple(WorkerStats(number, 0.975, 3000, 0) for number in range(9)), num_workers=9,
-        chunks_ready=3, batches_ready=1, ring_used_bytes=12_300_000, ring_bytes=48_000_000, ring_limit_bytes=2 << 30,
-        ring_segments=12, ring_grown=2, pinned_bytes=48_000_000, bytes_read=2_400_000_000, bytes_decoded=13_900_000_000,
-        decoders={"nvImageCodec": 24000, "cut": 1000}, cache_hits=300, cache_misses=100, errors=2, restarts=1,
-        device="cuda:0", advice="decode bounds: " + "word " * 30 + "end",
+        chunks_ready=3, batches_ready=1,
+        ring=RingStats(used_bytes=12_300_000, bytes=48_000_000, limit_bytes=2 << 30, slots=12, grown=2),
+        stage=StageStats("cuda:0", pinned_bytes=48_000_000),
+        decode=DecodeStats(2_400_000_000, 13_900_000_000, {"nvImageCodec": 24000, "cut": 1000}),
+        cache=CacheStats(300, 100), faults=FaultStats(2, 1), advice="decode bounds: " + "word " * 30 + "end",
     )  # fmt: skip
     text = str(found)
     assert max(map(len, text.splitlines())) <= COLUMNS

@@ -67,7 +67,7 @@ def test_files_are_not_copied_to_the_device():
     def drive(given: dict[str, Any]) -> Any:
         with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | given) as loader:
             yield from loader
-            sizes.append(loader.stats().bytes_decoded)
+            sizes.append(loader.stats().decode.bytes)
 
     with decoding_with():
         on_device(options, "lazy", drive)

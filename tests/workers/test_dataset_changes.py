@@ -411,7 +411,7 @@ def test_dataset_whose_list_and_array_are_reordered_reaches_the_workers_whole(co
         assert [int(path) for path, *_ in second] == [label for _, label, _ in second] == data.labels.tolist()
         assert not pids & new_pids
         assert read(loader) == (second, new_pids)  # nothing has changed
-        assert loader.stats().restarts == 0
+        assert loader.stats().faults.restarts == 0
 
 
 def test_simple_attribute_that_is_changed_beside_an_array_reaches_the_workers_with_it():
@@ -448,12 +448,12 @@ def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next(tmp_
         data.labels[:] = -1
         assert [label for _, label, _ in read(loader)[0]] == [-1] * 200
         stats = loader.stats()
-        assert stats.restarts == 0
-        slots = stats.ring_segments
+        assert stats.faults.restarts == 0
+        slots = stats.ring.slots
         for number in range(3):
             data.labels[:] = number
             assert {label for _, label, _ in read(loader)[0]} == {number}
-        assert loader.stats().ring_segments <= slots + 2
+        assert loader.stats().ring.slots <= slots + 2
 
 
 def test_worker_init_fn_runs_again_in_new_workers():

@@ -151,7 +151,7 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
         found = loader_.stats()
         assert [worker.restarts for worker in found.workers] == [1, 0]
         assert sum(worker.samples for worker in found.workers) >= 384  # less what nobody was told of before the death
-        assert (found.elsewhere, found.workers_cpu_s > 0) == (True, True)
+        assert (found.elsewhere, found.cpu.workers_s > 0) == (True, True)
         [death] = loader_._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
         assert numbers(loader_) == list(range(400))

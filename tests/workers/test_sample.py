@@ -53,7 +53,7 @@ def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[n
             for images, greys, numbers in loader
             for one, other, number in zip(images, greys, numbers, strict=True)
         }
-        return found, loader.stats().decoders, sorted(error.index for error in loader.errors)
+        return found, loader.stats().decode.counts, sorted(error.index for error in loader.errors)
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 8 << 20])

@@ -58,7 +58,7 @@ class Pixels(NamedTuple):
     Attributes:
         owner: an object that owns the memory, which is not reused while the owner is alive. On the CPU, the owner is
             the region itself, an H×W×C array of uint8.
-        decoder: the name of the decoder in `Stats.decoders`.
+        decoder: the name of the decoder in `Stats.decode.counts`.
         address, row_bytes: on a device, the address of the region's first pixel and the distance between rows.
     """
 

@@ -78,7 +78,7 @@ class ImageDecoder:
         transfer: the transfer whose stream reads the pixels.
 
     Attributes:
-        counts: the number of images per decoder, with the names of `Stats.decoders`.
+        counts: the number of images per decoder, with the names of `Stats.decode.counts`.
         refusals: the number of images that the device's decoder refused, by reason; the CPU then decoded or refused
             them.
         seconds: host time that the iterating thread spent on decoding, without waiting for the other threads.

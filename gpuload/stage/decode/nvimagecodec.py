@@ -78,7 +78,7 @@ class NvImageCodec:
         only: the name of the only decoder to use; "" for all decoders.
 
     Attributes:
-        names: the names of the decoders in `Stats.decoders`, in the order in which the decoders are called.
+        names: the names of the decoders in `Stats.decode.counts`, in the order in which the decoders are called.
         note: a note about the decoders for the user, or "".
         decodes_regions: whether every decoder decodes only regions; if False, some images are decoded completely and
             need memory for all of their pixels.

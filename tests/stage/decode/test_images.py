@@ -187,9 +187,9 @@ def test_who_decodes_what(kind):
             [((images, _), _)] = list(made)
             assert torch.equal(images, expected[0][0][0])
         stats = made.stats()
-        on_device = stats.decoders.get(ENGINE, 0) + stats.decoders.get(OTHER, 0)
+        on_device = stats.decode.counts.get(ENGINE, 0) + stats.decode.counts.get(OTHER, 0)
         assert on_device == (3 if who == "device" else 0)
-        assert sum(stats.device_refused.values()) == (3 if who in ("refused", "nobody after the device") else 0)
+        assert sum(stats.decode.refused.values()) == (3 if who in ("refused", "nobody after the device") else 0)
         assert stats.part("device decode").count == (3 if who not in ("worker", "nobody") else 0)
 
 
@@ -200,8 +200,8 @@ def test_a_batch_of_which_every_image_is_refused():
         found = batches(files, decode=DECODES["device"])
     assert_same(found, expected)
     stats = found[2].stats()
-    assert stats.device_refused == {"too green": 10}
-    assert sum(stats.decoders.values()) == 10
+    assert stats.decode.refused == {"too green": 10}
+    assert sum(stats.decode.counts.values()) == 10
     assert "refused   10 by the device's decoder: too green" in str(stats)
 
 
@@ -212,10 +212,10 @@ def test_a_large_image_beside_small_ones_goes_to_the_cpu_alone():
         found = batches(files, batch_size=10, decode=gl.Decode(where="device", device_memory=60_000))
     assert_same(found, expected)
     stats = found[2].stats()
-    assert stats.device_refused == {"more than device_memory=60,000 bytes": 1}
+    assert stats.decode.refused == {"more than device_memory=60,000 bytes": 1}
     assert sum(made[0].calls) == 9
     assert len(made[0].calls) > 1
-    assert 30_000 < stats.decode_peak_bytes <= 60_000
+    assert 30_000 < stats.decode.peak_bytes <= 60_000
 
 
 def test_where_the_device_has_no_room_fewer_are_tried_and_no_more_from_then_on():
@@ -225,7 +225,7 @@ def test_where_the_device_has_no_room_fewer_are_tried_and_no_more_from_then_on()
         found = batches(files, batch_size=10, decode=DECODES["device"])
     assert_same(found, expected)
     assert (sum(made[0].calls), max(made[0].calls)) == (COUNT, 2)
-    assert found[2].stats().device_refused == {}
+    assert found[2].stats().decode.refused == {}
 
 
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
@@ -238,8 +238,8 @@ def test_of_a_decoder_that_has_regions_these_are_what_takes_memory():
         found = batches(files, decode=gl.Decode(where="device", device_memory=3 * 24 * 24 * 3), **given)
     assert_same(found, expected)
     assert max(made[0].calls) == 3
-    assert found[2].stats().decode_peak_bytes == 3 * 24 * 24 * 3
-    assert not any("device_memory" in why for why in found[2].stats().device_refused)
+    assert found[2].stats().decode.peak_bytes == 3 * 24 * 24 * 3
+    assert not any("device_memory" in why for why in found[2].stats().decode.refused)
 
 
 def test_an_image_for_which_the_device_has_no_room_alone_goes_to_the_cpu():
@@ -248,7 +248,7 @@ def test_an_image_for_which_the_device_has_no_room_alone_goes_to_the_cpu():
     with decoding_with(room_bytes=1000):
         found = batches(files, batch_size=4, decode=DECODES["device"])
     assert_same(found, expected)
-    assert found[2].stats().device_refused == {"out of memory": 4}
+    assert found[2].stats().decode.refused == {"out of memory": 4}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -49,8 +49,8 @@ def test_batches_are_those_of_workers_to_the_last_bit():
         assert_same(found, expected)
     stats = batches(files, decode=DEVICE, on_error="skip")[2].stats()
     plain = sum(KINDS[kind][1] == "device" for kind in kinds)
-    assert stats.decoders[CPU] == plain
-    assert sum(stats.device_refused.values()) == sum("refused" in KINDS[k][1] or "after" in KINDS[k][1] for k in kinds)
+    assert stats.decode.counts[CPU] == plain
+    assert sum(stats.decode.refused.values()) == sum("refused" in KINDS[k][1] or "after" in KINDS[k][1] for k in kinds)
 
 
 @pytest.mark.parametrize("upright", [False, True])
@@ -64,7 +64,7 @@ def test_orientation_is_applied_once(upright):
     expected = batches(Photos(files), decode=gl.Decode(exif=upright), **given)
     found = batches(Photos(files), decode=gl.Decode(exif=upright, where="device"), **given)
     assert_same(found, expected)
-    assert found[2].stats().decoders == {CPU: 8}
+    assert found[2].stats().decode.counts == {CPU: 8}
 
 
 def test_a_crop_of_the_whole_image_is_what_its_region_decodes_to(library):
