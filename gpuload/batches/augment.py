@@ -372,7 +372,7 @@ class _Images:
         self.frames = leaf.value.shape[1] if self.is_clip else 1
         convert = _to_levels if converts else _widen_floats
         tensors = [convert(_to_device(tensor, device)) for _, tensor in leaf.entries]
-        planes = tensors if isinstance(leaf.value, list) else tensors[0]
+        planes: Any = tensors if isinstance(leaf.value, list) else tensors[0]
         leaf_note = f" of {leaf.path}" if has_siblings else ""
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{leaf_note}{frame}" for row in range(len(planes)) for frame in frames]

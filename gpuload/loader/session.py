@@ -193,7 +193,8 @@ class Session:
             Consumer(
                 substitute_candidates=partial(_substitute_candidates, options.order),
                 reclaim=self.transfer.reclaim,
-                plan_job=None if batch_planner is None else job,
+                # The job's dataset can be a copy, which the session must not keep.
+                plan_job=None if batch_planner is None else replace(job, dataset=None),
                 part_offsets=self.transfer.part_offsets,
                 decoder=self.decoder,
             ),

@@ -48,7 +48,7 @@ class Planner:
 
     Args:
         engine, ring: the engine and the ring of the feed.
-        job: the workers' job, whose transforms are planned; None if batches are not planned.
+        job: the workers' job, whose transforms are planned; its dataset is not used. None if batches are not planned.
         part_offsets: returns the offset of each part of a batch in the batch's memory on the device.
 
     Attributes:
