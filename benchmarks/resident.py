@@ -87,13 +87,12 @@ class RecordingStage:
 def record_stage_calls(dataset: InMemory) -> Callable[[], int]:
     """Return a function that repeats the stage calls of an epoch, and returns their number."""
     next(iter(dataset))  # compiles the stage
-    stages: Any = dataset.augment._stages
-    [(device, (stage, targets))] = stages.items()
-    recorder = RecordingStage(stage)
-    stages[device] = recorder, targets
+    [compiled] = dataset.augment._compiled.values()
+    stage: Any = compiled.stage
+    compiled.stage = recorder = RecordingStage(stage)  # pyright: ignore[reportAttributeAccessIssue]
     for _ in dataset:
         pass
-    stages[device] = stage, targets
+    compiled.stage = stage
 
     def repeat() -> int:
         for images, program, options in recorder.calls:
