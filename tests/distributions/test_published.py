@@ -27,4 +27,4 @@ def test_draws_are_distributed_as_published(name, definition):
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if isinstance(spec.draws, str)])
 def test_a_file_that_tests_draws_names_the_transform(name):
-    assert name in (Path(__file__).parents[1] / SPECS[name].draws).read_text()
+    assert name in (Path(__file__).parents[1] / str(SPECS[name].draws)).read_text()
