@@ -95,20 +95,15 @@ class _Figures:
         if waiting >= NEGLIGIBLE and (waiting >= shares[costliest] or (self.saturated and not self.in_process)):
             main_fills_cpus = on_cpu and self.cpus_are_full and cpu.seconds > 2 * cpu.workers_s
             self.bottleneck = "stage" if main_fills_cpus and shares["stage"] > waiting else "wait"
-        self.loop_waits, self.step_is_slow = self.bottleneck == "wait", self.bottleneck == "step"
         self.device_share = stats.part("stage", "device").seconds / elapsed_s
-        self.device_is_busy = self.step_is_slow and self.device_share > 0.5
         self.step_gain = max(self.loading_share / max(1.0 - self.loading_share, 0.01), 0.01)
         # The part of `next()` to describe. If the step is the bottleneck, there is a note on the costliest part.
-        part, predicate = self.bottleneck, "is the bottleneck: it takes"
-        if self.step_is_slow:
-            part, predicate = costliest, "takes"
-        self.share = shares.get(part, waiting)
+        self.part, predicate = self.bottleneck, "is the bottleneck: it takes"
+        if self.bottleneck == "step":
+            self.part, predicate = costliest, "takes"
+        self.share = shares.get(self.part, waiting)
         self.cost = f"{predicate} {self.share:.0%} of the loop's time"
-        self.stage_is_slow, self.transforms_are_slow = part == "stage", part == "stage" and on_cpu
         self.stage_ms = 1e3 * stats.part("stage", "main").seconds / stats.batches
-        self.copies_are_slow, self.locking_fails = part == "copy", part == "copy" and stats.stage.pinning_refused
-        self.device_decodes_slowly, self.main_process_is_slow = part == "device decode", part == "rest"
         has_costly_collate = collate_share > shares["rest"] / 2
         self.cause = "a collate_fn, or samples with many parts" if has_costly_collate else "many small chunks"
 
@@ -160,29 +155,38 @@ class _Figures:
         self.busiest = max(stats.workers, key=lambda worker: worker.busy, default=busiest)
         self.average_busy = self.busy / self.workers
 
-        self.workers_are_busy = self.loop_waits and self.saturated
-        self.workers_die = self.loop_waits and stats.faults.restarts >= 0.1 * stats.batches
-        ring_is_full = self.ring_full >= RING_FULL or stats.ring.spilled > 0
-        self.ring_is_small = self.loop_waits and not self.saturated and ring_is_full
         self.larger_ring_bytes = max(2 * stats.ring.limit_bytes, 1 << 20)
+        self.doubled_prefetch = 2 * stats.prefetch_factor
+        waits, busy = self.bottleneck == "wait", self.bottleneck == "wait" and self.saturated
         is_slow_read = reads_most_of_the_time and 1e3 * seconds["read"] > samples
         is_tiny = 0 < self.image_bytes <= SMALL_BYTES and file_bytes <= SMALL_BYTES and not is_slow_read
-        self.images_are_tiny = is_tiny and (self.workers_are_busy or self.bottleneck == "rest")
-        self.reading_is_slow = self.workers_are_busy and reads_most_of_the_time
-        self.dataset_computes = self.reading_is_slow and self.cpu_bound and not self.in_process
-        jpegs_are_slow = self.workers_are_busy and slowest == "decode" and bool(decode.counts.keys() - {"Pillow"})
-        self.jpegs_need_cpus = jpegs_are_slow and not self.more_workers
-        jpegs_are_slow = jpegs_are_slow and seconds["decode"] > 0.5 * self.work_s
-        self.nvimagecodec_is_missing = jpegs_are_slow and 2 * decode.whole >= samples
-        self.jpegs_are_large = jpegs_are_slow and self.image_bytes >= LARGE_BYTES
+        ring_is_full = self.ring_full >= RING_FULL or stats.ring.spilled > 0
+        jpegs_are_slow = busy and slowest == "decode" and bool(decode.counts.keys() - {"Pillow"})
+        jpegs_dominate = jpegs_are_slow and seconds["decode"] > 0.5 * self.work_s
         others_are_idle = self.busy - self.busiest.busy <= 0.5 * (self.workers - 1)
-        self.work_is_uneven = self.workers > 1 and self.busiest.busy >= BUSY and others_are_idle
-        self.prefetch_is_small = self.sufficient_ahead > stats.prefetch_factor  # the default would be larger
-        self.doubled_prefetch = 2 * stats.prefetch_factor
+        self.starves = self.sufficient_ahead > stats.prefetch_factor  # the default would be larger
+        self.conditions = {
+            self.bottleneck: True,
+            self.part: True,
+            "step on a busy device": self.bottleneck == "step" and self.device_share > 0.5,
+            "dying workers": waits and stats.faults.restarts >= 0.1 * stats.batches,
+            "small ring": waits and not busy and ring_is_full,
+            "tiny images": is_tiny and (busy or self.bottleneck == "rest"),
+            "stage on the CPU": self.part == "stage" and stats.stage.device == "cpu",
+            "copy without locking": self.part == "copy" and stats.stage.pinning_refused,
+            "computing dataset": busy and reads_most_of_the_time and self.cpu_bound and not self.in_process,
+            "slow dataset": busy and reads_most_of_the_time,
+            "no nvImageCodec": jpegs_dominate and 2 * decode.whole >= samples,
+            "large JPEGs": jpegs_dominate and self.image_bytes >= LARGE_BYTES,
+            "JPEGs and no CPUs": jpegs_are_slow and not self.more_workers,
+            "busy workers": busy,
+            "uneven work": self.workers > 1 and self.busiest.busy >= BUSY and others_are_idle,
+            "small prefetch_factor": self.starves,
+        }
 
     def choose(self, sentences: dict[str, str]) -> str:
         """Return the first sentence whose condition holds."""
-        sentence = next(text for condition, text in sentences.items() if getattr(self, condition))
+        sentence = next(text for condition, text in sentences.items() if self.conditions.get(condition))
         return sentence.format(f=self, stats=self.stats)
 
     @property
@@ -201,7 +205,7 @@ class _Figures:
         if is_contended and self.cpu_bound:
             return f"with {workers} the loop would wait less, but {queued} that other programs use"
         # Unless a smaller number than the default was requested, the default follows the number of workers.
-        prefetch = f" and prefetch_factor={self.suggested_ahead}" if self.prefetch_is_small else ""
+        prefetch = f" and prefetch_factor={self.suggested_ahead}" if self.starves else ""
         # A device works on earlier steps while the loop waits, so the loop is slower than its own time suggests.
         bound = "about" if self.stats.stage.device == "cpu" else "at most"
         return f"{workers}{prefetch} would give {bound} {self.speedup:.1f} times the throughput"
@@ -253,53 +257,52 @@ class _Figures:
         return "".join(f"; {note}" for note in notes)
 
 
-# Conditions, which are attributes of `_Figures`, and sentences: the first sentence whose condition holds is the advice.
-# The sentences in COSTS describe a part of `next()`, which a note names if the training step is slow.
+# Conditions, and sentences: the first sentence whose condition holds is the advice. The sentences in COSTS describe a
+# part of `next()`; one of them becomes a note if the training step is the bottleneck.
 COSTS: Final = {
-    "transforms_are_slow": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; transforms run on the CPU, in this "
+    "stage on the CPU": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; transforms run on the CPU, in this "
     "process: use fewer or cheaper transforms, smaller images, or a GPU",
-    "stage_is_slow": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; print(loader.plan()) shows what runs where",
-    "locking_fails": "copying batches to the device {f.cost}; {f.lock_problem}, so each copy makes the host wait; "
-    + RAISE_LOCK_LIMIT,
-    "copies_are_slow": "copying batches to the device {f.cost}; decode less of each image, with a crop or a smaller "
+    "stage": "the stage {f.cost}, {f.stage_ms:.3g} ms per batch; print(loader.plan()) shows what runs where",
+    "copy without locking": "copying batches to the device {f.cost}; {f.lock_problem}, so each copy makes the host "
+    "wait; " + RAISE_LOCK_LIMIT,
+    "copy": "copying batches to the device {f.cost}; decode less of each image, with a crop or a smaller "
     "Resize as the first transform",
-    "device_decodes_slowly": "waiting for the device's decoder {f.cost}; Decode(where='both', device_share=…) leaves "
+    "device decode": "waiting for the device's decoder {f.cost}; Decode(where='both', device_share=…) leaves "
     "some images to workers",
-    "main_process_is_slow": "the main process {f.cost} to put batches together, probably because of {f.cause}; use "
+    "rest": "the main process {f.cost} to put batches together, probably because of {f.cause}; use "
     "larger batches, or fewer values per sample",
 }
 SENTENCES: Final = {
-    "device_is_busy": "the stage is the bottleneck: it takes {f.device_share:.0%} of the device's time; "
+    "step on a busy device": "the stage is the bottleneck: it takes {f.device_share:.0%} of the device's time; "
     "print(loader.plan()) shows what runs where, and fewer transforms on the device leave more time for training",
-    "step_is_slow": "the training step is the bottleneck: the loop waits {f.waiting:.1%} of the time, and a faster "
+    "step": "the training step is the bottleneck: the loop waits {f.waiting:.1%} of the time, and a faster "
     "loader could raise throughput by at most {f.step_gain:.0%}{f.step_notes}",
-    "workers_die": "dying workers are the bottleneck: {stats.faults.restarts} died within {stats.batches} batches, and "
-    "the loop waits {f.waiting:.0%} of the time; check loader.errors and the machine's memory",
-    "ring_is_small": "the ring is the bottleneck: ring_bytes={stats.ring.limit_bytes:,} is too small for the batches "
+    "dying workers": "dying workers are the bottleneck: {stats.faults.restarts} died within {stats.batches} batches, "
+    "and the loop waits {f.waiting:.0%} of the time; check loader.errors and the machine's memory",
+    "small ring": "the ring is the bottleneck: ring_bytes={stats.ring.limit_bytes:,} is too small for the batches "
     "in flight. It is full {f.ring_full:.0%} of the time, and the loop waits {f.waiting:.0%} of the time; try "
     "ring_bytes={f.larger_ring_bytes:,}",
-    "images_are_tiny": "tiny images are the bottleneck: {f.image_bytes:,.0f} bytes of pixels each, so most of the time "
+    "tiny images": "tiny images are the bottleneck: {f.image_bytes:,.0f} bytes of pixels each, so most of the time "
     "is spent on the overhead of each sample ({f.load}); store the images decoded in one file: `gpuload pack --to "
     "array`, then gl.ArrayFile",
     **COSTS,
-    "dataset_computes": "reading is the bottleneck, and takes CPU time (a sample takes {f.reading_ms:.3g} ms in the "
+    "computing dataset": "reading is the bottleneck, and takes CPU time (a sample takes {f.reading_ms:.3g} ms in the "
     "dataset's own code): {f.load}; {f.reading_remedies}",
-    "reading_is_slow": "reading is the bottleneck (a sample takes {f.reading_ms:.3g} ms): {f.load}; "
-    "{f.reading_remedies}",
-    "nvimagecodec_is_missing": "decode is the bottleneck: {f.load}; nvImageCodec cannot be used here, so "
+    "slow dataset": "reading is the bottleneck (a sample takes {f.reading_ms:.3g} ms): {f.load}; {f.reading_remedies}",
+    "no nvImageCodec": "decode is the bottleneck: {f.load}; nvImageCodec cannot be used here, so "
     "{stats.decode.whole:,} JPEGs were fully decoded where a part would do; `gpuload doctor` says why, and pip install "
     "'gpuload[cu12]' (or cu13) installs it",
-    "jpegs_are_large": "decode is the bottleneck, as the images are large ({f.megapixels:.1f} megapixels decoded per "
+    "large JPEGs": "decode is the bottleneck, as the images are large ({f.megapixels:.1f} megapixels decoded per "
     "image): {f.load}; shrink them once with `gpuload pack --short-side 512`; {f.more_workers_effect}",
-    "jpegs_need_cpus": "decode is the bottleneck: {f.load}; {f.more_workers_effect}, but smaller or cuttable JPEGs "
+    "JPEGs and no CPUs": "decode is the bottleneck: {f.load}; {f.more_workers_effect}, but smaller or cuttable JPEGs "
     "would help (`gpuload pack`)",
-    "workers_are_busy": "{f.slowest} the bottleneck: {f.load}; {f.more_workers_effect}",
-    "work_is_uneven": "worker {f.busiest.number} is the bottleneck: it is busy {f.busiest.busy:.0%} of the time, the "
+    "busy workers": "{f.slowest} the bottleneck: {f.load}; {f.more_workers_effect}",
+    "uneven work": "worker {f.busiest.number} is the bottleneck: it is busy {f.busiest.busy:.0%} of the time, the "
     "average of all {f.workers} workers is {f.average_busy:.0%}, and the loop waits {f.waiting:.0%}; give workers "
     "equal shares of the data, or set in_order=False",
-    "prefetch_is_small": "prefetch_factor={stats.prefetch_factor} is the bottleneck: it gives {f.workers} workers too "
-    "few chunks to work on ({f.load}); leave it out, or set it to {f.sufficient_ahead}",
-    "loop_waits": "the bottleneck is too few batches in flight: {f.load}, so work comes in bursts; raise "
+    "small prefetch_factor": "prefetch_factor={stats.prefetch_factor} is the bottleneck: it gives {f.workers} workers "
+    "too few chunks to work on ({f.load}); leave it out, or set it to {f.sufficient_ahead}",
+    "wait": "the bottleneck is too few batches in flight: {f.load}, so work comes in bursts; raise "
     "prefetch_factor (for example to {f.doubled_prefetch}) or lower chunk_size",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -377,6 +378,14 @@ def test_what_takes_no_jpegs_has_none_to_blame():
     found = stats(waiting=0.9, decode__counts={"Pillow": 1000}, **workers(1.0, decode=9.0))
     assert "JPEG" not in said(found, cpus=1)
     assert "JPEG" in said(changed(found, decode__counts={"simplejpeg": 1000}), cpus=1)
+
+
+def test_every_sentence_has_a_condition_and_contains_figures_that_exist():
+    figures = module._Figures(stats(waiting=0.31, **DECODING))
+    for condition, sentence in module.SENTENCES.items():
+        assert condition in {*figures.conditions, *module.PART_NAMES, "wait"}
+        for owner, _, name in (path.partition(".") for _, path, _, _ in Formatter().parse(sentence) if path):
+            assert owner == "stats" or name.partition(".")[0] in dir(figures)
 
 
 @pytest.mark.parametrize(("batches", "sentence"), [
