@@ -176,7 +176,7 @@ def test_little_memory_may_be_locked(monkeypatch):
     page-locked waits for it."""
 
     def long_wait(machine: Machine, what: str, event: Event) -> None:
-        time.sleep(0.1 * (what not in ("event", "stream")))
+        time.sleep(0.4 * (what not in ("event", "stream")))
         wait(machine, what, event)
 
     wait = Machine.wait
