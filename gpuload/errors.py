@@ -236,11 +236,14 @@ def one_line(text: str, limit: int = 300) -> str:
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 
-def explain_unknown_arguments(suggest: Callable[[str], str | None]) -> Callable[[Function], Function]:
+def explain_unknown_arguments(
+    suggest: Callable[[str], str | None], find_remedy: Callable[[tuple[Any, ...]], str | None] = lambda args: None
+) -> Callable[[Function], Function]:
     """Return a decorator for an ``__init__`` whose error for an unknown argument suggests the right name.
 
     Args:
         suggest: returns advice for an argument name of another library; None if it does not know the name.
+        find_remedy: returns the end of the message for an invalid argument, given the positional arguments, or None.
     """
 
     def decorate(init: Any) -> Any:
@@ -256,7 +259,12 @@ def explain_unknown_arguments(suggest: Callable[[str], str | None]) -> Callable[
                     suggest(unknown) or did_you_mean(unknown, names) or f"its arguments: {', '.join(names) or 'none'}"
                 )
                 raise TypeError(f"{init.__qualname__.split('.')[-2]} has no argument {unknown!r}; {hint}")
-            init(self, *args, **arguments)
+            try:
+                init(self, *args, **arguments)
+            except (TypeError, ValueError) as error:
+                if (remedy := find_remedy(args)) is None:
+                    raise
+                raise type(error)(f"{error}; {remedy}") from None
 
         return checked_init
 

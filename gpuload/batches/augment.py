@@ -23,9 +23,9 @@ from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
+from gpuload.checks import integer, strings
 from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
-from gpuload.order.options import check_integer
 from gpuload.order.ranks import find_rank
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
@@ -107,8 +107,8 @@ class Augment(torch.nn.Module):
             "pad_to": pad_to,
             "backend": backend,
         }
-        self._images = _check_image_names(images)
-        self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
+        self._images = None if images is None else frozenset(strings("images", images))
+        self._arguments = transforms, integer("seed", seed, minimum=0, maximum=2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
         self._saved_backend: str | None = None  # the backend of a loaded state, until the first batch
@@ -158,7 +158,7 @@ class Augment(torch.nn.Module):
             TypeError, ValueError: `epoch` is not an integer of at least 0, or an argument from `by_epoch` is invalid in
                 this epoch.
         """
-        epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
+        epoch = integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
         self._chain.at(epoch)  # an invalid value from `by_epoch` raises an error here, not in the training step
         if not (self._loaded and epoch == self._epoch):
             self._position = 0
@@ -231,7 +231,7 @@ class Augment(torch.nn.Module):
                 "Augment counts positions in its own process, so it would draw the same values in each worker of a "
                 "DataLoader; call it on the batches in the training loop, or pass positions=…"
             )
-        epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MAX_EPOCH)
+        epoch = self._epoch if epoch is None else integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
@@ -388,14 +388,6 @@ class _Images:
         if isinstance(result, tuple):
             return result[0].unflatten(0, (-1, self.frames)), result[1][:: self.frames]
         return result.unflatten(0, (-1, self.frames))
-
-
-def _check_image_names(images: Any) -> frozenset[str] | None:
-    if images is None:
-        return None
-    if isinstance(images, str) or not all(isinstance(name, str) for name in images):
-        raise TypeError(f"Augment(images=…) must be names, such as images=('image',), got {images!r}")
-    return frozenset(images)
 
 
 def _check_images(leaf: Leaf) -> None:

@@ -25,6 +25,7 @@ from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
+from gpuload.checks import argument, check_fields, flag, function
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import META, plain_meta
 from gpuload.datasets.tree import (
@@ -39,7 +40,6 @@ from gpuload.datasets.tree import (
     unflatten,
 )
 from gpuload.errors import CollateError, error_class_names
-from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
 from gpuload.stage.stage import check_ragged, padded_hw
@@ -75,10 +75,10 @@ class BatchOptions:
         TypeError, ValueError: an argument is invalid, or two arguments cannot be combined.
     """
 
-    collate_fn: Callable[[Any], Any] | None
+    collate_fn: Callable[[Any], Any] | None = argument(function, optional=True)
     ragged: Ragged
     pad_to: int | None
-    pin_memory: bool
+    pin_memory: bool = argument(flag)
     chain: Chain
     seed: int
     single: bool
@@ -86,10 +86,7 @@ class BatchOptions:
     repeats: int = 1
 
     def __post_init__(self) -> None:
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise TypeError(
-                f"collate_fn must be callable or None, got {type(self.collate_fn).__name__}: {self.collate_fn!r}"
-            )
+        check_fields(self)
         if self.rebuilds_samples and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
@@ -97,7 +94,6 @@ class BatchOptions:
                 f"which gets each image in its own size; leave out {argument} (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
-        object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
     def rebuilds_samples(self) -> bool:

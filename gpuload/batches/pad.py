@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpuload.checks import function, integer, is_sequence, number, optional, plain
 from gpuload.datasets.sample import META, MetaValue, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
@@ -101,8 +101,7 @@ def keep(*names: str | int, collate_fn: Callable[[Sequence[Any]], Any] | None = 
         {'x': tensor([1, 2]), 'meta': [{'who': 'Ann'}, None]}
     """
     _check_names("keep", "fields that it keeps", "keep('meta') or keep(1)", names)
-    if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"keep(collate_fn=…) must be callable or None, got {collate_fn!r}")
+    optional(function, "keep(collate_fn=…)", collate_fn)
     return partial(_keep, names=tuple(map(str, names)), collate_fn=collate_fn or partial(pad_collate, only=()))
 
 
@@ -185,7 +184,7 @@ def pad_collate(
         name, column = next(leaves)
         if name in padded_names:
             sizes = to.get(name) if isinstance(to, Mapping) else to
-            return _pad(column, name, sizes, value.get(name, 0) if isinstance(value, Mapping) else value)
+            return _pad(column, name, sizes, plain(value.get(name, 0) if isinstance(value, Mapping) else value))
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
@@ -202,21 +201,18 @@ def _check_names(function: str, target: str, example: str, names: Sequence[Any])
 
 def _check_options(to: Any, value: Any) -> None:
     for label, sizes in _label_entries("to", to):
-        if sizes is not None and not (isinstance(sizes, tuple | list) and all(map(_is_size, sizes))):
+        if sizes is not None and not is_sequence(sizes):
             raise TypeError(f"{label} must be a tuple with one size (or None) per axis, got {sizes!r}")
+        for size in sizes or ():
+            optional(integer, label, size, minimum=0)
     for label, fill in _label_entries("value", value):
-        if not isinstance(fill, Real):
-            raise TypeError(f"{label} must be a number, got {fill!r}")
+        number(label, fill)
 
 
 def _label_entries(option: str, argument: Any) -> list[tuple[str, Any]]:
     if isinstance(argument, Mapping):
         return [(f"{option}[{name!r}]", entry) for name, entry in argument.items()]
     return [(option, argument)]
-
-
-def _is_size(size: Any) -> bool:
-    return size is None or (isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0))
 
 
 class _Numbers(list[Any]):

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
+from gpuload.checks import integer, one_of
 from gpuload.datasets.cache_file import CacheLocation, Entries
 from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import View
@@ -112,9 +113,10 @@ class Cached(View):
         path: str | os.PathLike[str] | None = None,
         version: str | None = None,
     ) -> None:
+        bytes_limit = integer("bytes_limit", bytes_limit, minimum=MIN_BYTES)
+        self.where = one_of("where", where, ("memory", "disk"))
         _check(dataset, bytes_limit, where, path, version)
         super().__init__(dataset)
-        self.where = where
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
         self._location = CacheLocation(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
@@ -174,7 +176,7 @@ class Cached(View):
         return f"Cached({self.dataset!r}, bytes_limit={self._location.limit_bytes}, where={self.where!r})"
 
 
-def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) -> None:
+def _check(dataset: Any, bytes_limit: int, where: str, path: Any, version: Any) -> None:
     check_dataset(dataset)
     name = type(dataset).__name__
     if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -184,12 +186,6 @@ def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) 
             f"{name} has set_epoch(), so its samples change while it is used, but cached samples would not; cache the "
             "dataset inside it instead"
         )
-    if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
-        raise TypeError(f"bytes_limit must be a number of bytes, such as 64 << 30, got {bytes_limit!r}")
-    if bytes_limit < MIN_BYTES:
-        raise ValueError(f"bytes_limit must be at least {MIN_BYTES} bytes (1 MiB), got {bytes_limit}")
-    if where not in ("memory", "disk"):
-        raise ValueError(f"where must be 'memory' or 'disk', got {where!r}")
     if where == "disk" and path is None:
         raise ValueError("where='disk' needs path=, a folder on a local disk that no other dataset uses")
     if where == "memory" and (path is not None or version is not None):

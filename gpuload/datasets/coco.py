@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
+from gpuload.checks import flag, one_of, strings
 from gpuload.datasets.base import ImageFileDataset, existing_folder, pack_labels
 from gpuload.datasets.files import check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
+from gpuload.datasets.sample import MODES, Boxes, Encoded, Keypoints, Mask, Mode, as_meta
 from gpuload.datasets.scan import LazySequence, Paths
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
@@ -109,10 +110,8 @@ class Coco(_CocoImages):
     ) -> None:
         from gpuload.datasets.stores.cached import load_or_build  # slow to import, and not needed by workers
 
-        if not isinstance(crowds, bool):
-            raise TypeError(f"crowds must be True or False, got {crowds!r}")
-        names = check_selection(targets, "targets")
-        self.mode: Mode = check_mode(mode)
+        crowds, names = flag("crowds", crowds), check_selection(targets, "targets")
+        self.mode: Mode = one_of("mode", mode, MODES)
         remote = remote_options([images, annotations], storage_options)
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
@@ -417,12 +416,13 @@ def check_selection(annotations: Any, argument_name: str = "annotations") -> Any
     """Check and return the argument `annotations` of `wrap`; `argument_name` is its name in messages."""
     if annotations is None or annotations == "raw":
         return annotations
-    text = f"{argument_name} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
-    if isinstance(annotations, str) or not isinstance(annotations, Collection):
-        raise TypeError(f"{text}, got {annotations!r}")
-    if unknown := [name for name in annotations if name not in FIELDS]:
-        raise ValueError(f"{text}, got {unknown[0]!r}; targets always have boxes and labels")
-    return tuple(annotations)
+    names = strings(f"{argument_name}, unless it is 'raw',", annotations)
+    if unknown := [name for name in names if name not in FIELDS]:
+        raise ValueError(
+            f"{argument_name} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',), got "
+            f"{unknown[0]!r}; targets always have boxes and labels"
+        )
+    return names
 
 
 def _check_field(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from gpuload.checks import flag, one_of
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
 from gpuload.datasets.classes import Classes, check_known_class, class_names, format_names
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import log_skipped_files
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths, Scanner
 from gpuload.datasets.stores.opening import client, remote_options
 
@@ -44,6 +45,7 @@ class _ScannedFolder(ImageFileDataset):
         """Find the images in each folder of the root, or in the root itself. Return the names of these folders, the
         number of images in each, and a description of the search for error messages."""
         folder, endings = existing_folder(root), _check_extensions(extensions)
+        follow_links = flag("follow_links", follow_links)
         self._remote = remote_options(root, storage_options)
         if self._remote is None:
             scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
@@ -147,7 +149,7 @@ class ImageFolder(_ScannedFolder):
         storage_options: StorageOptions = None,
     ) -> None:
         names = class_names(classes)
-        self.mode = check_mode(mode)
+        self.mode = one_of("mode", mode, MODES)
         folders, counts, search_text = self._scan(root, extensions, follow_links, storage_options, by_class=True)
         if names is None and len(folders) > 1 and SPLITS.issuperset(name.lower() for name in folders):
             train = os.path.join(self.root, max(folders, key=lambda name: name.lower().startswith("train")))
@@ -222,7 +224,7 @@ class ImageFiles(_ScannedFolder):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        self.mode = check_mode(mode)
+        self.mode = one_of("mode", mode, MODES)
         *_, search_text = self._scan(root, extensions, follow_links, storage_options, by_class=False)
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {search_text}")

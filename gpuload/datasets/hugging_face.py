@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import copy
 import errno
-import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, SupportsIndex
 
+from gpuload.checks import integer, one_of
 from gpuload.datasets.file_id import FileMappings
 from gpuload.datasets.files import read_file
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.recognise import BOX_NAME, MASK_NAME, POINT_NAME
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import one_line
@@ -63,13 +63,8 @@ class WrappedRows(Dataset):
         return len(self.dataset if "dataset" in vars(self) else self._rows)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _convert_images(
-            self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_local
-        )
+        rows = self.dataset if "dataset" in vars(self) else self._rows
+        return _convert_images(self._plan, rows[integer("an index", index)], _read_local)
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
@@ -273,7 +268,7 @@ def _build_plan(feature: Any, mode: Mode | None, exif: bool | None) -> Any:
         feature.decode = False
         if mode is None and feature.mode is not None:
             try:
-                return _ImagePlan(check_mode(feature.mode), exif)
+                return _ImagePlan(one_of("mode", feature.mode, MODES), exif)
             except ValueError as error:
                 raise TypeError(f"datasets.Image(mode={feature.mode!r}): {error}; pass mode= to wrap()") from None
         return _ImagePlan(mode or "RGB", exif)

@@ -13,6 +13,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.checks import function
 from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.kinds import fetch_samples, forget, lazy_reader, maps_samples, natural_blocks
 from gpuload.datasets.scan import normalize_index
@@ -179,8 +180,7 @@ class Mapped(View):
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
-        if not callable(fn):
-            raise TypeError(f"map() takes a function that converts a sample, got {fn!r}")
+        function("map(fn=…)", fn)
         is_mapped = isinstance(dataset, Mapped)
         super().__init__(dataset.dataset if is_mapped else dataset)
         self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if is_mapped else (fn,)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+from gpuload.checks import integer, numbers
 from gpuload.datasets.joined import Dataset, Joined, Mapped, is_map_style, walk_datasets
 from gpuload.datasets.kinds import check_dataset, is_deterministic, is_iterable
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
@@ -71,13 +72,13 @@ class Mix(Joined):
         datasets = _check_datasets(datasets)
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
-        self.weights = _check_weights(weights, len(datasets))
+        self.weights = list(numbers("Mix(weights=…)", weights, above=0))
+        if len(self.weights) != len(datasets):
+            raise ValueError(
+                f"Mix(weights=…) must be one number for each of the {len(datasets)} datasets, got {len(self.weights)}"
+            )
         self.parts = _to_integer_parts(self.weights)
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
-            raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
-        if length is not None and length < 1:
-            raise ValueError(f"Mix(length=…) must be at least 1, got {length}")
-        self.length = len(self) if length is None else length
+        self.length = len(self) if length is None else integer("Mix(length=…)", length, minimum=1)
         _check_structures(datasets)
 
     def map(self, fn: Callable[[Any], Any]) -> Mix:
@@ -129,27 +130,6 @@ def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
         if not len(dataset):
             raise ValueError(f"Mix() takes datasets with samples, but {name}, of type {kind}, has length 0; remove it")
     return datasets
-
-
-def _check_weights(weights: Any, count: int) -> list[float]:
-    try:
-        weights = [*weights]
-    except TypeError:
-        raise TypeError(f"Mix(weights=…) must be a list of numbers, one for each dataset, got {weights!r}") from None
-    if len(weights) != count:
-        raise ValueError(f"Mix(weights=…) must be one number for each of the {count} datasets, got {len(weights)}")
-    numbers: list[float] = []
-    for i, weight in enumerate(weights):
-        try:
-            numbers.append(float(weight))
-        except (TypeError, ValueError):
-            raise TypeError(f"Mix(weights=…) must be numbers, but weights[{i}] is {weight!r}") from None
-        if not 0 < numbers[i] < math.inf:
-            raise ValueError(
-                f"Mix(weights=…) must be finite and greater than 0, but weights[{i}] is {numbers[i]}; remove datasets "
-                "that should not be read"
-            )
-    return numbers
 
 
 def _to_integer_parts(weights: list[float]) -> tuple[int, ...]:

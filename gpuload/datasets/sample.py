@@ -10,13 +10,13 @@ nor Pillow.
 
 from __future__ import annotations
 
-import operator
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
+from gpuload.checks import flag, integer, one_of, optional, pair
 from gpuload.datasets.files import read_file
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
 
@@ -38,8 +38,6 @@ __all__ = [
     "Mode",
     "Target",
     "as_meta",
-    "check_exif",
-    "check_mode",
     "explain_deep_pixels",
     "explain_float_range",
     "format_name",
@@ -51,10 +49,10 @@ __all__ = [
 ]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
-MODES: Final = ("RGB", "L", "RGBA", "unchanged")
+MODES: Final = get_args(Mode)
 PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
-FORMATS: Final = ("xyxy", "xywh", "cxcywh")
+FORMATS: Final = get_args(BoxFormat)
 # The names of formats in other libraries and files, with the translation.
 OTHER_FORMATS: Final = {
     "coco": "which is 'xywh' here: left, top, width, height in pixels",
@@ -75,20 +73,6 @@ DEEP: Final[dict[str, str]] = {
     "I": "32-bit integers",
     "F": "32-bit floats",
 }
-
-
-def check_mode(mode: Mode, name: str = "mode") -> Mode:
-    """Return the mode if it is valid; otherwise raise ValueError."""
-    if mode not in MODES:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-    return mode
-
-
-def check_exif(exif: bool | None, name: str = "exif") -> bool | None:
-    """Return `exif` if it is True, False or None; otherwise raise TypeError."""
-    if exif is not None and not isinstance(exif, bool):
-        raise TypeError(f"{name} must be True, False or None, got {exif!r}")
-    return exif
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +111,9 @@ class Encoded:
                     f"Encoded() takes the bytes of an image file, got {type(self.data).__name__}; "
                     "to read a file, call gpuload.read(path)"
                 ) from None
-        check_mode(self.mode, "Encoded(mode=…)")
-        check_exif(self.exif, "Encoded(exif=…)")
+        one_of("Encoded(mode=…)", self.mode, MODES)
+        if self.exif is not None:
+            object.__setattr__(self, "exif", flag("Encoded(exif=…)", self.exif))
 
     def __repr__(self) -> str:
         exif = "" if self.exif is None else f", exif={self.exif}"
@@ -161,8 +146,7 @@ class Image:
     layout: Literal["HWC", "CHW"] | None = None
 
     def __post_init__(self) -> None:
-        if self.layout not in ("HWC", "CHW", None):
-            raise ValueError(f"Image(layout=…) must be 'HWC' or 'CHW', got {self.layout!r}")
+        optional(one_of, "Image(layout=…)", self.layout, choices=("HWC", "CHW"))
         array = _to_array("Image", self.array)
         if array.dtype != np.uint8:
             _refuse_file(
@@ -255,13 +239,8 @@ class Boxes:
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
         if self.canvas_hw is not None:
-            try:
-                height, width = map(operator.index, self.canvas_hw)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"Boxes(canvas_hw=…) must be the height and the width of the image, got {self.canvas_hw!r}"
-                ) from None
-            object.__setattr__(self, "canvas_hw", (height, width))
+            canvas_hw = pair("Boxes(canvas_hw=…)", self.canvas_hw, form="(height, width)", entry=integer)
+            object.__setattr__(self, "canvas_hw", canvas_hw)
         array = _to_numeric_array("Boxes", self.array)
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)
@@ -491,22 +470,16 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
-    """Return the name of a box format, which is passed as a string (in any case) or torchvision's BoundingBoxFormat.
-
-    Raises:
-        ValueError: the format is unknown.
-    """
-    box_format = getattr(value, "value", value)
+    """Return the name of a box format, which is passed as a string (in any case) or torchvision's BoundingBoxFormat."""
+    box_format: Any = getattr(value, "value", value)
     box_format = box_format.lower() if isinstance(box_format, str) else box_format
     if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
             f"{name} is {value!r}, but rotated boxes are not supported; pass one of {', '.join(map(repr, FORMATS))}"
         )
-    if box_format not in FORMATS:
-        if isinstance(box_format, str) and box_format in OTHER_FORMATS:
-            raise ValueError(f"{name} is {value!r}, {OTHER_FORMATS[box_format]}")
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
-    return box_format  # pyright: ignore[reportReturnType]
+    if isinstance(box_format, str) and box_format in OTHER_FORMATS:
+        raise ValueError(f"{name} is {value!r}, {OTHER_FORMATS[box_format]}")
+    return one_of(name, box_format, FORMATS)  # pyright: ignore[reportReturnType]
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:

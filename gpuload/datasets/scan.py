@@ -26,6 +26,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
+from gpuload.checks import integer
 from gpuload.datasets.litter import STARTS, SkippedFiles, is_litter
 from gpuload.errors import one_line
 
@@ -204,10 +205,7 @@ def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
         TypeError: the index is not an integer.
         IndexError: the index is out of range.
     """
-    try:
-        number = index.__index__()
-    except AttributeError:
-        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
+    number = integer("an index", index)
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: {text}")
     return number % count

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from gpuload.checks import flag, one_of, optional
 from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.coco import WrappedCoco, check_selection
 from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
 from gpuload.datasets.kinds import check_dataset, is_iterable
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths
 from gpuload.errors import one_line
 
@@ -101,10 +102,8 @@ def wrap(
         Traceback (most recent call last):
         TypeError: got a builtins.list; gpuload.wrap() takes torchvision's ImageFolder, ...
     """
-    if not isinstance(crowds, bool):
-        raise TypeError(f"crowds must be True or False, got {crowds!r}")
-    coco = {"annotations": check_selection(annotations), "crowds": crowds}
-    return _wrap(dataset, mode if mode is None else check_mode(mode), coco, "")
+    coco = {"annotations": check_selection(annotations), "crowds": flag("crowds", crowds)}
+    return _wrap(dataset, optional(one_of, "mode", mode, choices=MODES), coco, "")
 
 
 def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, finite_number, flag, integer, one_of
 from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
-from gpuload.datasets.sample import check_exif
 
 __all__ = ["Decode", "Scale", "select_device_samples"]
 
@@ -57,9 +57,8 @@ class Decode:
             limit. The default is 2 GiB.
 
     Raises:
-        TypeError: `exif` or `index` is not a bool, a limit is not an int, or `device_share` is not a number.
-        ValueError: `where` or `scale` is unknown, a limit is below 1, ``where="both"`` has no `device_share`, another
-            `where` has a `device_share`, or ``scale="fast"`` is combined with decoding on a device, which is exact.
+        ValueError: ``where="both"`` has no `device_share`, another `where` has a `device_share`, or ``scale="fast"`` is
+            combined with decoding on a device, which is exact.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -67,56 +66,30 @@ class Decode:
         (100, 178956970)
     """
 
-    where: Literal["cpu", "device", "both"] = "cpu"
-    device_share: float | None = None
-    device_memory: int = 1 << 30
-    scale: Scale = "exact"
-    exif: bool | None = None
-    index: bool = True
-    max_pixels: int | None = MAX_PIXELS
-    max_scans: int | None = 256
-    max_scan_pixels: int | None = 1 << 31
-    max_bytes: int | None = MAX_BYTES
-    max_memory: int | None = 2 << 30
+    where: Literal["cpu", "device", "both"] = argument(one_of, default="cpu", choices=("cpu", "device", "both"))
+    device_share: float | None = argument(finite_number, default=None, above=0, below=1)
+    device_memory: int = argument(integer, default=1 << 30, minimum=1)
+    scale: Scale = argument(one_of, default="exact", choices=get_args(Scale))
+    exif: bool | None = argument(flag, default=None)
+    index: bool = argument(flag, default=True)
+    max_pixels: int | None = argument(integer, default=MAX_PIXELS, optional=True, minimum=1)
+    max_scans: int | None = argument(integer, default=256, optional=True, minimum=1)
+    max_scan_pixels: int | None = argument(integer, default=1 << 31, optional=True, minimum=1)
+    max_bytes: int | None = argument(integer, default=MAX_BYTES, optional=True, minimum=1)
+    max_memory: int | None = argument(integer, default=2 << 30, optional=True, minimum=1)
 
     def __post_init__(self) -> None:
-        check_exif(self.exif, "Decode(exif=…)")
-        if not isinstance(self.index, bool):
-            raise TypeError(f"Decode(index=…) must be True or False, got {self.index!r}")
-        self._check_where()
-        if self.scale not in get_args(Scale):
-            raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")
+        check_fields(self, "Decode")
         if self.scale == "fast" and self.where != "cpu":
             raise ValueError(
                 f"Decode(scale='fast') applies only to workers: it needs where='cpu', got where={self.where!r}"
             )
-        for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory", "device_memory"):
-            limit, is_optional = getattr(self, name), name != "device_memory"
-            if limit is None and is_optional:
-                continue
-            none_hint = ", or None for no limit" * is_optional
-            if not isinstance(limit, int) or isinstance(limit, bool):
-                raise TypeError(f"Decode({name}=…) must be an int{' or None' * is_optional}, got {limit!r}")
-            if limit < 1:
-                raise ValueError(f"Decode({name}=…) must be at least 1{none_hint}, got {limit}")
-
-    def _check_where(self) -> None:
-        share: Any = self.device_share
-        if self.where not in ("cpu", "device", "both"):
-            raise ValueError(f"Decode(where=…) must be 'cpu', 'device' or 'both', got {self.where!r}")
-        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
-            raise TypeError(f"Decode(device_share=…) must be a number above 0 and below 1, got {share!r}")
-        if share is not None and not 0 < share < 1:
+        if self.device_share is not None and self.where != "both":
             raise ValueError(
-                f"Decode(device_share=…) must be above 0 and below 1, got {share}; to decode all samples in the "
-                "workers or all on the device, pass where='cpu' or where='device'"
+                f"Decode(device_share={self.device_share}) needs where='both', got where={self.where!r}: pass "
+                "where='both' or leave out device_share"
             )
-        if share is not None and self.where != "both":
-            raise ValueError(
-                f"Decode(device_share={share}) needs where='both', got where={self.where!r}: pass where='both' or "
-                "leave out device_share"
-            )
-        if share is None and self.where == "both":
+        if self.device_share is None and self.where == "both":
             raise ValueError(
                 "Decode(where='both') needs device_share=…, the share of the samples that the device decodes. Compute "
                 "it as device / (device + workers) from two rates in images/s. `gpuload bench DATA` shows the rate of "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gpuload.checks import string
 from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ class Prometheus:
 
     def __init__(self, loader: Loader, *, name: str = "default", registry: Any = None) -> None:
         core = import_optional("prometheus_client.core", "exporters.Prometheus", "metrics")
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a str, the label of this loader, got {type(name).__name__}: {name!r}")
         self._registry = core.REGISTRY if registry is None else registry
-        self._name = name
+        self._name = string("name", name)
         self._entry = weakref.ref(loader), loader.stats()
         with _collectors_lock:
             collector = _collectors.get(self._registry)

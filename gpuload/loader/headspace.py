@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from gpuload.order.options import check_integer
+from gpuload.checks import integer
 from gpuload.stage import device as devices
 
 __all__ = ["Headspace", "HeadspaceRates", "headspace"]
@@ -103,7 +103,7 @@ def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
     """
     if not isinstance(loader, Iterable):
         raise TypeError(f"headspace() needs an iterable loader, got {type(loader).__name__}")
-    return Headspace(loader, check_integer("steps", steps, 1))
+    return Headspace(loader, integer("steps", steps, minimum=1))
 
 
 class Headspace(Iterator[Any]):

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from gpuload.batches.assemble import BatchInfo
+from gpuload.checks import flag, instance, integer, optional
 from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader.autotune import autotune_for
@@ -33,7 +34,6 @@ from gpuload.loader.session import NEWER_ITERATOR, Session, libraries_for
 from gpuload.loader.state import State, adapt_to_workers, add_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
-from gpuload.order.options import check_integer
 from gpuload.order.place import Place
 from gpuload.order.schedule import (
     Schedule,
@@ -316,7 +316,7 @@ class Loader:
         Raises:
             ValueError: `epoch` is negative.
         """
-        epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+        epoch = integer("epoch", epoch, minimum=0, maximum=2**63 - 1)
         order, inner_sampler = self._options.order, getattr(self.batch_sampler, "sampler", None)
         if (session := self._session) is not None:
             session.note_changes()
@@ -363,7 +363,7 @@ class Loader:
         Raises:
             TypeError, ValueError: the state is invalid, or belongs to a different loader.
         """
-        (loaded_state := State.from_dict(state)).check(self._make_state(Place(0, 0)), strict=strict)
+        (loaded_state := State.from_dict(state)).check(self._make_state(Place(0, 0)), strict=flag("strict", strict))
         place = adapt_to_workers(loaded_state.place, self.num_workers)
         if self._cursor.is_open:
             text = "load_state_dict() does not affect the epoch in progress; the next iter() resumes from the state"
@@ -429,8 +429,7 @@ class Loader:
             since: an earlier snapshot to count from. A snapshot of a session that has been closed means the beginning
                 of the next session.
         """
-        if since is not None and not isinstance(since, Stats):
-            raise TypeError(f"since must be an earlier result of stats(), got {type(since).__name__}: {since!r}")
+        optional(instance, "since", since, cls=Stats)
         span = self._final_span if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 

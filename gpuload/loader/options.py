@@ -13,12 +13,25 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import torch
 
 from gpuload import transforms
 from gpuload.batches.collate import BatchOptions
+from gpuload.checks import (
+    argument,
+    check_fields,
+    finite_number,
+    flag,
+    function,
+    instance,
+    integer,
+    keyword_or,
+    one_of,
+    optional,
+)
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.without_torch import has_copy, without_torch
 from gpuload.decode import Decode
@@ -33,7 +46,7 @@ from gpuload.loader.limits import (
     find_placement,
     usable_cpus,
 )
-from gpuload.order.options import OrderOptions, check_flag, check_integer
+from gpuload.order.options import OrderOptions
 from gpuload.stage import Plan, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.decode import Choice, choose
@@ -75,6 +88,7 @@ AUTO_CHUNK = 16  # for any number of workers: small chunks help many workers mor
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
+_integer_or_auto = partial(keyword_or, keyword="auto", otherwise=integer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,69 +111,39 @@ class WorkerOptions:
         RuntimeError: worker processes cannot be started on this platform.
     """
 
-    num_workers: int | Literal["auto"]
+    num_workers: int | Literal["auto"] = argument(_integer_or_auto, minimum=0)
     ray_workers: RayWorkers | None
-    prefetch_factor: int | Literal["auto"] | None
-    timeout: float
-    worker_init_fn: Callable[[int], Any] | None
+    prefetch_factor: int | Literal["auto"] | None = argument(_integer_or_auto, optional=True, minimum=1)
+    timeout: float = argument(finite_number, minimum=0)
+    worker_init_fn: Callable[[int], Any] | None = argument(function, optional=True)
     multiprocessing_context: Any
-    persistent_workers: bool
-    decode: Decode
+    persistent_workers: bool = argument(flag)
+    decode: Decode = argument(instance, optional=True, cls=Decode)
     on_error: OnError | None
-    faults: Faults
-    chunk_size: int | None
-    ring_bytes: int
-    affinity: Literal["auto", "none"]
+    faults: Faults = argument(instance, optional=True, cls=Faults)
+    chunk_size: int | None = argument(integer, optional=True, minimum=1, maximum=MAX_CHUNK)
+    ring_bytes: int = argument(integer, minimum=1)
+    affinity: Literal["auto", "none"] = argument(one_of, choices=("auto", "none"))
 
     def __post_init__(self) -> None:
-        workers: Any = self.ray_workers
-        if workers is not None and not isinstance(workers, RayWorkers):
-            raise TypeError(
-                f"workers must be a gpuload.RayWorkers or None, got {type(workers).__name__}: {workers!r}; num_workers "
-                "sets the number of processes on this machine"
-            )
-        num_workers = _integer_or_auto("num_workers", self.num_workers, 0)
+        workers = optional(instance, "workers", self.ray_workers, cls=RayWorkers)
+        check_fields(self)
         if self._context_name not in (None, "spawn", "forkserver", "fork"):
             raise ValueError(
                 "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or one of these contexts, got "
                 f"{self.multiprocessing_context!r}; it has no effect, since gpuload never forks this process: "
                 "leave it out"
             )
-        function: Any = self.worker_init_fn
-        if function is not None and not callable(function):
-            raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
         if workers is not None and self.prefetch_factor == "auto":
             raise ValueError(
                 "prefetch_factor='auto' needs workers on this machine, whose waiting time can be measured; with "
                 f"workers={workers!r}, pass a number, or leave the argument out"
             )
-        if num_workers:
+        if self.num_workers:
             check_platform()
-        if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
-            raise ValueError(f"timeout must be a number of seconds, or 0 for none, got {self.timeout!r}")
-        if self.affinity not in ("auto", "none"):
-            raise ValueError(
-                "affinity must be 'auto' (run workers on the CPUs near the GPU, if there are enough) or 'none', got "
-                f"{self.affinity!r}"
-            )
-        decode: Any = self.decode
-        if decode is not None and not isinstance(decode, Decode):
-            raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
-        prefetch: Any = self.prefetch_factor
-        values = {
-            "num_workers": num_workers,
-            "prefetch_factor": None if prefetch is None else _integer_or_auto("prefetch_factor", prefetch, 1),
-            "timeout": float(self.timeout),
-            "persistent_workers": check_flag("persistent_workers", self.persistent_workers),
-            "decode": decode or Decode(),
-            "faults": _merge_faults(self.on_error, self.faults),
-            "on_error": None,
-            "ring_bytes": check_integer("ring_bytes", self.ring_bytes, 1),
-        }
-        if self.chunk_size is not None:
-            values["chunk_size"] = check_integer("chunk_size", self.chunk_size, 1, MAX_CHUNK)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "decode", self.decode or Decode())
+        object.__setattr__(self, "faults", _merge_faults(self.on_error, self.faults))
+        object.__setattr__(self, "on_error", None)
 
     @property
     def cpus(self) -> int:
@@ -440,8 +424,6 @@ def _make_group(group_type: type[Group], arguments: Mapping[str, Any], **extra_a
 
 
 def _merge_faults(on_error: OnError | None, faults: Faults | None) -> Faults:
-    if faults is not None and not isinstance(faults, Faults):
-        raise TypeError(f"faults must be a gpuload.Faults, got {type(faults).__name__}: {faults!r}")
     if faults is not None and on_error is not None:
         raise ValueError(
             f"on_error={on_error!r} and faults={faults!r} cannot be combined; "
@@ -453,14 +435,6 @@ def _merge_faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 def local_ranks() -> int:
     """Return the number of ranks on this machine."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _integer_or_auto(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
-    if isinstance(value, str):
-        if value != "auto":
-            raise ValueError(f"{name} must be an integer of at least {minimum} or 'auto', got {value!r}")
-        return "auto"
-    return check_integer(name, value, minimum)
 
 
 # -- argument names of other libraries' loaders, also a table in docs/howto/moving.md ---------------------------------

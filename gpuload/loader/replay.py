@@ -13,10 +13,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gpuload.batches.mixing import half_batch_numbers
+from gpuload.checks import integer
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
-from gpuload.order.options import OrderOptions, check_integer
+from gpuload.order.options import OrderOptions
 from gpuload.order.schedule import shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
@@ -53,9 +54,9 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     order = options.order
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
-    epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
+    epoch = integer("epoch", epoch, minimum=0, maximum=2**63 - 1)
     last_position = shares_of(order).samples - 1 if order.is_planned else 2**63 - 1
-    position = check_integer("position", position, 0, last_position)
+    position = integer("position", position, minimum=0, maximum=last_position)
     if index is None and not order.is_planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "

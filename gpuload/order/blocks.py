@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, integer
 from gpuload.datasets.kinds import natural_blocks
 from gpuload.order.permutation import TABLE_MAX, Shuffle, check_positions
 from gpuload.rng import philox
@@ -42,25 +43,16 @@ class BlockShuffle:
             never split, and short blocks are joined until they have about this number of samples.
         window: the number of blocks whose samples are shuffled together.
 
-    Raises:
-        TypeError, ValueError: an argument is not an integer of at least 1.
-
     Example:
         >>> BlockShuffle(window=64)
         BlockShuffle(block=64, window=64)
     """
 
-    block: int = 64
-    window: int = 256
+    block: int = argument(integer, default=64, minimum=1)
+    window: int = argument(integer, default=256, minimum=1)
 
     def __post_init__(self) -> None:
-        for name in ("block", "window"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(f"BlockShuffle({name}=…) must be an integer of at least 1, got {value!r}")
-            if value < 1:
-                raise ValueError(f"BlockShuffle({name}=…) must be at least 1, got {value}")
-            object.__setattr__(self, name, int(value))
+        check_fields(self, "BlockShuffle")
 
 
 class Blocks:

@@ -9,10 +9,11 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, flag, integer, one_of
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
@@ -21,9 +22,17 @@ from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank, find_caller
 from gpuload.order.shares import Uneven
 
-__all__ = ["OrderOptions", "check_flag", "check_integer"]
+__all__ = ["OrderOptions"]
 
 MIXING_TRANSFORMS = ("MixUp", "CutMix")  # these can also mix samples that are not neighbours in the epoch's order
+
+
+def _parse_shuffle(name: str, value: Any) -> bool | BlockShuffle:
+    if isinstance(value, BlockShuffle):
+        return value
+    if isinstance(value, str) and value == "block":
+        return BlockShuffle()
+    return value is not None and flag(f"{name}, unless it is 'block' or a gpuload.BlockShuffle,", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +57,20 @@ class OrderOptions:
     """
 
     dataset: Any = field(repr=False)
-    batch_size: int | None = 1
-    shuffle: bool | BlockShuffle = False  # "block" becomes BlockShuffle()
+    batch_size: int | None = argument(integer, default=1, optional=True, minimum=1)
+    shuffle: bool | BlockShuffle = argument(_parse_shuffle, default=False)  # "block" becomes BlockShuffle()
     sampler: Any = None
     batch_sampler: Any = None
-    drop_last: bool = False
-    in_order: bool = True
-    seed: int = None  # pyright: ignore[reportAssignmentType]
+    drop_last: bool = argument(flag, default=False)
+    in_order: bool = argument(flag, default=True)
+    seed: int = argument(integer, default=None, minimum=0, maximum=2**64 - 1)
     generator: Any = None
-    rank: int | None = None
-    world_size: int | None = None
-    uneven: Uneven = "pad"
+    rank: int | None = argument(integer, default=None, minimum=0)
+    world_size: int | None = argument(integer, default=None, minimum=1)
+    uneven: Uneven = argument(one_of, default="pad", choices=get_args(Uneven))
     weights: Any = field(default=None, repr=False)
-    repeats: int = 1
-    info: bool = False
+    repeats: int = argument(integer, default=1, minimum=1)
+    info: bool = argument(flag, default=False)
     combining_transform: str = ""
     group_size: int = 1
     issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -70,26 +79,21 @@ class OrderOptions:
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", _parse_shuffle(self.shuffle))
-        for name in ("drop_last", "in_order", "info"):
-            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
+        check_fields(self)
         self._check_dataset()
-        size = None if self.batch_size is None else check_integer("batch_size", self.batch_size, 1)
-        seed = _choose_seed(self.seed, self.generator)
         self._check_groups()
-        repeats = check_integer("repeats", self.repeats, 1)
         self._check_conflicts()
         self._check_mix()
-        checked = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        if self.batch_sampler is not None:
+            object.__setattr__(self, "batch_size", None)
+        object.__setattr__(self, "seed", _choose_seed(self.seed, self.generator))
         check_rank(self.rank, self.world_size)
         _ = self.cumulative_weights, self.blocks, self.mixture
-        if repeats != 1 and self.combining_transform not in ("", *MIXING_TRANSFORMS):
+        if self.repeats != 1 and self.combining_transform not in ("", *MIXING_TRANSFORMS):
             raise ValueError(
-                f"repeats={repeats} cannot be combined with {self.combining_transform}, which combines the samples at "
-                "neighbouring positions: with repeats, these are the same sample, or are on different ranks; leave one "
-                "of the two out"
+                f"repeats={self.repeats} cannot be combined with {self.combining_transform}, which combines the "
+                "samples at neighbouring positions: with repeats, these are the same sample, or are on different "
+                "ranks; leave one of the two out"
             )
 
     @property
@@ -277,41 +281,9 @@ class OrderOptions:
         )
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool; None means False. Raise a TypeError unless it is a bool, None, 0 or 1.
-
-    Strings are refused because bool("no") is True.
-    """
-    if value is None or (isinstance(value, bool | int | np.bool_) and value in (0, 1)):
-        return bool(value)
-    raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def _parse_shuffle(value: Any) -> bool | BlockShuffle:
-    if isinstance(value, BlockShuffle):
-        return value
-    if isinstance(value, str) and value == "block":
-        return BlockShuffle()
-    try:
-        return check_flag("shuffle", value)
-    except TypeError:
-        raise TypeError(f"shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got {value!r}") from None
-
-
-def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as an int; raise a TypeError or ValueError if it is not an integer within the bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer of at least {minimum}, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    if maximum is not None and value > maximum:
-        raise ValueError(f"{name} must be at most {maximum}, got {value}")
-    return int(value)
-
-
 def _choose_seed(seed: int | None, generator: Any) -> int:
     if generator is None:
-        return 0 if seed is None else check_integer("seed", seed, 0, 2**64 - 1)
+        return seed or 0
     torch: Any = sys.modules.get("torch")  # already imported if there is a torch.Generator
     if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")

@@ -11,12 +11,12 @@ CT-RSA 2002.)
 
 from __future__ import annotations
 
-import operator
 from functools import cached_property
 from typing import Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.checks import integer
 from gpuload.rng import philox
 from gpuload.rng.streams import ORDER, SAMPLE_POSITIONS
 
@@ -49,7 +49,7 @@ class Sequential:
     """
 
     def __init__(self, n: SupportsIndex) -> None:
-        self.n = _check_length(n)
+        self.n = integer("the number of samples", n, minimum=0, maximum=LENGTH_MAX)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 indices at `positions`; raise an IndexError if a position is out of range."""
@@ -72,7 +72,7 @@ class Shuffle:
     """
 
     def __init__(self, n: SupportsIndex, key: philox.Key) -> None:
-        self.n = _check_length(n)
+        self.n = integer("the number of samples", n, minimum=0, maximum=LENGTH_MAX)
         self.key = key
         # The domain is rows × 2**column_bits: at most 1/64 larger than n, and for large n hardly larger.
         self._column_bits = max(1, (max(1, self.n) - 1).bit_length() // 2)
@@ -189,16 +189,6 @@ def cumulate(weights: object, n: int) -> np.ndarray:
     if n and not 0 < sums[-1] < np.inf:
         raise ValueError(f"the sum of weights must be finite and greater than 0, got {sums[-1]}")
     return sums
-
-
-def _check_length(n: SupportsIndex) -> int:
-    try:
-        length = operator.index(n)
-    except TypeError:
-        raise TypeError(f"the number of samples must be an integer, got {n!r} ({type(n).__name__})") from None
-    if not 0 <= length <= LENGTH_MAX:
-        raise ValueError(f"the number of samples must be in 0 … 2**62, got {length}")
-    return length
 
 
 def check_positions(positions: np.ndarray, n: int) -> np.ndarray:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from gpuload.checks import integer
+
 __all__ = ["announce", "check_rank", "exchange", "find_caller", "find_group", "find_rank"]
 
 _calls: Counter[tuple[str, int]] = Counter()
@@ -26,13 +28,7 @@ def check_rank(rank: Any, world_size: Any) -> None:
         raise ValueError(
             f"rank and world_size must be given together, got {rank=}, {world_size=}; pass both or neither"
         )
-    for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in 0 … world_size-1 = {world_size - 1}, got {rank}")
+    integer("rank", rank, minimum=0, below=integer("world_size", world_size, minimum=1))
 
 
 def find_group() -> tuple[str, int, int] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -84,8 +84,6 @@ class Shares:
     group_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.uneven not in get_args(Uneven):
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, get_args(Uneven)))}, got {self.uneven!r}")
         check_rank(self.rank, self.world_size)
 
     @property

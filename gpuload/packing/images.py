@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, flag, integer
 from gpuload.datasets.sample import Encoded, Image
 from gpuload.decode.cut import is_cuttable
 from gpuload.decode.decoder import Decoder
@@ -43,11 +44,14 @@ class UnfitSample(TypeError):
 class ImageOptions:
     """The options for images, see `pack`."""
 
-    short_side: int | None = None
-    quality: int = 90
-    cuttable: bool = False
-    check: bool = False
-    exif: bool = False
+    short_side: int | None = argument(integer, default=None, minimum=1, maximum=65_500)
+    quality: int = argument(integer, default=90, minimum=1, maximum=100)
+    cuttable: bool = argument(flag, default=False)
+    check: bool = argument(flag, default=False)
+    exif: bool = argument(flag, default=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class ImageConverter:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
+from gpuload.checks import flag, function, integer, one_of, optional
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError
@@ -41,7 +42,7 @@ PLAN: Final = "plan.json"
 MAX_WORKERS: Final = 16
 MAX_LISTED: Final = 20
 PROGRESS_S: Final = 0.2  # the minimum time between two reports
-STORES: Final = ("tar", "lmdb", "parquet", "array")
+STORES: Final = get_args(Store)
 PART_FIELDS: Final = ("file", "first", "samples", "bytes", "sha256")  # the manifest's fields for each part
 
 Progress = Callable[[int, int, int], None]
@@ -159,7 +160,10 @@ def pack(
         (2, 1, 1)
     """
     options = ImageOptions(short_side, quality, cuttable, check, exif)
-    _check_arguments(dataset, to, options, shard_bytes, workers)
+    shard_bytes = integer("shard_bytes", shard_bytes, minimum=1, maximum=1 << 50)
+    workers = optional(integer, "workers", workers, minimum=0, maximum=4096)
+    skip_bad, progress = flag("skip_bad", skip_bad), optional(function, "progress", progress)
+    _check_arguments(dataset, one_of("to", to, STORES), options)
     root = full_path(folder)
     work_folder = os.path.join(root, WORK_FOLDER)
     _check_folder(root, work_folder)
@@ -207,9 +211,7 @@ def _reopen_set(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     return _summarize(folder, stored_manifest, stored_manifest["samples"])
 
 
-def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
-    if to not in STORES:
-        raise ValueError(f"to must be one of {', '.join(map(repr, STORES))}, got {to!r}")
+def _check_arguments(dataset: Any, to: str, options: ImageOptions) -> None:
     if is_iterable(dataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"pack() needs a map-style dataset, with a length and dataset[i], got {type(dataset).__name__}; a stream "
@@ -217,14 +219,6 @@ def _check_arguments(dataset: Any, to: str, options: ImageOptions, shard_bytes: 
         )
     if not len(dataset):
         raise ValueError(f"{dataset!r} has no samples to pack")
-    for name, value, low, high in (
-        ("short_side", options.short_side, 1, 65_500),
-        ("quality", options.quality, 1, 100),
-        ("shard_bytes", shard_bytes, 1, 1 << 50),
-        ("workers", workers, 0, 4096),
-    ):
-        if value is not None and (type(value) is not int or not low <= value <= high):
-            raise ValueError(f"{name} must be an int from {low} to {high}, got {value!r}")
     if options.exif and to != "array":
         raise ValueError(
             f"exif=True needs to='array', got {to!r}; omit it, because packed files keep their orientation, and read "

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.checks import function, optional
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import open_file
 from gpuload.datasets.stores.tar.headers import BLOCK
@@ -43,6 +44,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         FileNotFoundError: there is no finished set.
         GpuloadError: the manifest is damaged, has another version, or was not written by `pack`.
     """
+    optional(function, "progress", progress)
     root = full_path(folder)
     manifest = read_manifest(root)
     hashes = manifest["files"]

@@ -152,9 +152,6 @@ class Ring:
         slots_moved_out: the number of slots emptied by `move_out`.
         refusals: how often the ring became full.
         full_s: the total time for which the ring was full, in seconds, measured from each refusal to the next release.
-
-    Raises:
-        ValueError: `ring_bytes` is not positive.
     """
 
     def __init__(
@@ -166,8 +163,6 @@ class Ring:
         memory_left: Callable[[], int | None] | None = None,
         near: frozenset[int] = frozenset(),
     ) -> None:
-        if ring_bytes <= 0:
-            raise ValueError(f"ring_bytes must be positive, got {ring_bytes}")
         self.ring_bytes = align(ring_bytes, GRANULE_BYTES)
         self._pid = os.getpid()
         self.on_new = on_new

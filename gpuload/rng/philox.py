@@ -13,12 +13,13 @@ Source of the algorithm: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: a
 
 from __future__ import annotations
 
-import operator
 import sys
 from functools import lru_cache
 from typing import Final, NamedTuple, SupportsIndex
 
 import numpy as np
+
+from gpuload.checks import integer
 
 __all__ = ["Key", "epoch_key", "philox4x32", "uniforms", "words"]
 
@@ -55,14 +56,12 @@ def epoch_key(seed: SupportsIndex, epoch: SupportsIndex) -> Key:
         seed: 0 ≤ seed < 2**64.
         epoch: 0 ≤ epoch < 2**64.
 
-    Raises:
-        TypeError, ValueError: an argument is not an integer, is negative, or is too large.
-
     Example:
         >>> epoch_key(0, 0)
         Key(k0=1713891541, k1=3781805453)
     """
-    seed64, epoch64 = _uint64("seed", seed), _uint64("epoch", epoch)
+    seed64 = integer("seed", seed, minimum=0, maximum=2**64 - 1)
+    epoch64 = integer("epoch", epoch, minimum=0, maximum=2**64 - 1)
     counter = np.array([epoch64 & LOW32, epoch64 >> 32, 0, 0], np.uint32)
     first, second = philox4x32(counter, Key(seed64 & LOW32, seed64 >> 32))[:2].tolist()
     return Key(first, second)
@@ -227,13 +226,3 @@ def _round_constants(key: Key, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
     multipliers = np.repeat(np.array(MULTIPLIERS, np.uint64), n)
     pairs = [[(word + r * increment) & LOW32 for word, increment in zip(key, WEYL, strict=True)] for r in range(ROUNDS)]
     return multipliers, [np.repeat(np.array(pair, np.uint32), n) for pair in pairs]
-
-
-def _uint64(name: str, value: SupportsIndex) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"{name} must lie in 0 … 2**64 - 1, got {number}")
-    return number

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gpuload.checks import plain
 from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.transforms import Chain
@@ -51,9 +52,6 @@ class StageOptions:
     Attributes:
         transforms: a `Chain`.
         device: the device; None if it is chosen at the first `iter()`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     transforms: Chain
@@ -82,6 +80,7 @@ def check_device(device: Any) -> torch.device:
         TypeError, ValueError: the argument does not name such a device.
     """
     message = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of one of these types, got {device!r}"
+    device = plain(device)
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(message)
     try:

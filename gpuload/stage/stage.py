@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.checks import integer, one_of
 from gpuload.errors import BackendError, CompilerError
-from gpuload.order.options import check_integer
 from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.stage.device import upload
@@ -443,9 +443,9 @@ def check_stage(
     Raises:
         TypeError, ValueError, BackendError: as for `compile_stage`.
     """
-    _check_choice("backend", backend, ("auto", *BACKENDS))
+    one_of("backend", backend, ("auto", *BACKENDS))
     layout = str(memory_format).removeprefix("torch.")
-    _check_choice("memory_format", layout, LAYOUTS)
+    one_of("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(
@@ -494,15 +494,10 @@ def explain_backend_change(saved: str, current: str) -> str:
 def check_ragged(ragged: str, pad_to: Any) -> int | None:
     """Check that `ragged` is a known value, and that `pad_to` is None, or a positive integer with ``ragged="pad"``;
     return `pad_to`."""
-    _check_choice("ragged", ragged, ("error", "list", "pad"))
+    one_of("ragged", ragged, ("error", "list", "pad"))
     if pad_to is None:
         return None
-    if isinstance(pad_to, tuple | list):
-        raise TypeError(
-            f"pad_to must be one integer, of which heights and widths become multiples, got {pad_to!r}; for images of "
-            "one size, put CenterCropOrPad((height, width)) into the transforms"
-        )
-    pad_to = check_integer("pad_to", pad_to, 1)
+    pad_to = integer("pad_to", pad_to, minimum=1)
     if ragged != "pad":
         raise ValueError(
             f"pad_to={pad_to} requires ragged='pad', which pads the images of a batch, but ragged is {ragged!r}; "
@@ -538,8 +533,3 @@ def _select(name: str, device: torch.device, reference: Backend, *, forced: bool
 def _backend_class(name: str) -> type[Backend]:
     module, class_name = BACKENDS[name]
     return getattr(importlib.import_module(module), class_name)
-
-
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -9,15 +9,15 @@ are small.
 from __future__ import annotations
 
 import enum
-import math
-import numbers
-import operator
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
+
+from gpuload.checks import flag, function, integer, is_sequence, keyword_or, number, numbers, one_of, pair
 
 __all__ = [
     "MASK_DTYPES",
@@ -29,19 +29,12 @@ __all__ = [
     "depends_on_epoch",
     "dtype_name",
     "fill_values",
-    "finite_number",
-    "flag",
     "format_argument",
-    "fraction",
-    "integer",
     "interpolation_name",
-    "interval",
     "is_module",
-    "is_sequence",
     "is_torchvision_transform",
     "label_getter",
     "name_of",
-    "probability",
     "refuse_albumentations",
     "size_pair",
 ]
@@ -51,18 +44,9 @@ Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 DEFAULT_INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
 RESAMPLING: Final = (*DEFAULT_INTERPOLATIONS, "lanczos", "random")  # "random" draws bilinear or bicubic, as in timm
-DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
+DTYPES: Final = get_args(Dtype)
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
 PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-
-
-def is_sequence(value: Any) -> bool:
-    """Return whether a value is a list, a tuple, an array or another sequence, but not a string."""
-    if getattr(value, "ndim", 1) == 0:  # a scalar array or tensor
-        return False
-    return isinstance(value, list | tuple | np.ndarray) or (
-        hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
-    )
 
 
 def is_module(entry: Any) -> bool:
@@ -104,88 +88,12 @@ def refuse_albumentations(name: str, entry: Any) -> None:
         )
 
 
-def integer(name: str, value: Any, *, minimum: int | None) -> int:
-    """Return the value as an int; raise a ValueError if the value is less than `minimum`, unless `minimum` is None."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
-    if minimum is not None and number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    return number
+def size_pair(name: str, value: Any, *, single: bool = True) -> tuple[int, int]:
+    """Return (height, width); a single number, if allowed, means a square."""
+    return pair(name, value, form="(height, width)", entry=integer, single=single, minimum=1)
 
 
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
-
-
-def finite_number(name: str, value: Any, *, allows_negative: bool = True, positive: bool = False) -> float:
-    """Return the value as a float; raise a ValueError if it is not finite, is negative and `allows_negative` is False,
-    or is not greater than 0 and `positive` is True."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array or a tensor without axes
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
-    if number < 0 and not allows_negative:
-        raise ValueError(f"{name} must not be negative, got {number:g}")
-    if positive and number <= 0:
-        raise ValueError(f"{name} must be greater than 0, got {number}")
-    return number
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return the value as a float; raise a ValueError if it is not in 0 … 1."""
-    number = finite_number(name, value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} must lie in 0 … 1, got {number:g}")
-    return number
-
-
-def probability(name: str, value: Any) -> float:
-    """Return the value as a float; raise a ValueError if it is not in 0 … 1."""
-    number = finite_number(name, value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} is a probability and must lie in 0 … 1, got {number}")
-    return number
-
-
-def interval(name: str, value: Any, *, positive: bool = False) -> tuple[float, float]:
-    """Return the value as (low, high); raise a ValueError unless low ≤ high, and low > 0 if `positive`."""
-    if not is_sequence(value) or len(value) != 2:
-        raise TypeError(f"{name} must be a pair (low, high), got {value!r}")
-    low, high = finite_number(name, value[0]), finite_number(name, value[1])
-    if low > high:
-        raise ValueError(f"{name} must be (low, high) with low ≤ high, got ({low}, {high})")
-    if positive and low <= 0:
-        raise ValueError(f"{name} must be greater than 0, got ({low}, {high})")
-    return low, high
-
-
-def size_pair(name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width); a single number means a square."""
-    if is_sequence(value):
-        if len(value) not in (1, 2):
-            raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
-        return integer(name, value[0], minimum=1), integer(name, value[-1], minimum=1)
-    side = integer(name, value, minimum=1)
-    return side, side
-
-
-def label_getter(name: str, value: Any, *, target: str, allows_none: bool = False) -> Any:
-    """Check a `labels_getter`, which must be ``"default"``, a function, or None if `allows_none`, and return it."""
-    if value != "default" and not callable(value) and not (allows_none and value is None):
-        raise ValueError(
-            f"{name} must be 'default', {'None, ' if allows_none else ''}or a function that takes a sample and returns "
-            f"the fields of its {target}, such as lambda s: s[1]['labels']; got {value!r}"
-        )
-    return value
+label_getter: Final = partial(keyword_or, keyword="default", otherwise=function)
 
 
 def depends_on_epoch(value: Any) -> bool:
@@ -239,21 +147,15 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
 
 def _check_mask_value(name: str, value: Any) -> float:
     """Return the value, which can be NaN or infinity. Integers become ints, since floats would round large integers."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    number = float(value)
-    return int(number) if number.is_integer() else number
+    return _compact(number(name, value))
+
+
+def _compact(value: float) -> float:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_pixel_values(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
-    values = tuple(value) if is_sequence(value) else (0 if value is None else value,)
-    pixel_values = tuple(
-        int(number) if number.is_integer() else number for number in (finite_number(name, x) for x in values)
-    )
-    if not pixel_values:
-        raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
+    pixel_values = tuple(map(_compact, numbers(name, 0 if value is None else value, single=True)))
     if uint8 and not all(0 <= number <= 255 and number == int(number) for number in pixel_values):
         raise ValueError(f"{name} must be integers in 0 … 255, the pixel values of a uint8 image, got {value!r}")
     return pixel_values
@@ -265,19 +167,15 @@ def interpolation_name(name: str, value: Any, *, allowed: Sequence[str] = DEFAUL
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         filter_name = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
-        filter_name = PILLOW_FILTERS.get(value)
+        filter_name = PILLOW_FILTERS.get(value, value)
     if filter_name == "nearest-exact":  # equal to nearest for Pillow images, which gpuload matches
         filter_name = "nearest"
-    if not isinstance(filter_name, str) or filter_name not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return filter_name
+    return one_of(name, filter_name, allowed)
 
 
 def antialias_flag(name: str, value: Any) -> bool:
     """Return whether to use antialiasing; None means True, as for Pillow images in torchvision."""
-    if value not in (True, False, None):
-        raise TypeError(f"{name} must be True, False or None, got {value!r}")
-    return value is not False
+    return value is None or flag(name, value)
 
 
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:

@@ -16,20 +16,20 @@ what any value allows.
 from __future__ import annotations
 
 import copy
-import functools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
+from gpuload.checks import argument, check_field, integer
 from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, depends_on_epoch, format_argument, integer
+from gpuload.transforms.arguments import Fill, depends_on_epoch, format_argument
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -42,7 +42,6 @@ __all__ = [
     "Resampling",
     "Transform",
     "Uniforms",
-    "argument",
     "by_epoch",
     "copy_for_finished_images",
     "declaration",
@@ -142,20 +141,20 @@ class Transform:
         """Check the arguments in the order of their declaration. Values that depend on the epoch come last: each is
         checked in a copy of the transform whose arguments are those of the value's first epoch."""
         schedules: dict[str, ByEpoch] = {}
-        for argument in fields(self):
-            value, check = getattr(self, argument.name), argument.metadata.get("check")
-            name = f"{type(self).__name__}({argument.name}=…)"
+        for declared in fields(self):
+            value, is_checked = getattr(self, declared.name), "check" in declared.metadata
+            name = f"{type(self).__name__}({declared.name}=…)"
             if depends_on_epoch(value):
-                if check is not None and not argument.metadata["by_epoch"]:
+                if is_checked and not declared.metadata["by_epoch"]:
                     raise TypeError(f"{name} cannot depend on the epoch, got {value!r}; pass one value for all epochs")
-                schedules[argument.name] = value
-            elif check is not None and (value is not None or argument.default is not None):
+                schedules[declared.name] = value
+            elif is_checked:
                 if isinstance(value, list | tuple) and any(map(depends_on_epoch, value)):
                     raise TypeError(
                         f"{name} contains a by_epoch(), got {value!r}; pass the entire value for each epoch to one "
                         "by_epoch(), as in by_epoch({0: (…), 10: (…)})"
                     )
-                object.__setattr__(self, argument.name, check(name, value))
+                object.__setattr__(self, declared.name, check_field(declared, name, value))
         if not schedules:
             self.check_arguments()
 
@@ -261,40 +260,15 @@ def scale_to_range(bounds: Any, numbers: np.ndarray) -> np.ndarray:
     return low + numbers * (high - low)
 
 
-def argument(
-    check: Callable[..., Any],
-    *,
-    default: Any = MISSING,
-    compare: bool = True,
-    kw_only: bool = False,
-    by_epoch: bool = False,
-    **options: Any,
-) -> Any:
-    """Declare a field whose value is replaced by the result of `check`, usually a function from
-    `gpuload.transforms.arguments`. It is called with the argument's name for messages, the value, and `options`. None
-    is not checked if it is the default. The value can depend on the epoch if `by_epoch`."""
-    metadata = {"check": partial(check, **options), "by_epoch": by_epoch}
-    return field(default=default, compare=compare, kw_only=kw_only, metadata=metadata)
-
-
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
     """Turn a class into a transform: a frozen dataclass. If a caller passes an argument under another library's name,
     the error suggests gpuload's name; if the entries of the first argument are passed as separate arguments, the error
     says how to join them."""
     declared: Any = dataclass(frozen=True, repr=False)(cls)
-    init = explain_unknown_arguments(_find_equivalent_argument)(declared.__init__)
-
-    @functools.wraps(init)
-    def checked_init(self: Any, *args: Any, **arguments: Any) -> None:
-        try:
-            init(self, *args, **arguments)
-        except (TypeError, ValueError) as error:
-            if (remedy := _join_first_argument(declared, args)) is None:
-                raise
-            raise type(error)(f"{error}; {remedy}") from None
-
-    declared.__init__ = checked_init
+    declared.__init__ = explain_unknown_arguments(_find_equivalent_argument, partial(_join_first_argument, declared))(
+        declared.__init__
+    )
     return declared
 
 

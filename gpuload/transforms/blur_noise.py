@@ -7,21 +7,14 @@ Platt, "Best practices for convolutional neural networks applied to visual docum
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import (
-    fill_values,
-    finite_number,
-    flag,
-    integer,
-    interpolation_name,
-    interval,
-    is_sequence,
-    size_pair,
-)
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
+from gpuload.checks import argument, finite_number, flag, integer, interval, pair
+from gpuload.transforms.arguments import fill_values, interpolation_name, size_pair
+from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.colour import OneOperation
 from gpuload.transforms.program.ops import Elastic, Ops, Record
 
@@ -35,15 +28,6 @@ def _check_odd_sizes(name: str, value: Any) -> tuple[int, int]:
     return sizes
 
 
-def _check_sigmas(name: str, value: Any) -> tuple[float, float]:
-    if is_sequence(value) and len(value) == 1:
-        value = value[0]
-    if is_sequence(value):
-        return interval(name, value, positive=True)
-    number = finite_number(name, value)
-    return interval(name, (number, number), positive=True)
-
-
 @declaration
 class GaussianBlur(OneOperation):
     """Blur with a Gaussian kernel whose sigma is drawn uniformly.
@@ -53,16 +37,13 @@ class GaussianBlur(OneOperation):
     Args:
         kernel_size: an odd number of pixels, or (width, height), as in torchvision.
         sigma: the standard deviation in pixels, greater than 0, or (low, high).
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_full_image: ClassVar[bool] = True
 
     kernel_size: int | tuple[int, int] = argument(_check_odd_sizes, by_epoch=True)
-    sigma: float | tuple[float, float] = argument(_check_sigmas, default=(0.1, 2.0), by_epoch=True)
+    sigma: float | tuple[float, float] = argument(interval, default=(0.1, 2.0), by_epoch=True, single=True, above=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         sigma = scale_to_range(self.sigma, uniforms(1))
@@ -80,16 +61,13 @@ class GaussianNoise(OneOperation):
     Args:
         mean, sigma: the parameters of the noise, for an image in 0 … 1; `sigma` is not negative.
         clip: whether results are clipped to 0 … 255; otherwise they wrap around, as for torchvision's uint8 images.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("noise",)
     needs_full_image: ClassVar[bool] = True  # a pixel's noise depends on the pixel's index in the image
 
     mean: float = argument(finite_number, default=0.0, by_epoch=True)
-    sigma: float = argument(finite_number, default=0.1, allows_negative=False, by_epoch=True)
+    sigma: float = argument(finite_number, default=0.1, minimum=0, by_epoch=True)
     clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -98,14 +76,6 @@ class GaussianNoise(OneOperation):
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
         return self.ops_record(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
-
-
-def _check_qualities(name: str, value: Any) -> tuple[int, ...]:
-    bounds = value if is_sequence(value) else (value, value)
-    qualities = tuple(integer(name, quality, minimum=1) for quality in bounds)
-    if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
-        raise ValueError(f"{name} must be an integer in 1 … 100 or a pair (lowest, highest), got {value!r}")
-    return qualities
 
 
 @declaration
@@ -117,9 +87,6 @@ class JPEG(OneOperation):
     Args:
         quality: an integer in 1 … 100, or a range (lowest, highest), from which an integer is drawn for each image.
 
-    Raises:
-        TypeError, ValueError: the quality is invalid.
-
     Example:
         >>> JPEG((30, 90))
         JPEG(quality=(30, 90))
@@ -128,7 +95,9 @@ class JPEG(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
     needs_full_image: ClassVar[bool] = True  # blocks start at the corner of the image
 
-    quality: int | tuple[int, int] = argument(_check_qualities, by_epoch=True)
+    quality: int | tuple[int, int] = argument(
+        interval, by_epoch=True, entry=integer, single=True, minimum=1, maximum=100
+    )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
@@ -136,16 +105,11 @@ class JPEG(OneOperation):
         return self.ops_record(np.ones(len(qualities), bool), qualities)
 
 
-def _check_pair(name: str, value: Any) -> tuple[float, float]:
-    bounds = tuple(value) if is_sequence(value) else (value,)
-    numbers = tuple(finite_number(name, number) for number in bounds)
-    if len(numbers) not in (1, 2) or min(numbers) < 0:
-        raise ValueError(f"{name} must be a number ≥ 0 or a pair (along x, along y), got {value!r}")
-    return numbers[0], numbers[-1]
+non_negative_pair = partial(pair, form="(along x, along y)", single=True, minimum=0)
 
 
 def _check_smoothing(name: str, value: Any) -> tuple[float, float]:
-    sigma = _check_pair(name, value)
+    sigma = non_negative_pair(name, value)
     if bool(sigma[0]) != bool(sigma[1]):
         raise ValueError(f"{name} must be 0 along both axes or along neither, got {sigma}")
     return sigma
@@ -167,9 +131,6 @@ class ElasticTransform(Transform):
         fill: the pixel value outside the image, 0 … 255, or a sequence with one value per channel, or a dict of these
             by type.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> ElasticTransform(alpha=120.0, sigma=4.0)
         ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
@@ -178,7 +139,7 @@ class ElasticTransform(Transform):
     record: ClassVar[type[Record]] = Elastic
     needs_full_image: ClassVar[bool] = True
 
-    alpha: float | Sequence[float] = argument(_check_pair, default=50.0, by_epoch=True)
+    alpha: float | Sequence[float] = argument(non_negative_pair, default=50.0, by_epoch=True)
     sigma: float | Sequence[float] = argument(_check_smoothing, default=5.0, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=("nearest", "bilinear"))
     fill: Any = argument(fill_values, default=0)

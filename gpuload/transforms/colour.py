@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import depends_on_epoch, finite_number, integer, interval, is_sequence, probability
-from gpuload.transforms.base import ChainPosition, Transform, Uniforms, argument, declaration
+from gpuload.checks import argument, finite_number, integer, interval, is_sequence, probability
+from gpuload.transforms.arguments import depends_on_epoch
+from gpuload.transforms.base import ChainPosition, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
@@ -41,18 +42,10 @@ def _check_factor_range(
     name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
     """Return the range (low, high) of a factor, or None if this range leaves images unchanged."""
-    if is_sequence(value):
-        low, high = interval(name, value)
-    else:
-        number = finite_number(name, value)
-        if number < 0:
-            raise ValueError(
-                f"{name} must not be negative if it is a single number, got {number:g}; or pass (low, high)"
-            )
-        low, high = center - number, center + number
-        low = max(low, 0.0) if center else low
-    if not minimum <= low <= high <= maximum:
-        raise ValueError(f"{name} must lie in {minimum:g} … {maximum:g}, got {value!r}")
+    if not is_sequence(value):
+        number = finite_number(name, value, minimum=0)
+        value = max(center - number, minimum), center + number
+    low, high = interval(name, value, minimum=minimum, maximum=maximum)
     return None if low == high == center else (low, high)
 
 
@@ -66,9 +59,6 @@ class ColorJitter(Transform):
     Args:
         brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
         hue: a number in 0 … 0.5, or (low, high) with -0.5 ≤ low ≤ high ≤ 0.5.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> ColorJitter(0.4, hue=0.1)
@@ -159,9 +149,6 @@ class Grayscale(OneOperation):
 
     Args:
         num_output_channels: 1, or 3 for three equal channels (also for images with one channel).
-
-    Raises:
-        TypeError, ValueError: the number is neither 1 nor 3.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
@@ -217,13 +204,6 @@ class RandomEqualize(_RandomOperation):
     needs_full_image: ClassVar[bool] = True
 
 
-def _check_threshold(name: str, value: Any) -> float:
-    threshold = finite_number(name, value)
-    if not 0 <= threshold <= 255:
-        raise ValueError(f"{name} must be a pixel value in 0 … 255, got {threshold:g}")
-    return threshold
-
-
 def _bind_threshold(threshold: float, position: ChainPosition) -> float:
     """Return the threshold as a pixel value in 0 … 255."""
     if position.state == "float" and position.unit > 1 and threshold <= 1:
@@ -252,7 +232,7 @@ class RandomSolarize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
 
-    threshold: float = argument(_check_threshold, by_epoch=True)
+    threshold: float = argument(finite_number, by_epoch=True, minimum=0, maximum=255)
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def bind(self, position: ChainPosition) -> Transform:
@@ -265,13 +245,6 @@ class RandomSolarize(OneOperation):
         return self.ops_record(uniforms(1)[:, 0] < self.p, (self.threshold,))
 
 
-def _check_bits(name: str, value: Any) -> int:
-    bits = integer(name, value, minimum=0)
-    if bits > 8:
-        raise ValueError(f"{name} must lie in 0 … 8, got {bits}: pixel values have 8 bits")
-    return bits
-
-
 @declaration
 class RandomPosterize(OneOperation):
     """Keep only the upper bits of each pixel value, with probability `p`.
@@ -279,14 +252,11 @@ class RandomPosterize(OneOperation):
     Args:
         bits: the number of bits to keep, 0 … 8.
         p: the probability.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int = argument(_check_bits, by_epoch=True)
+    bits: int = argument(integer, by_epoch=True, minimum=0, maximum=8)
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -300,15 +270,12 @@ class RandomAdjustSharpness(OneOperation):
     Args:
         sharpness_factor: 0 smooths the image, 1 leaves it unchanged, 2 doubles its sharpness. Must not be negative.
         p: the probability.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
     needs_full_image: ClassVar[bool] = True  # pixels at the image's border are not changed, so the border must be known
 
-    sharpness_factor: float = argument(finite_number, allows_negative=False, by_epoch=True)
+    sharpness_factor: float = argument(finite_number, minimum=0, by_epoch=True)
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -325,13 +292,6 @@ class RandomChannelPermutation(OneOperation):
         return self.ops_record(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
-def _check_factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf) -> tuple[float, float]:
-    low, high = interval(name, value)
-    if low < minimum or high > maximum:
-        raise ValueError(f"{name} must lie in {minimum:g} … {maximum:g}, got ({low:g}, {high:g})")
-    return low, high
-
-
 @declaration
 class RandomPhotometricDistort(Transform):
     """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
@@ -344,9 +304,6 @@ class RandomPhotometricDistort(Transform):
         brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
         hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, as fractions of a full turn of the colour wheel.
         p: the probability of each adjustment.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     record: ClassVar[type[Record]] = Ops
@@ -354,10 +311,10 @@ class RandomPhotometricDistort(Transform):
     is_optional: ClassVar[bool] = True
     needs_full_image: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
-    brightness: tuple[float, float] = argument(_check_factors, default=(0.875, 1.125), by_epoch=True)
-    contrast: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5), by_epoch=True)
-    saturation: tuple[float, float] = argument(_check_factors, default=(0.5, 1.5), by_epoch=True)
-    hue: tuple[float, float] = argument(_check_factors, default=(-0.05, 0.05), by_epoch=True, minimum=-0.5, maximum=0.5)
+    brightness: tuple[float, float] = argument(interval, default=(0.875, 1.125), by_epoch=True, minimum=0)
+    contrast: tuple[float, float] = argument(interval, default=(0.5, 1.5), by_epoch=True, minimum=0)
+    saturation: tuple[float, float] = argument(interval, default=(0.5, 1.5), by_epoch=True, minimum=0)
+    hue: tuple[float, float] = argument(interval, default=(-0.05, 0.05), by_epoch=True, minimum=-0.5, maximum=0.5)
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:

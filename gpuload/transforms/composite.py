@@ -13,15 +13,9 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from gpuload.transforms.arguments import (
-    finite_number,
-    is_module,
-    is_sequence,
-    is_torchvision_transform,
-    probability,
-    refuse_albumentations,
-)
-from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, argument, declaration
+from gpuload.checks import argument, is_sequence, numbers, probability
+from gpuload.transforms.arguments import is_module, is_torchvision_transform, refuse_albumentations
+from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_for_rows
 from gpuload.transforms.program.ops import Mix, Record
@@ -60,9 +54,6 @@ class Compose(_Container):
 
     Args:
         transforms: a list of transforms.
-
-    Raises:
-        TypeError: `transforms` is not a list of transforms.
 
     Example:
         >>> from gpuload import transforms as T
@@ -178,11 +169,9 @@ class RandomApply(_Branching):
 
 
 def _check_weights(name: str, value: Any) -> tuple[float, ...]:
-    if not is_sequence(value):
-        raise TypeError(f"{name} must be a list with one number for each transform, got {value!r}")
-    weights = tuple(finite_number(name, number) for number in value)
-    if min(weights, default=0) < 0 or sum(weights) <= 0:
-        raise ValueError(f"{name} must be numbers ≥ 0 with a positive sum, got {value!r}")
+    weights = numbers(name, value, minimum=0)
+    if not sum(weights):
+        raise ValueError(f"{name} must have a positive sum, got {value!r}")
     return weights
 
 

@@ -4,18 +4,17 @@ selection of a clip's frames."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite_number, flag, integer, is_sequence
+from gpuload.checks import argument, flag, integer, numbers
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name
 from gpuload.transforms.base import (
     EVERYWHERE,
     ChainPosition,
     Transform,
     Uniforms,
-    argument,
     copy_for_finished_images,
     declaration,
 )
@@ -69,9 +68,6 @@ class ToDtype(Transform):
         scale: whether to scale 0 … 255 (uint16 images: 0 … 65535) to 0 … 1; otherwise values are not changed. Values of
             float32 images are changed only by a conversion to uint8.
         mask_dtype: the dtype of masks, as an alternative to a dict.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> ToDtype(np.float32, scale=True)
@@ -129,12 +125,6 @@ def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     return image_dtype, mask_dtype
 
 
-def _check_channel_numbers(name: str, value: Any) -> tuple[float, ...]:
-    if not is_sequence(value):
-        raise TypeError(f"{name} must be a sequence with a number for each channel, or one for all, got {value!r}")
-    return tuple(finite_number(f"{name}[{channel}]", number) for channel, number in enumerate(value))
-
-
 @declaration
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
@@ -153,19 +143,17 @@ class Normalize(Transform):
 
     output_state: ClassVar[str | None] = "normalized"
 
-    mean: tuple[float, ...] = argument(_check_channel_numbers)
-    std: tuple[float, ...] = argument(_check_channel_numbers)
-    inplace: bool = field(default=False, compare=False)
+    mean: tuple[float, ...] = argument(numbers)
+    std: tuple[float, ...] = argument(numbers, above=0)
+    inplace: bool = argument(flag, default=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.mean) != len(self.std) or not self.mean:
+        if len(self.mean) != len(self.std):
             raise ValueError(
                 f"Normalize needs as many means as stds, for each channel or for all, got {len(self.mean)} and "
                 f"{len(self.std)}: mean={self.mean}, std={self.std}"
             )
-        if not (np.array(self.std) > 0).all():
-            raise ValueError(f"Normalize(std=…) must be greater than 0, got {self.std}")
 
     def bind(self, position: ChainPosition) -> Transform:
         if position.after_custom:
@@ -200,9 +188,6 @@ class UniformTemporalSubsample(Transform):
 
     Args:
         num_samples: the number of frames.
-
-    Raises:
-        TypeError, ValueError: the number is not an integer, or is less than 1.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE

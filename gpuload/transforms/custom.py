@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 
 import numpy as np
 
+from gpuload.checks import argument, function, one_of
 from gpuload.transforms.arguments import is_module, name_of, refuse_albumentations
 from gpuload.transforms.base import (
     EVERYWHERE,
@@ -169,25 +170,19 @@ class Lambda(Custom):
         per: ``"batch"`` calls `fn` with an N×C×H×W batch, whose images must have the same size; ``"image"`` calls
             `fn` with each C×H×W image.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> Lambda(abs, per="image")
         Lambda(abs, per='image')
     """
 
-    fn: Callable[[Any], Any]
-    per: Per = "batch"  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    fn: Callable[[Any], Any] = argument(function)
+    per: Per = argument(one_of, default="batch", choices=get_args(Per))  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise TypeError(f"Lambda(fn=…) must be a function of images, got {self.fn!r} ({type(self.fn).__name__})")
+        super().__post_init__()
         if isinstance(self.fn, Transform):
             raise TypeError(f"Lambda(fn=…) is {self.fn!r}, which is already a transform; remove the Lambda around it")
         refuse_albumentations("Lambda(fn=…)", self.fn)
-        if self.per not in get_args(Per):
-            raise ValueError(f"Lambda(per=…) must be 'batch' or 'image', got {self.per!r}")
 
     def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
         return self.fn(images)

@@ -13,16 +13,8 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite_number, integer, interval, is_sequence, probability
-from gpuload.transforms.base import (
-    EVERYWHERE,
-    ChainPosition,
-    Transform,
-    Uniforms,
-    argument,
-    declaration,
-    scale_to_range,
-)
+from gpuload.checks import argument, finite_number, flag, integer, interval, is_sequence, numbers, one_of, probability
+from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -36,24 +28,8 @@ SEED_RANGE: Final = 2.0**32
 
 def _check_value(name: str, value: Any) -> float | tuple[float, ...] | str:
     if isinstance(value, str):
-        if value != "random":
-            raise ValueError(f"{name} must be 'random' if it is a string, got {value!r}")
-        return value
-    if not is_sequence(value):
-        return finite_number(name, value)
-    numbers = tuple(finite_number(name, number) for number in value)
-    if not numbers:
-        raise ValueError(f"{name} must be a number, or a sequence with one number per channel, got {value!r}")
-    return numbers
-
-
-def _check_areas(name: str, value: Any) -> tuple[float, float]:
-    low, high = interval(name, value)
-    if not 0 <= low <= high <= 1:
-        raise ValueError(
-            f"{name} is a range of fractions of the image's area and must lie in 0 … 1, got ({low}, {high})"
-        )
-    return low, high
+        return one_of(name, value, ("random",))
+    return numbers(name, value) if is_sequence(value) else finite_number(name, value)
 
 
 @declaration
@@ -93,20 +69,18 @@ class RandomErasing(Transform):
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     p: float = argument(probability, default=0.5, by_epoch=True)
-    scale: tuple[float, float] = argument(_check_areas, default=(0.02, 0.33), by_epoch=True)
-    ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), by_epoch=True, positive=True)
+    scale: tuple[float, float] = argument(interval, default=(0.02, 0.33), by_epoch=True, minimum=0, maximum=1)
+    ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), by_epoch=True, above=0)
     value: float | Sequence[float] | str = argument(_check_value, default=0.0)
-    inplace: bool = field(default=False, compare=False)
-    mode: str | None = field(default=None, kw_only=True)
+    inplace: bool = argument(flag, default=False, compare=False)
+    mode: str | None = argument(one_of, default=None, kw_only=True, choices=get_args(Mode))
     min_count: int = argument(integer, default=1, kw_only=True, minimum=1)
-    max_count: int | None = argument(integer, default=None, kw_only=True, minimum=None)
+    max_count: int | None = argument(integer, default=None, kw_only=True)
     position: ChainPosition | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name, modes = "RandomErasing", get_args(Mode)
-        if self.mode is not None and self.mode not in modes:
-            raise ValueError(f"{name}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
+        name = "RandomErasing"
         if self.mode == "const" and self.value == "random":
             raise ValueError(
                 f"{name}(value='random') cannot be combined with mode='const'; pass a number as value, or omit mode"

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
+from gpuload.checks import argument, interval, probability
+from gpuload.transforms.arguments import fill_values, label_getter, size_pair
+from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.program.ops import Paste, Record, Tile
 
 __all__ = ["CopyPaste", "Mosaic"]
@@ -23,13 +24,6 @@ __all__ = ["CopyPaste", "Mosaic"]
 class _Gathering(Transform):
     needs_full_image: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
-
-
-def _check_fractions(name: str, value: Any) -> tuple[float, float]:
-    low, high = interval(name, value)
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"{name} must be a range of fractions in 0 … 1, got ({low}, {high})")
-    return low, high
 
 
 @declaration
@@ -63,9 +57,6 @@ class Mosaic(_Gathering):
             instance masks and `Keypoints` with an entry for each box. A function, as for `SanitizeBoundingBoxes`,
             selects the fields that it returns, and instance masks.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> Mosaic(640).output_size((480, 600))
         (640, 640)
@@ -75,10 +66,10 @@ class Mosaic(_Gathering):
     gathers: ClassVar[int] = Tile.group_size
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
-    center_range: tuple[float, float] = argument(_check_fractions, default=(0.25, 0.75), by_epoch=True)
+    center_range: tuple[float, float] = argument(interval, default=(0.25, 0.75), by_epoch=True, minimum=0, maximum=1)
     p: float = argument(probability, default=1.0, by_epoch=True)
     fill: Any = argument(fill_values, default=0)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tile:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
@@ -116,16 +107,13 @@ class CopyPaste(_Gathering):
     Args:
         p: the probability of pasting onto an image.
         labels_getter: as for `Mosaic`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     record: ClassVar[type[Record]] = Paste
     gathers: ClassVar[int] = Paste.group_size
 
     p: float = argument(probability, default=1.0, by_epoch=True)
-    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, target="boxes")
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Paste:
         numbers = uniforms(3)

@@ -9,21 +9,17 @@ drawn per sample. Workers draw the boxes too, and decode only the pixels inside 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
+from gpuload.checks import argument, flag, integer, interval, is_sequence, numbers, one_of, probability
 from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
     depends_on_epoch,
     fill_values,
-    flag,
-    integer,
     interpolation_name,
-    interval,
-    is_sequence,
-    probability,
     size_pair,
 )
 from gpuload.transforms.base import (
@@ -33,7 +29,6 @@ from gpuload.transforms.base import (
     Resampling,
     Transform,
     Uniforms,
-    argument,
     declaration,
     scale_to_range,
 )
@@ -57,8 +52,8 @@ __all__ = [
 # whether the image is then mirrored vertically, and whether it is mirrored horizontally.
 QUARTER_TURNS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
-PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
+PADDING_MODES: Final = get_args(PaddingMode)
 
 
 def _check_length_or_size(name: str, value: Any) -> int | tuple[int, int] | None:
@@ -81,9 +76,6 @@ class Resize(Resampling):
             bicubic for each image.
         max_size: the maximum length of the longer side; allowed only if `size` is an integer or None.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> Resize(256).output_size((375, 500))
@@ -179,9 +171,6 @@ class CenterCrop(FixedSizeCrop):
 
     Args:
         size: an integer (a square), or (height, width), or the result of `by_epoch`.
-
-    Raises:
-        TypeError, ValueError: the size is invalid.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -190,21 +179,11 @@ class CenterCrop(FixedSizeCrop):
         return self.box_record_at(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
-def padding_sides(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
+def padding_sides(name: str, value: Any, **bounds: int) -> tuple[int, int, int, int]:
     """Return padding as (left, top, right, bottom); `value` has one, two or four numbers, as in torchvision."""
-    if not is_sequence(value):
-        value = (value,)
-    if len(value) not in (1, 2, 4):
-        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [integer(name, entry, minimum=minimum) for entry in value]
-    left, top, right, bottom = numbers * (4 // len(numbers))
+    sides = numbers(name, value, form="2 or 4 numbers", counts=(1, 2, 4), single=True, entry=integer, **bounds)
+    left, top, right, bottom = sides * (4 // len(sides))
     return left, top, right, bottom
-
-
-def padding_mode_name(name: str, value: Any) -> PaddingMode:
-    if not isinstance(value, str) or value not in PADDING_MODES:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
-    return value
 
 
 @declaration
@@ -229,7 +208,7 @@ class RandomCrop(FixedSizeCrop):
     padding: int | tuple[int, ...] | None = argument(padding_sides, default=None, minimum=0)
     pad_if_needed: bool = argument(flag, default=False)
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
+    padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -310,9 +289,6 @@ class RandomRotate90(_RandomTurn):
     Args:
         p: the probability.
 
-    Raises:
-        TypeError, ValueError: `p` is not a number in 0 … 1.
-
     Example:
         >>> RandomRotate90().output_size((224, 224))
         (224, 224)
@@ -332,9 +308,6 @@ class RandomTranspose(_RandomTurn):
 
     Args:
         p: the probability.
-
-    Raises:
-        TypeError, ValueError: `p` is not a number in 0 … 1.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
@@ -362,16 +335,13 @@ class RandomResizedCrop(Resampling):
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     crops: ClassVar[bool] = True
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
-    scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), by_epoch=True, positive=True)
-    ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), by_epoch=True, positive=True)
+    scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), by_epoch=True, above=0)
+    ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), by_epoch=True, above=0)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -439,9 +409,9 @@ class Pad(Padding):
         (40, 40)
     """
 
-    padding: int | tuple[int, ...] = argument(padding_sides, minimum=None)
+    padding: int | tuple[int, ...] = argument(padding_sides)
     fill: Any = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
+    padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
 
     @property
     def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -479,13 +449,6 @@ class Pad(Padding):
         return height, width
 
 
-def _check_growth(name: str, value: Any) -> tuple[float, float]:
-    low, high = interval(name, value)
-    if low < 1:
-        raise ValueError(f"{name} must not be less than 1, got ({low}, {high})")
-    return low, high
-
-
 @declaration
 class RandomZoomOut(Padding):
     """Place the image at a random position on a larger canvas, with probability `p`.
@@ -495,13 +458,10 @@ class RandomZoomOut(Padding):
             types such as `gl.Image` and `gl.Mask` to these.
         side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     fill: Any = argument(fill_values, default=0)
-    side_range: tuple[float, float] = argument(_check_growth, default=(1.0, 4.0), by_epoch=True)
+    side_range: tuple[float, float] = argument(interval, default=(1.0, 4.0), by_epoch=True, minimum=1)
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:

@@ -15,18 +15,23 @@ import importlib
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
-from gpuload.transforms.arguments import (
+from gpuload.checks import (
     finite_number,
+    flag,
     integer,
     is_sequence,
-    is_torchvision_transform,
+    mapping,
+    numbers,
+    one_of,
+    optional,
     probability,
-    refuse_albumentations,
-    size_pair,
+    string,
 )
+from gpuload.transforms.arguments import is_torchvision_transform, refuse_albumentations, size_pair
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
@@ -331,6 +336,14 @@ DEFAULTS: Final[dict[str, Any]] = {
     "auto_augment": None, "re_prob": 0.0, "re_mode": "const", "re_count": 1, "normalize": True,
 }  # fmt: skip
 CROP_PCT: Final = 0.875
+TIMM_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    **dict.fromkeys(("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"), probability),
+    **dict.fromkeys(("no_aug", "normalize"), flag),
+    "color_jitter_prob": partial(optional, probability),
+    "re_count": partial(integer, minimum=0),
+    "crop_border_pixels": partial(optional, integer, minimum=0),
+    "crop_pct": partial(optional, finite_number, above=0, maximum=1),
+}
 
 # The other arguments of create_transform: the values that have no effect, and the reason why other values are refused,
 # with the remedy.
@@ -412,7 +425,7 @@ def from_timm(
     options = _merge_options(data_config, arguments)
     size = options["input_size"]  # (channels, height, width), (height, width) or one side
     size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
-    if not is_training:
+    if not (is_training := flag("from_timm(is_training=…)", is_training)):
         chain = _build_evaluation_chain(options, size_hw)
     elif options["no_aug"]:
         filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
@@ -429,12 +442,7 @@ def from_timm(
 
 def _merge_options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the values of all options: from the arguments, or else from `data_config`, or else timm's defaults."""
-    if data_config is not None and not isinstance(data_config, Mapping):
-        raise TypeError(
-            "from_timm(data_config=…) must be a dict, such as the result of "
-            f"timm.data.resolve_model_data_config(model), got {data_config!r} ({type(data_config).__name__})"
-        )
-    config = dict(data_config or {})
+    config = dict(optional(mapping, "from_timm(data_config=…)", data_config) or {})
     for name, (harmless_values, remedy) in REFUSED_TIMM_ARGUMENTS.items():
         value = config.pop(name, harmless_values[0])
         if value not in harmless_values:
@@ -456,8 +464,8 @@ def _merge_options(data_config: Mapping[str, Any] | None, arguments: dict[str, A
                 f"from_timm: {name} is passed twice, as {value!r} and in data_config as {config[name]!r}; remove one"
             )
     options = {**DEFAULTS, **config, **arguments}
-    for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
-        options[name] = probability(f"from_timm({name}=…)", options[name])
+    for name, check in TIMM_CHECKS.items():
+        options[name] = check(f"from_timm({name}=…)", options[name])
     return options
 
 
@@ -467,15 +475,10 @@ def _build_evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -
         raise ValueError(
             "from_timm: interpolation='random' is only for training; pass the name of a filter, such as 'bicubic'"
         )
-    crop_fraction = (
-        CROP_PCT if options["crop_pct"] is None else finite_number("from_timm(crop_pct=…)", options["crop_pct"])
-    )
-    if not 0 < crop_fraction <= 1:
-        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0 and at most 1, got {crop_fraction}")
+    crop_fraction = options["crop_pct"] or CROP_PCT
     scaled_hw = math.floor(size_hw[0] / crop_fraction), math.floor(size_hw[1] / crop_fraction)
-    border, mode = options["crop_border_pixels"], options["crop_mode"]
-    if mode not in (None, "", "center", "squash", "border"):
-        raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
+    border = options["crop_border_pixels"]
+    mode = one_of("from_timm(crop_mode=…)", options["crop_mode"] or "center", ("center", "squash", "border"))
     crop: Transform = CenterCrop(size_hw)
     if mode == "border":
         resize = ResizeKeepRatio(scaled_hw, longest=1.0, interpolation=filter_name)
@@ -489,27 +492,29 @@ def _build_evaluation_chain(options: dict[str, Any], size_hw: tuple[int, int]) -
 
 def _build_crop_and_flips(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     """Return what timm calls primary transforms: a crop and flips."""
-    mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
+    mode = one_of("from_timm(train_crop_mode=…)", options["train_crop_mode"] or "rrc", ("rrc", "rkrc", "rkrr"))
+    scale, ratio = options["scale"], options["ratio"]
     chain: list[Transform]
     if mode == "rrc":
         crop = RandomResizedCrop(
-            size_hw, scale=scale or (0.08, 1.0), ratio=ratio or (3 / 4, 4 / 3), interpolation=options["interpolation"]
+            size_hw,
+            scale=(0.08, 1.0) if scale is None else scale,
+            ratio=(3 / 4, 4 / 3) if ratio is None else ratio,
+            interpolation=options["interpolation"],
         )
         chain = [crop]
-    elif mode in ("rkrc", "rkrr"):
+    else:
         resize = ResizeKeepRatio(
             size_hw,
             interpolation=options["interpolation"],
             random_scale_prob=0.5,
-            random_scale_range=scale or (0.8, 1.0),
+            random_scale_range=(0.8, 1.0) if scale is None else scale,
             random_scale_area=True,
             random_aspect_prob=0.5,
-            random_aspect_range=ratio or (0.9, 1 / 0.9),
+            random_aspect_range=(0.9, 1 / 0.9) if ratio is None else ratio,
         )
         crop = (CenterCropOrPad if mode == "rkrc" else RandomCropOrPad)(size_hw, padding_mode="reflect")
         chain = [resize, crop]
-    else:
-        raise ValueError(f"from_timm(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr', got {mode!r}")
     if options["hflip"]:
         chain.append(RandomHorizontalFlip(options["hflip"]))
     if options["vflip"]:
@@ -535,33 +540,26 @@ def _build_colour_changes(options: dict[str, Any], size_hw: tuple[int, int]) -> 
 
 
 def _build_color_jitter(value: Any) -> ColorJitter:
-    strengths = tuple(value) if is_sequence(value) else (value,) * 3
-    if len(strengths) not in (3, 4):
-        raise ValueError(
-            "from_timm(color_jitter=…) must be one number, three (brightness, contrast, saturation) or four "
-            f"(with hue), got {value!r}"
-        )
-    return ColorJitter(*strengths)
+    strengths = numbers("from_timm(color_jitter=…)", value, form="3 or 4 numbers", counts=(1, 3, 4), single=True)
+    return ColorJitter(*(strengths * 3 if len(strengths) == 1 else strengths))
 
 
 def _build_auto_augment(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
-    text = options["auto_augment"]
-    if not isinstance(text, str):
-        raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
+    config = string("from_timm(auto_augment=…)", options["auto_augment"])
     hparams: dict[str, Any] = {
         "translate_const": int(min(size_hw) * 0.45),
         "img_mean": tuple(min(255, round(255 * value)) for value in options["mean"]),
     }
     if options["interpolation"] != "random":
         hparams["interpolation"] = options["interpolation"]
-    if text.startswith("augmix"):
-        return TimmAugMix(text, {**hparams, "translate_pct": 0.3})
-    return (TimmRandAugment if text.startswith("rand") else TimmAutoAugment)(text, hparams)
+    if config.startswith("augmix"):
+        return TimmAugMix(config, {**hparams, "translate_pct": 0.3})
+    return (TimmRandAugment if config.startswith("rand") else TimmAutoAugment)(config, hparams)
 
 
 def _build_random_erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
-    count = integer("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
+    count = options["re_count"] or 1
     return RandomErasing(
         options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
     )

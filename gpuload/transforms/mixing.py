@@ -9,14 +9,14 @@ are repeated, it uses other pairs (see `MixUp`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
+from gpuload.checks import argument, finite_number, integer
 from gpuload.rng.distributions import beta, beta_count
-from gpuload.transforms.arguments import finite_number, integer
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.arguments import label_getter
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["CutMix", "MixUp"]
@@ -29,25 +29,19 @@ class _Mixing(Transform):
     works_on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
-    alpha: float = argument(finite_number, default=1.0, kw_only=True, by_epoch=True, positive=True)
+    alpha: float = argument(finite_number, default=1.0, kw_only=True, by_epoch=True, above=0)
     num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
-    labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
-    label_smoothing: float = argument(finite_number, default=0.0, kw_only=True)
+    labels_getter: Callable[[Any], Any] | str | None = argument(
+        label_getter, default="default", optional=True, kw_only=True, compare=False
+    )
+    label_smoothing: float = argument(finite_number, default=0.0, kw_only=True, minimum=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name, smoothing = type(self).__name__, self.label_smoothing
-        if not (self.labels_getter in ("default", None) or callable(self.labels_getter)):
+        if self.label_smoothing and self.labels_getter is None:
             raise ValueError(
-                f"{name}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
-                f"labels, got {self.labels_getter!r}"
-            )
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"{name}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
-        if smoothing and self.labels_getter is None:
-            raise ValueError(
-                f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None means that there are no "
-                "labels; remove label_smoothing, or set labels_getter"
+                f"{type(self).__name__}(label_smoothing={self.label_smoothing}) smooths labels, but labels_getter=None "
+                "means that there are no labels; remove label_smoothing, or set labels_getter"
             )
 
     def draw_shares(self, uniforms: Uniforms, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -83,9 +77,6 @@ class MixUp(_Mixing):
             (timm/data/mixup.py, `mixup_target`). Labels (N, K) are treated as probabilities of K classes. Do not smooth
             the labels again in the loss.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> MixUp(num_classes=1000)
         MixUp(num_classes=1000)
@@ -108,9 +99,6 @@ class CutMix(_Mixing):
 
     Args:
         alpha, num_classes, labels_getter, label_smoothing: as for `MixUp`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> CutMix(alpha=0.5)

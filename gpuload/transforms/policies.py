@@ -25,9 +25,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.checks import argument, finite_number, flag, integer, one_of
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.arguments import Interpolation, fill_values, finite_number, flag, integer, interpolation_name
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name
+from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
@@ -389,10 +390,7 @@ class TorchvisionAugment(AutomaticAugment):
 
 
 def _check_policy(name: str, value: Any) -> str:
-    policy = value.value if isinstance(value, enum.Enum) else value
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, POLICIES))}, got {value!r}")
-    return policy
+    return one_of(name, value.value if isinstance(value, enum.Enum) else value, tuple(POLICIES))
 
 
 @declaration
@@ -403,9 +401,6 @@ class AutoAugment(TorchvisionAugment):
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> AutoAugment("cifar10")
@@ -433,9 +428,6 @@ class RandAugment(TorchvisionAugment):
         num_magnitude_bins: the number of bins from no effect to the maximum, at least 2.
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> RandAugment(magnitude=5)
@@ -472,9 +464,6 @@ class TrivialAugmentWide(TorchvisionAugment):
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> TrivialAugmentWide(interpolation="bilinear")
         TrivialAugmentWide(interpolation='bilinear')
@@ -489,13 +478,6 @@ class TrivialAugmentWide(TorchvisionAugment):
     @property
     def recipe(self) -> Recipe:
         return Recipe(WIDE_SPACE.kinds, bins=self.num_magnitude_bins)
-
-
-def _check_severity(name: str, value: Any) -> int:
-    severity = integer(name, value, minimum=1)
-    if severity > BINS:
-        raise ValueError(f"{name} must lie in 1 … {BINS}, got {severity}")
-    return severity
 
 
 @declaration
@@ -514,9 +496,6 @@ class AugMix(TorchvisionAugment):
         interpolation: for shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel; None means black.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> AugMix(severity=5, all_ops=False)
         AugMix(severity=5, all_ops=False)
@@ -524,10 +503,10 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = argument(_check_severity, default=3, by_epoch=True)
+    severity: int = argument(integer, default=3, by_epoch=True, minimum=1, maximum=BINS)
     mixture_width: int = argument(integer, default=3, minimum=1)
-    chain_depth: int = argument(integer, default=-1, minimum=None)
-    alpha: float = argument(finite_number, default=1.0, by_epoch=True, positive=True)
+    chain_depth: int = argument(integer, default=-1)
+    alpha: float = argument(finite_number, default=1.0, by_epoch=True, above=0)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")
     fill: Any = argument(fill_values, default=None, uint8=True)

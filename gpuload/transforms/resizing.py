@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from gpuload.checks import argument, finite_number, flag, integer, interval, numbers, one_of, probability
 from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
     depends_on_epoch,
     fill_values,
-    flag,
-    fraction,
-    integer,
     interpolation_name,
-    interval,
-    is_sequence,
-    probability,
     size_pair,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration, scale_to_range
-from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_name, sizes_by_shorter_side
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, declaration, scale_to_range
+from gpuload.transforms.geometry import PADDING_MODES, CenterCrop, FixedSizeCrop, PaddingMode, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -62,12 +57,6 @@ class _Resizing(Resampling):
         return None
 
 
-def _check_pair(name: str, value: Any) -> tuple[int, int]:
-    if not is_sequence(value) or len(value) != 2:
-        raise TypeError(f"{name} must be (height, width), got {value!r}")
-    return size_pair(name, value)
-
-
 @declaration
 class ScaleJitter(_Resizing):
     """Resize to fit into a target size multiplied by a random factor (large scale jittering).
@@ -79,26 +68,16 @@ class ScaleJitter(_Resizing):
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
-    target_size: tuple[int, int] = argument(_check_pair, by_epoch=True)
-    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), by_epoch=True, positive=True)
+    target_size: tuple[int, int] = argument(size_pair, by_epoch=True, single=False)
+    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), by_epoch=True, above=0)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
     def compute_sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
         return (sizes_hw * (fit * scale_to_range(self.scale_range, numbers))[:, None]).astype(np.int64)
-
-
-def _check_lengths(name: str, value: Any) -> tuple[int, ...]:
-    lengths = value if is_sequence(value) else (value,)
-    if not len(lengths):
-        raise ValueError(f"{name} must be a length or a list of lengths, got {value!r}")
-    return tuple(integer(name, length, minimum=1) for length in lengths)
 
 
 @declaration
@@ -111,12 +90,9 @@ class RandomShortestSize(_Resizing):
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int | Sequence[int] = argument(_check_lengths, by_epoch=True)
+    min_size: int | Sequence[int] = argument(numbers, by_epoch=True, single=True, entry=integer, minimum=1)
     max_size: int | None = argument(integer, default=None, by_epoch=True, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
@@ -139,9 +115,6 @@ class RandomResize(_Resizing):
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     min_size: int = argument(integer, by_epoch=True, minimum=1)
@@ -177,22 +150,19 @@ class ResizeKeepRatio(Resampling):
         random_aspect_prob: the probability of changing the aspect ratio by a random factor.
         random_aspect_range: the minimum and maximum factor, which is drawn log-uniformly.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> ResizeKeepRatio(256, longest=1).output_size((375, 500))
         (192, 256)
     """
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
-    longest: float = argument(fraction, default=0.0, by_epoch=True)
+    longest: float = argument(finite_number, default=0.0, by_epoch=True, minimum=0, maximum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", allowed=RESAMPLING)
     random_scale_prob: float = argument(probability, default=0.0, by_epoch=True)
-    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), by_epoch=True, positive=True)
+    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), by_epoch=True, above=0)
     random_scale_area: bool = argument(flag, default=False)
     random_aspect_prob: float = argument(probability, default=0.0, by_epoch=True)
-    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), by_epoch=True, positive=True)
+    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), by_epoch=True, above=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
@@ -229,7 +199,7 @@ class CenterCropOrPad(CenterCrop):
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
+    padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
 
 
 @declaration
@@ -241,13 +211,10 @@ class RandomCropOrPad(FixedSizeCrop):
         fill: the pixel value of the padding, 0 … 255, or a sequence with one value per channel; only for
             ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
+    padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from gpuload.checks import argument, finite_number, integer, numbers, one_of
 from gpuload.datasets.sample import format_name
-from gpuload.transforms.arguments import finite_number, integer, is_sequence, label_getter
-from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
+from gpuload.transforms.arguments import label_getter
+from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
 __all__ = [
@@ -50,9 +51,6 @@ class RandomIoUCrop(Padding):
         min_aspect_ratio, max_aspect_ratio: bounds of the crop's width / height.
         sampler_options: the overlaps to draw from; None means 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
         trials: the number of crops to try for each drawn overlap.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     crops: ClassVar[bool] = True
@@ -63,17 +61,13 @@ class RandomIoUCrop(Padding):
     max_scale: float = argument(finite_number, default=1.0, by_epoch=True)
     min_aspect_ratio: float = argument(finite_number, default=0.5, by_epoch=True)
     max_aspect_ratio: float = argument(finite_number, default=2.0, by_epoch=True)
-    sampler_options: Sequence[float] | None = None
+    sampler_options: Sequence[float] | None = argument(numbers, default=None)
     trials: int = argument(integer, default=40, minimum=1)
 
     def __post_init__(self) -> None:
+        if self.sampler_options is None:
+            object.__setattr__(self, "sampler_options", OPTIONS)
         super().__post_init__()
-        name = "RandomIoUCrop"
-        options = OPTIONS if self.sampler_options is None else self.sampler_options
-        if not is_sequence(options) or not len(options):
-            raise TypeError(f"{name}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
-        options = tuple(finite_number(f"{name}(sampler_options=…)", option) for option in options)
-        object.__setattr__(self, "sampler_options", options)
 
     def check_arguments(self) -> None:
         for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
@@ -149,13 +143,6 @@ def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return np.divide(intersection, union, out=np.zeros(intersection.shape), where=union > 0)
 
 
-def _check_minimum(name: str, value: Any) -> float:
-    number = finite_number(name, value)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number:g}")
-    return number
-
-
 @declaration
 class SanitizeBoundingBoxes(Transform):
     """Remove boxes that are too small or extend beyond the image, along with their fields.
@@ -170,20 +157,17 @@ class SanitizeBoundingBoxes(Transform):
             case), or else under the first key that contains ``"label"``. Otherwise the entry at index 1 is used as the
             labels, if it is an array or tensor. A function takes the sample as the dataset returns it, and returns a
             field, or a tuple or list of fields. None selects no fields.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     drops_boxes: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Tidy
 
-    min_size: float = argument(_check_minimum, default=1.0)
-    min_area: float = argument(_check_minimum, default=1.0)
+    min_size: float = argument(finite_number, default=1.0, minimum=1)
+    min_area: float = argument(finite_number, default=1.0, minimum=1)
     # Not compared, since it does not affect which boxes remain, and functions differ between processes.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default="default", compare=False, target="boxes", allows_none=True
+        label_getter, default="default", compare=False, optional=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
@@ -197,21 +181,11 @@ class ClampBoundingBoxes(Transform):
     Args:
         clamping_mode: ``"auto"``, ``"hard"`` or ``"soft"``, which are equivalent for boxes that are not rotated; None
             means that boxes are not changed.
-
-    Raises:
-        ValueError: the mode is unknown.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    clamping_mode: str | None = "auto"
-
-    def __post_init__(self) -> None:
-        if self.clamping_mode not in ("auto", "hard", "soft", None):
-            raise ValueError(
-                "ClampBoundingBoxes(clamping_mode=…) must be 'auto', 'hard', 'soft' or None, "
-                f"got {self.clamping_mode!r}"
-            )
+    clamping_mode: str | None = argument(one_of, default="auto", optional=True, choices=("auto", "hard", "soft"))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Clamp | None:
         return None if self.clamping_mode is None else Clamp()
@@ -228,9 +202,6 @@ class ConvertBoundingBoxFormat(Transform):
     Args:
         format: the new format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``, in upper or lower case, or torchvision's
             BoundingBoxFormat.
-
-    Raises:
-        ValueError: the format is unknown.
 
     Example:
         >>> ConvertBoundingBoxFormat("CXCYWH")
@@ -267,9 +238,6 @@ class SanitizeKeyPoints(Transform):
     Args:
         labels_getter: the fields of the keypoints, with one entry per keypoint or group. None means no fields;
             ``"default"`` and functions are as for `SanitizeBoundingBoxes`.
-
-    Raises:
-        ValueError: the argument is invalid.
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -277,9 +245,7 @@ class SanitizeKeyPoints(Transform):
     record: ClassVar[type[Record]] = TidyPoints
 
     # Not compared, since it does not affect which keypoints remain, and functions differ between processes.
-    labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default=None, compare=False, target="keypoints", allows_none=True
-    )
+    labels_getter: Callable[[Any], Any] | str | None = argument(label_getter, default=None, compare=False)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:
         return TidyPoints()

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from gpuload.checks import finite_number, is_sequence, probability, string
 from gpuload.rng.distributions import normal
-from gpuload.transforms.arguments import fill_values, finite_number, interpolation_name, is_sequence
+from gpuload.transforms.arguments import fill_values, interpolation_name
 from gpuload.transforms.base import declaration
 from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, Recipe, Table, policy
 from gpuload.transforms.program.ops import Mixture, Record
@@ -128,8 +129,7 @@ class TimmAugment(AutomaticAugment):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not isinstance(self.config, str):
-            raise TypeError(f"{name}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
+        string(f"{name}(config=…)", self.config)
         object.__setattr__(self, "hparams", _check_hparams(name, self.hparams))
         self.recipe  # noqa: B018  # raises a ValueError if the config is invalid
 
@@ -190,10 +190,8 @@ def _check_hparams(class_name: str, hparams: Any) -> tuple[tuple[str, Any], ...]
         elif name == "magnitude_max" and value is None:
             continue  # timm's default maximum
         else:
-            number = math.inf if name == "magnitude_std" and value == math.inf else finite_number(label, value)
-            if number < 0:
-                raise ValueError(f"{label} must not be negative, got {number:g}")
-            checked[name] = number
+            is_uniform = name == "magnitude_std" and value == math.inf
+            checked[name] = math.inf if is_uniform else finite_number(label, value, minimum=0)
     return tuple(checked.items())
 
 
@@ -221,8 +219,8 @@ def _parse_config(cls: type[TimmAugment], config: str) -> dict[str, Any]:
                 remedy = "valid parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
             raise ValueError(f"{label} has an unknown part, {part!r}; {remedy}")
         key, number = match[1], float(match[2])
-        if key == "p" and number > 1:
-            raise ValueError(f"{label}: p is a probability and must lie in 0 … 1, got {match[2]}")
+        if key == "p":
+            probability(f"{label}: p", number)
         if key not in ("p", "a", "mstd") and not number.is_integer():
             raise ValueError(f"{label}: {key} must be a whole number, got {match[2]}")
         values[key] = math.inf if key == "mstd" and number > UNIFORM_ABOVE else number
@@ -245,9 +243,6 @@ class TimmRandAugment(TimmAugment):
             default, means bilinear and bicubic); ``translate_pct``, the maximum shift as a fraction of the side (0.45);
             ``magnitude_std`` and ``magnitude_max``, which override the string; ``translate_const``, which timm's
             RandAugment accepts but does not use.
-
-    Raises:
-        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
 
     Example:
         >>> TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)})
@@ -283,9 +278,6 @@ class TimmAutoAugment(TimmAugment):
             drawn for each image; optionally followed by a dash and ``mstd``, the standard deviation of magnitudes (0).
         hparams: as for `TimmRandAugment`.
 
-    Raises:
-        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
-
     Example:
         >>> TimmAutoAugment("original-mstd0.5")
         TimmAutoAugment('original-mstd0.5')
@@ -313,9 +305,6 @@ class TimmAugMix(TimmAugment):
             ``a``, the parameter of the beta and Dirichlet distributions of the shares (1); ``mstd``, the standard
             deviation of the magnitude (uniform in 0 … m). ``b1``, timm's faster blending, is an error.
         hparams: as for `TimmRandAugment`.
-
-    Raises:
-        TypeError, ValueError: the string has an unknown part, or a hyperparameter is invalid.
 
     Example:
         >>> TimmAugMix("augmix-m5-w4-d2")

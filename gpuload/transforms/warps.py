@@ -15,17 +15,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import (
-    fill_values,
-    finite_number,
-    flag,
-    fraction,
-    interpolation_name,
-    interval,
-    is_sequence,
-    probability,
-)
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration, scale_to_range
+from gpuload.checks import argument, finite_number, flag, interval, is_sequence, pair, probability
+from gpuload.transforms.arguments import fill_values, interpolation_name
+from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.program.ops import Record, Warp
 
 __all__ = [
@@ -159,31 +151,14 @@ def _check_angles(name: str, value: Any) -> tuple[float, float]:
     """Return a range (low, high) of angles; a single number x ≥ 0 means -x … x."""
     if is_sequence(value):
         return interval(name, value)
-    number = finite_number(name, value)
-    if number < 0:
-        raise ValueError(f"{name} must not be negative if it is a single number, got {number:g}; or pass (low, high)")
+    number = finite_number(name, value, minimum=0)
     return 0.0 - number, number  # `-number` would be -0.0 for 0, whose repr is different
 
 
 def _check_shears(name: str, value: Any) -> tuple[float, ...]:
     if is_sequence(value) and len(value) == 4:
         return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
-    if is_sequence(value) and len(value) != 2:
-        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
     return _check_angles(name, value)
-
-
-def _check_fractions(name: str, value: Any) -> tuple[float, float]:
-    fractions = _check_point(name, value)
-    if not all(0 <= fraction <= 1 for fraction in fractions):
-        raise ValueError(f"{name} must be fractions of the width and height in 0 … 1, got {value!r}")
-    return fractions
-
-
-def _check_point(name: str, value: Any) -> tuple[float, float]:
-    if not is_sequence(value) or len(value) != 2:
-        raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
-    return finite_number(name, value[0]), finite_number(name, value[1])
 
 
 class _Warping(Transform):
@@ -215,9 +190,6 @@ class RandomRotation(_Warping):
         center: (x, y) from the top left corner, in pixels; None means the middle.
         fill: the pixel value outside the image, 0 … 255, or one per channel, or a dict of these by type.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> RandomRotation(10, "bilinear")
         RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))
@@ -226,7 +198,7 @@ class RandomRotation(_Warping):
     degrees: float | tuple[float, float] = argument(_check_angles, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="nearest")
     expand: bool = argument(flag, default=False)
-    center: Sequence[float] | None = argument(_check_point, default=None)
+    center: Sequence[float] | None = argument(pair, default=None, form="(x, y)")
     fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
@@ -251,18 +223,15 @@ class RandomAffine(_Warping):
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel, or a dict of these by type.
         center: (x, y) from the top left corner, in pixels; None means the middle.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
     degrees: float | tuple[float, float] = argument(_check_angles, by_epoch=True)
-    translate: Sequence[float] | None = argument(_check_fractions, default=None, by_epoch=True)
-    scale: Sequence[float] | None = argument(interval, default=None, by_epoch=True, positive=True)
+    translate: Sequence[float] | None = argument(pair, default=None, by_epoch=True, form="(x, y)", minimum=0, maximum=1)
+    scale: Sequence[float] | None = argument(interval, default=None, by_epoch=True, above=0)
     shear: float | Sequence[float] | None = argument(_check_shears, default=None, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=0)
-    center: Sequence[float] | None = argument(_check_point, default=None)
+    center: Sequence[float] | None = argument(pair, default=None, form="(x, y)")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
@@ -289,12 +258,9 @@ class RandomPerspective(_Warping):
         p: the probability.
         interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
         fill: the pixel value outside the image, 0 … 255, or one per channel, or a dict of these by type.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
     """
 
-    distortion_scale: float = argument(fraction, default=0.5, by_epoch=True)
+    distortion_scale: float = argument(finite_number, default=0.5, by_epoch=True, minimum=0, maximum=1)
     p: float = argument(probability, default=0.5, by_epoch=True)
     interpolation: str = argument(interpolation_name, default="bilinear")
     fill: Any = argument(fill_values, default=0)

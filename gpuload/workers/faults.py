@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args, overload
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, finite_number, integer, one_of
 from gpuload.errors import ErrorRecord, TooManyErrors, WorkerError
 from gpuload.rng import streams
 from gpuload.rng.philox import epoch_key, uniforms
@@ -46,31 +47,17 @@ class Faults:
             `TooManyErrors` is raised, since the cause may be general, such as a missing mount. The rate is computed
             over at least 1,000 samples, so the default of 1% always allows 10 failures.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> Faults(on_error="skip")
         Faults(on_error='skip', max_restarts=10, max_error_rate=0.01)
     """
 
-    on_error: OnError = "raise"
-    max_restarts: int = 10
-    max_error_rate: float = 0.01
+    on_error: OnError = argument(one_of, default="raise", choices=get_args(OnError))
+    max_restarts: int = argument(integer, default=10, minimum=0)
+    max_error_rate: float = argument(finite_number, default=0.01, minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise ValueError(
-                f"on_error must be one of {', '.join(map(repr, get_args(OnError)))}, got {self.on_error!r}"
-            )
-        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int):
-            raise TypeError(f"Faults(max_restarts=…) must be an integer, got {self.max_restarts!r}")
-        if self.max_restarts < 0:
-            raise ValueError(f"Faults(max_restarts=…) must be at least 0, got {self.max_restarts}")
-        if isinstance(self.max_error_rate, bool) or not isinstance(self.max_error_rate, int | float):
-            raise TypeError(f"Faults(max_error_rate=…) must be a number from 0 to 1, got {self.max_error_rate!r}")
-        if not 0 <= self.max_error_rate <= 1:
-            raise ValueError(f"Faults(max_error_rate=…) must be from 0 to 1, got {self.max_error_rate}")
+        check_fields(self, "Faults")
 
 
 def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:

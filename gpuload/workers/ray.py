@@ -40,6 +40,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.checks import argument, check_fields, finite_number, integer, mapping, string
 from gpuload.errors import WorkerError, error_class_names, import_optional
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, field_indices
@@ -83,42 +84,26 @@ class RayWorkers:
         actor_options: further options of the actors, as for ``ray.remote``: ``{"resources": {"decoders": 1}}``,
             ``"label_selector"``, ``"runtime_env"``, ``"scheduling_strategy"`` (default ``"SPREAD"``).
 
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-
     Example:
         >>> RayWorkers(count=64)
-        RayWorkers(count=64, address='auto', workers_per_actor=None, cpus_per_worker=1, actor_options={})
+        RayWorkers(count=64, address='auto', workers_per_actor=None, cpus_per_worker=1.0, actor_options={})
     """
 
-    count: int
-    address: str = "auto"
-    workers_per_actor: int | None = None
-    cpus_per_worker: float = 1
+    count: int = argument(integer, minimum=1)
+    address: str = argument(string, default="auto")
+    workers_per_actor: int | None = argument(integer, default=None, minimum=1)
+    cpus_per_worker: float = argument(finite_number, default=1.0, minimum=0)
     actor_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("count", "workers_per_actor"):
-            value = getattr(self, name)
-            if name == "workers_per_actor" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"RayWorkers({name}=…) must be an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"RayWorkers({name}=…) must be at least 1, got {value}")
-        if not isinstance(self.address, str) or not self.address:
-            raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
+        check_fields(self, "RayWorkers")
         if self.address.startswith("ray://"):
             raise ValueError(
                 f"RayWorkers(address={self.address!r}): with Ray Client, each chunk would pass through a proxy; run "
                 'the program on a machine that has joined the cluster with `ray start`, and set address="auto"'
             )
-        cpus: Any = self.cpus_per_worker
-        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
-            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number of at least 0, got {cpus!r}")
-        if not isinstance(self.actor_options, Mapping):
-            raise TypeError(f"RayWorkers(actor_options=…) must be a dict, got {self.actor_options!r}")
-        if reserved := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
+        options = mapping("RayWorkers(actor_options=…)", self.actor_options)
+        if reserved := [name for name in options if name in SET_BY_GPULOAD]:
             raise ValueError(
                 f"RayWorkers(actor_options=…) has {', '.join(map(repr, reserved))}, which gpuload sets itself; set "
                 "CPUs with cpus_per_worker and workers_per_actor, and restarts with Faults(max_restarts=…)"

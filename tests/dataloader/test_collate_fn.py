@@ -132,11 +132,6 @@ def test_many_at_a_time_go_to_it_as_a_list():
     assert gpuload_batches(Many(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
 
 
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="collate_fn must be callable or None, got str: 'mine'"):
-        gl.Loader(Made(), collate_fn="mine")
-
-
 def test_a_sample_of_none_needs_one():
     with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
         gpuload_batches(Made(lambda i: None), 2)

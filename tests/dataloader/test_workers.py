@@ -91,8 +91,6 @@ def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too()
             with pytest.raises(kind, match=expected) as caught:
                 iter(loader)  # not only with the first batch
             assert type(pickle.loads(pickle.dumps(caught.value))) is gl.WorkerError
-    with pytest.raises(TypeError, match="worker_init_fn must be callable or None, got int: 3"):
-        gl.Loader(Made(), worker_init_fn=3)
 
 
 # -- randomness -------------------------------------------------------------------------------------------------------

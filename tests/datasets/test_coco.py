@@ -231,8 +231,6 @@ def test_crowds_can_be_left_out(made: Make) -> None:
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
     assert gl.wrap(theirs, crowds=False)[2][1]["labels"].tolist() == [2]
     assert [len(own) for own in gl.wrap(theirs, annotations="raw", crowds=False).targets] == [2, 0, 1, 1]
-    with pytest.raises(TypeError, match=exactly("crowds must be True or False, got 0")):
-        gl.wrap(theirs, crowds=0)
 
 
 def test_targets_are_small_when_they_travel(made: Make) -> None:
@@ -360,7 +358,7 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("masks", TypeError, "'raw', or some of 'masks' and 'keypoints', as in ('masks',), got 'masks'"),
+        ("masks", TypeError, "annotations, unless it is 'raw', must be a list of strings, got 'masks' (str)"),
         (
             ("boxes", "masks"),
             ValueError,
@@ -458,8 +456,6 @@ def test_what_targets_are(coco: Callable[..., Coco]) -> None:
         ValueError, match=r"^targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"
     ):
         coco(targets=("boxes",))
-    with pytest.raises(TypeError, match=r"^crowds must be True or False, got 1$"):
-        coco(crowds=1)
 
 
 @pytest.mark.slow

@@ -110,24 +110,7 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
             ValueError,
             "Mix(weights=…) must be one number for each of the 2 datasets, got 1",
         ),
-        (
-            lambda: gl.Mix([[1]], 3),
-            TypeError,
-            "Mix(weights=…) must be a list of numbers, one for each dataset, got 3",
-        ),
-        (lambda: gl.Mix([[1]], ["a"]), TypeError, "Mix(weights=…) must be numbers, but weights[0] is 'a'"),
-        (
-            lambda: gl.Mix([[1], [2]], [1, 0]),
-            ValueError,
-            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; remove datasets that should "
-            "not be read",
-        ),
-        (
-            lambda: gl.Mix([[1]], [1], length=2.5),
-            TypeError,
-            "Mix(length=…) must be an integer of at least 1, or None, got 2.5",
-        ),
-        (lambda: gl.Mix([[1]], [1], length=0), ValueError, "Mix(length=…) must be at least 1, got 0"),
+        (lambda: gl.Mix([[1]], ["a"]), TypeError, "Mix(weights=…) must be a number, got 'a' (str)"),
         (
             lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
             TypeError,
@@ -303,7 +286,7 @@ def test_a_sample_is_made_again():
     again = loader_.replay(int(info.epoch), int(info.positions[3]))
     assert (again.index, again.sample[1]) == (int(info.indices[3]), int(numbers[3]))
     assert torch.equal(again.sample[0], images[3])
-    with pytest.raises(ValueError, match="position must be at most 699, got 700"):
+    with pytest.raises(ValueError, match="position must be at least 0 and at most 699, got 700"):
         loader_.replay(0, 700)
 
 

@@ -512,12 +512,6 @@ def test_a_device_on_the_pci_bus(monkeypatch):
     assert devices.pci_address(torch.device("cuda", 0)) is None
 
 
-def test_affinity_is_checked():
-    text = r"affinity must be 'auto' \(run workers on the CPUs near the GPU.*\) or 'none', got 'numa'"
-    with pytest.raises(ValueError, match=text):
-        gl.Loader([0], affinity="numa", num_workers=0)  # pyright: ignore[reportArgumentType]
-
-
 # -- for real: workers of this machine, which is told that its GPU is near its last CPU -----------------------------
 
 OWN = frozenset(os.sched_getaffinity(0))

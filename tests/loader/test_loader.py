@@ -449,11 +449,6 @@ def test_importing_gpuload_is_light():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
-        ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
-        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
-        ({"timeout": -1}, ValueError, "timeout must be a number of seconds, or 0 for none, got -1"),
         (
             {"device": "meta"},
             ValueError,
@@ -475,7 +470,7 @@ def test_importing_gpuload_is_light():
         ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
         ({"backend": "quantum"}, ValueError, "quantum"),
         ({"ragged": "crop"}, ValueError, "crop"),
-        ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer of at least 1, got 32.0"),
+        ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer, got 32.0"),
         ({"pad_to": 0, "ragged": "pad"}, ValueError, "pad_to must be at least 1, got 0"),
         (
             {"pad_to": 32},
@@ -492,16 +487,11 @@ def test_importing_gpuload_is_light():
         ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
         ({"dtype": "half"}, ValueError, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
-        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"seed": 2**64}, ValueError, "seed must be at most 18446744073709551615, got 18446744073709551616"),
-        ({"chunk_size": 5000}, ValueError, "chunk_size must be at most 4096, got 5000"),
-        ({"decode": "gpu"}, TypeError, "decode must be a gpuload.Decode, got str: 'gpu'"),
         ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
         *(
             ({name: "no"}, TypeError, f"{name} must be True or False, got 'no'")
             for name in ("drop_last", "pin_memory", "persistent_workers", "in_order", "info")
         ),
-        ({"shuffle": 2}, TypeError, "shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got 2"),
         (
             {"batch_size": 20, "drop_last": True},
             ValueError,

@@ -54,12 +54,12 @@ def test_each_group_is_frozen():
     ("group", "changes", "text"),
     [
         ("order", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ("order", {"seed": -1}, "seed must be at least 0, got -1"),
+        ("order", {"seed": -1}, "seed must be at least 0 and at most .*, got -1"),
         ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
         ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
         ("batches", {"pad_to": 32}, "pad_to=32 requires ragged='pad'"),
-        ("workers", {"timeout": -1}, "timeout must be a number of seconds, or 0 for none, got -1"),
-        ("workers", {"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
+        ("workers", {"timeout": -1}, "timeout must be at least 0, got -1"),
+        ("workers", {"prefetch_factor": 0}, "prefetch_factor, unless it is 'auto', must be at least 1, got 0"),
     ],
 )
 def test_a_group_that_is_changed_checks_itself_again(group, changes, text):
@@ -163,8 +163,6 @@ def test_batches_ahead_by_default_are_three_chunks_per_worker(workers, batch_siz
             "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
             "so changing the number of workers would change the data; give a number",
         ),
-        ({"num_workers": "many"}, "num_workers must be an integer of at least 0 or 'auto', got 'many'"),
-        ({"prefetch_factor": "x"}, "prefetch_factor must be an integer of at least 1 or 'auto', got 'x'"),
         (
             {"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
             "prefetch_factor='auto' needs workers on this machine",

@@ -169,20 +169,6 @@ def test_the_name_is_of_what_the_order_depends_on():
     assert Blocks(100, BlockShuffle(200, 3)).name == Blocks(100, BlockShuffle(100, 1)).name
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"block": 0}, ValueError, "BlockShuffle(block=…) must be at least 1, got 0"),
-        ({"window": -2}, ValueError, "BlockShuffle(window=…) must be at least 1, got -2"),
-        ({"block": 2.5}, TypeError, "BlockShuffle(block=…) must be an integer of at least 1, got 2.5"),
-        ({"window": True}, TypeError, "BlockShuffle(window=…) must be an integer of at least 1, got True"),
-    ],
-)
-def test_lengths_that_are_none_are_refused(options, error, text):
-    with pytest.raises(error, match=f"^{re.escape(text)}$"):
-        BlockShuffle(**options)
-
-
 # In a loader
 
 

@@ -226,9 +226,12 @@ class TestErrors:
             make(7)(np.array([1.0]))
 
     def test_lengths_that_cannot_be(self, make: Callable) -> None:
-        with pytest.raises(ValueError, match=exactly("the number of samples must be in 0 … 2**62, got -1")):
+        with pytest.raises(
+            ValueError,
+            match=r"^the number of samples must be at least 0 and at most \d+, got -1$",
+        ):
             make(-1)
-        with pytest.raises(ValueError, match=r"must be in 0 … 2\*\*62"):
+        with pytest.raises(ValueError, match=r"must be at least 0 and at most"):
             make(LENGTH_MAX + 1)
         with pytest.raises(TypeError, match=exactly("the number of samples must be an integer, got 2.0 (float)")):
             make(2.0)

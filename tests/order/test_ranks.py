@@ -78,10 +78,7 @@ def test_an_environment_that_cannot_be_is_refused(rank, world_size):
             ValueError,
             "rank and world_size must be given together, got rank=None, world_size=2; pass both or neither",
         ),
-        ("0", 2, TypeError, "rank must be an integer, got '0'"),
-        (0, True, TypeError, "world_size must be an integer, got True"),
-        (2, 2, ValueError, "rank must be in 0 … world_size-1 = 1, got 2"),
-        (0, 0, ValueError, "world_size must be at least 1, got 0"),
+        (2, 2, ValueError, "rank must be at least 0 and less than 2, got 2"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(rank, world_size, kind, text):

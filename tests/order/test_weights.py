@@ -132,7 +132,6 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
         ({"weights": [float("nan")] * 50}, r"50 are not; the first is weights\[0\] = nan"),
         ({"weights": [1] * 50, "shuffle": True}, "leave shuffle out"),
         ({"repeats": 2}, "repeats=2 needs shuffle=True or weights"),
-        ({"repeats": 0, "shuffle": True}, "repeats must be at least 1"),
         ({"weights": [1] * 50, "uneven": "exact", "info": True}, "cannot be combined with weights or repeats"),
         ({"repeats": 2, "sampler": range(4)}, "repeats=2 cannot be combined with a sampler"),
     ],

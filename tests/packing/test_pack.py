@@ -373,8 +373,6 @@ def image(number: int = 0) -> gl.Encoded:
     [
         (Samples(), {}, ValueError, "has no samples to pack"),
         (iter([1]), {}, TypeError, "needs a map-style dataset"),
-        (Samples(image()), {"to": "zip"}, ValueError, "to must be one of 'tar', 'lmdb', 'parquet', 'array', got 'zip'"),
-        (Samples(image()), {"quality": 0}, ValueError, "quality must be an int from 1 to 100, got 0"),
         (Samples(image()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
         (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
         (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),

@@ -141,18 +141,9 @@ def test_ragged_list_and_pad(make_images, make_batch):
     assert [image.shape for image in listing(*make_batch(chain, images))] == [(3, 8, 8)] * 5
 
 
-def test_a_size_as_pad_to_is_refused_with_a_remedy():
-    text = (
-        "pad_to must be one integer, of which heights and widths become multiples, got (32, 100); for images of one "
-        "size, put CenterCropOrPad((height, width)) into the transforms"
-    )
-    with pytest.raises(TypeError, match=re.escape(text)):
-        check_stage(T.Chain([]), "cpu", "torch", None, "contiguous_format", "pad", (32, 100))
-
-
-@pytest.mark.parametrize("pad_to", [32.0, "32", True])
+@pytest.mark.parametrize("pad_to", [32.0, "32", True, (32, 100)])
 def test_pad_to_is_a_whole_number(pad_to):
-    with pytest.raises(TypeError, match=re.escape(f"pad_to must be an integer of at least 1, got {pad_to!r}")):
+    with pytest.raises(TypeError, match=re.escape(f"pad_to must be an integer, got {pad_to!r}")):
         check_stage(T.Chain([]), "cpu", "torch", None, "contiguous_format", "pad", pad_to)
 
 

@@ -141,10 +141,6 @@ def test_samples_without_targets_leave_nothing_to_do():
 
 
 def test_what_cannot_be():
-    with pytest.raises(
-        ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) must be 'default', None, or a function"
-    ):
-        T.SanitizeKeyPoints(7)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="SanitizeKeyPoints cannot come before Mosaic, which joins the keypoints"):
         T.Chain([T.SanitizeKeyPoints(), T.Mosaic(9)])
     with pytest.raises(ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) cannot be combined with Mosaic"):

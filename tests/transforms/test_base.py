@@ -74,8 +74,8 @@ def test_transforms_that_others_hold_change_too():
         (
             lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})),
             ValueError,
-            "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) is a probability and must lie "
-            "in 0 … 1, got 2",
+            "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
+            "and at most 1, got 2",
         ),
         (
             lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3),
@@ -259,7 +259,7 @@ def test_augment_has_the_arguments_of_its_epoch():
         plain = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
         plain.set_epoch(epoch)
         assert torch.equal(augment(images), plain(images))
-    with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) is a probability"):
+    with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
         augment.set_epoch(2)
     assert augment.epoch == 1
 

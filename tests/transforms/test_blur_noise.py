@@ -159,10 +159,7 @@ def test_an_image_does_not_depend_on_its_batch():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"alpha": -1}, "ElasticTransform(alpha=…) must be a number ≥ 0 or a pair (along x, along y), got -1"),
-        ({"sigma": (1, 2, 3)}, "ElasticTransform(sigma=…) must be a number ≥ 0 or a pair (along x, along y), got"),
         ({"sigma": (0, 2)}, "ElasticTransform(sigma=…) must be 0 along both axes or along neither, got (0.0, 2.0)"),
-        ({"interpolation": "bicubic"}, "must be one of 'nearest', 'bilinear', got 'bicubic'"),
     ],
 )
 def test_wrong_arguments(arguments, text):

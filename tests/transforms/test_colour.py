@@ -22,24 +22,13 @@ def draw(transform, n: int = N, seed: int = 8):
     ("make", "error", "text"),
     [
         (lambda: T.Grayscale(2), ValueError, "Grayscale(num_output_channels=…) must be 1 or 3, got 2"),
-        (lambda: T.RandomSolarize(256), ValueError, "RandomSolarize(threshold=…) must be a pixel value in 0 … 255"),
         (
             lambda: T.Chain([T.RandomSolarize(0.5)]),
             ValueError,
             "RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255; write threshold=127.5, or "
             "put it",
         ),
-        (lambda: T.RandomPosterize(9), ValueError, "RandomPosterize(bits=…) must lie in 0 … 8, got 9: pixel"),
-        (lambda: T.RandomPosterize(-1), ValueError, "RandomPosterize(bits=…) must be at least 0, got -1"),
-        (lambda: T.RandomAdjustSharpness(-1), ValueError, "(sharpness_factor=…) must not be negative, got -1"),
-        (lambda: T.RandomPhotometricDistort(hue=(-1, 0)), ValueError, "(hue=…) must lie in -0.5 … 0.5, got (-1, 0)"),
-        (lambda: T.RandomPhotometricDistort(contrast=(-1, 1)), ValueError, "(contrast=…) must lie in 0 … inf, got"),
         (lambda: T.GaussianBlur(4), ValueError, "GaussianBlur(kernel_size=…) must be odd, so that the kernel has"),
-        (lambda: T.GaussianBlur(0), ValueError, "GaussianBlur(kernel_size=…) must be at least 1, got 0"),
-        (lambda: T.GaussianBlur(3, -1), ValueError, "GaussianBlur(sigma=…) must be greater than 0, got (-1.0, -1.0)"),
-        (lambda: T.GaussianBlur(3, (2, 1)), ValueError, "GaussianBlur(sigma=…) must be (low, high) with low ≤ high"),
-        (lambda: T.GaussianBlur(3, (0, 1)), ValueError, "GaussianBlur(sigma=…) must be greater than 0, got (0.0, 1.0)"),
-        (lambda: T.GaussianNoise(sigma=-0.1), ValueError, "GaussianNoise(sigma=…) must not be negative, got -0.1"),
         (
             lambda: T.RandomApply([T.Grayscale()]),
             ValueError,

@@ -123,7 +123,6 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: T.RandomApply([T.Identity()], p=1.5), ValueError, "RandomApply(p=…) is a probability and must lie in"),
         (lambda: T.RandomApply(T.Identity()), TypeError, "RandomApply(transforms=…) must be a list of transforms"),
         (lambda: T.RandomApply([]), ValueError, "RandomApply(transforms=…) is empty; pass at least one transform"),
         (
@@ -134,19 +133,9 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.RandomChoice([T.Identity()], p=0.5),
             TypeError,
-            "must be a list with one number for each transform, got 0.5",
+            "RandomChoice(p=…) must be a list of numbers, got 0.5",
         ),
         (lambda: T.RandomChoice([T.Identity()], p=[1, 2]), ValueError, "must have one number for each of the 1 transf"),
-        (
-            lambda: T.RandomChoice([T.Identity()], p=[0]),
-            ValueError,
-            "numbers ≥ 0 with a positive sum",
-        ),
-        (
-            lambda: T.RandomChoice([T.Identity()], p=[-1]),
-            ValueError,
-            "numbers ≥ 0 with a positive sum",
-        ),
         (
             lambda: T.RandomApply([NORMALIZE]),
             ValueError,

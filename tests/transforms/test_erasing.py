@@ -19,25 +19,15 @@ FLOAT = T.ToDtype("float32", scale=True)
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (
-            {"scale": (0.1, 1.2)},
-            ValueError,
-            "RandomErasing(scale=…) is a range of fractions of the image's area and must lie in 0 … 1, got (0.1, 1.2)",
-        ),
-        ({"scale": (-0.1, 0.2)}, ValueError, "must lie in 0 … 1, got (-0.1, 0.2)"),
-        ({"ratio": (0, 1)}, ValueError, "RandomErasing(ratio=…) must be greater than 0, got (0.0, 1.0)"),
-        ({"value": "noise"}, ValueError, "RandomErasing(value=…) must be 'random' if it is a string, got 'noise'"),
+        ({"value": "noise"}, ValueError, "RandomErasing(value=…) must be one of 'random', got 'noise'"),
         ({"value": float("nan")}, ValueError, "RandomErasing(value=…) must be finite, got nan"),
         ({"value": (1, "a")}, TypeError, "RandomErasing(value=…) must be a number, got 'a' (str)"),
-        ({"value": ()}, ValueError, "must be a number, or a sequence with one number per channel, got ()"),
-        ({"mode": "color"}, ValueError, "RandomErasing(mode=…) must be one of 'const', 'rand', 'pixel' or None"),
         ({"mode": "const", "value": "random"}, ValueError, "(value='random') cannot be combined with mode='const'"),
         (
             {"mode": "rand", "value": 3},
             ValueError,
             "RandomErasing(value=3.0) cannot be combined with mode='rand'",
         ),
-        ({"min_count": 0}, ValueError, "RandomErasing(min_count=…) must be at least 1, got 0"),
         ({"min_count": 3, "max_count": 2}, ValueError, "RandomErasing(max_count=…) must be at least 3, got 2"),
     ],
 )

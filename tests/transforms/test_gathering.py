@@ -22,28 +22,6 @@ def drawn(transform):
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "error", "text"),
-    [
-        (
-            T.Mosaic,
-            {"size": 9, "center_range": (0.5, 1.5)},
-            ValueError,
-            "Mosaic(center_range=…) must be a range of fractions in 0 … 1, got (0.5, 1.5)",
-        ),
-        (
-            T.CopyPaste,
-            {"labels_getter": None},
-            ValueError,
-            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and returns the fields of",
-        ),
-    ],
-)
-def test_arguments_that_cannot_be(kind, arguments, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        kind(**arguments)
-
-
-@pytest.mark.parametrize(
     ("transforms", "text"),
     [
         (

@@ -25,23 +25,10 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"alpha": 0}, ValueError, "(alpha=…) must be greater than 0, got 0.0"),
-        ({"alpha": -1}, ValueError, "(alpha=…) must be greater than 0, got -1.0"),
-        ({"alpha": "1"}, TypeError, "(alpha=…) must be a number, got '1' (str)"),
-        ({"label_smoothing": -0.1}, ValueError, "(label_smoothing=…) must be at least 0 and less than 1, got -0.1"),
-        ({"label_smoothing": 1}, ValueError, "(label_smoothing=…) must be at least 0 and less than 1, got 1.0"),
-        ({"label_smoothing": "0.1"}, TypeError, "(label_smoothing=…) must be a number, got '0.1' (str)"),
         (
             {"label_smoothing": 0.1, "labels_getter": None},
             ValueError,
             "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; remove",
-        ),
-        ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
-        ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),
-        (
-            {"labels_getter": "second"},
-            ValueError,
-            "(labels_getter=…) must be 'default', a function of the batch, or None for images without labels, got 'sec",
         ),
     ],
 )

@@ -224,7 +224,10 @@ def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed
     [
         (lambda: T.Resize(224, 200), "got 200; pass (height, width) as one argument, Resize((224, 200))"),
         (lambda: T.CenterCrop(8, 9), "were given; pass (height, width) as one argument, CenterCrop((8, 9))"),
-        (lambda: T.RandomResizedCrop(8, 9), "got 9; pass (height, width) as one argument, RandomResizedCrop((8, 9))"),
+        (
+            lambda: T.RandomResizedCrop(8, 9),
+            "(int); pass (height, width) as one argument, RandomResizedCrop((8, 9))",
+        ),
         (lambda: T.MultiView([T.Identity()], [T.Identity()]), "were given; pass one list, MultiView([…, …])"),
         (lambda: T.Compose(T.Identity(), T.Identity()), "were given; pass one list, Compose([…, …])"),
         (lambda: T.RandomApply(T.Identity(), T.Identity()), "got Identity(); pass one list, RandomApply([…, …])"),
@@ -237,7 +240,7 @@ def test_entries_of_an_argument_that_are_passed_separately_are_refused_with_a_re
 
 
 def test_other_errors_of_a_second_argument_keep_their_text():
-    with pytest.raises(ValueError, match=r"must lie in 0 … 1, got 1\.5$"):
+    with pytest.raises(ValueError, match=r"must be at least 0 and at most 1, got 1\.5$"):
         T.RandomApply([T.Identity()], 1.5)
     with pytest.raises(TypeError, match=r"got 'x' \(str\)$"):
         T.RandomErasing("x", 3)

@@ -198,22 +198,10 @@ def test_defaults_and_arguments_in_order():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (
-            lambda: T.AutoAugment("coco"),
-            "AutoAugment(policy=…) must be one of 'imagenet', 'cifar10', 'svhn', got 'coco'",
-        ),
         (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) must be integers in 0 … 255"),
-        (lambda: T.RandAugment(-1), "RandAugment(num_ops=…) must be at least 0, got -1"),
         (
             lambda: T.RandAugment(2, 31),
             "RandAugment(magnitude=…) must be the index of one of the num_magnitude_bins=31 bins, 0 … 30, got 31",
-        ),
-        (lambda: T.RandAugment(magnitude=-2), "RandAugment(magnitude=…) must be at least 0, got -2"),
-        (lambda: T.RandAugment(num_magnitude_bins=1), "RandAugment(num_magnitude_bins=…) must be at least 2, got 1"),
-        (lambda: T.TrivialAugmentWide(1), "TrivialAugmentWide(num_magnitude_bins=…) must be at least 2, got 1"),
-        (
-            lambda: T.TrivialAugmentWide(interpolation="lanczos"),
-            "TrivialAugmentWide(interpolation=…) must be one of 'nearest', 'bilinear', 'bicubic', got 'lanczos'",
         ),
     ],
 )
@@ -395,12 +383,6 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"severity": 0}, "AugMix(severity=…) must be at least 1, got 0"),
-        ({"severity": 11}, "AugMix(severity=…) must lie in 1 … 10, got 11"),
-        ({"mixture_width": 0}, "AugMix(mixture_width=…) must be at least 1, got 0"),
-        ({"alpha": 0}, "AugMix(alpha=…) must be greater than 0, got 0"),
-        ({"alpha": -1.5}, "AugMix(alpha=…) must be greater than 0, got -1.5"),
-        ({"alpha": float("nan")}, "AugMix(alpha=…) must be finite, got nan"),
         ({"fill": -1}, "AugMix(fill=…) must be integers in 0 … 255"),
     ],
 )

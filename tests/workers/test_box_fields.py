@@ -160,13 +160,6 @@ def test_the_size_is_kept_in_a_cache(coco: Callable[..., gl.Coco]) -> None:
     assert [cached[29][1]["boxes"].canvas_hw for _ in range(2)] == [(WIDTH, HEIGHT)] * 2
 
 
-@pytest.mark.parametrize("canvas_hw", [5, (1, 2, 3), (1.5, 2), "ab"])
-def test_what_is_no_size(canvas_hw: Any) -> None:
-    text = f"Boxes(canvas_hw=…) must be the height and the width of the image, got {canvas_hw!r}"
-    with pytest.raises(ValueError, match=exactly(text)):
-        gl.Boxes([[1, 2, 3, 4]], canvas_hw=canvas_hw)
-
-
 FLIP = [gl.transforms.RandomHorizontalFlip()]
 NORMALIZED = [[0.1, 0.2, 0.3, 0.4]]
 

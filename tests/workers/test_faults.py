@@ -7,30 +7,12 @@ import warnings
 import pytest
 
 from gpuload.errors import ErrorRecord, TooManyErrors
-from gpuload.workers.faults import LOG_RECORDS, ErrorLog, Faults, Tally, substitutes
+from gpuload.workers.faults import LOG_RECORDS, ErrorLog, Tally, substitutes
 
 
 def record(number: int, **changes) -> ErrorRecord:
     facts = {"epoch": 0, "position": number, "index": number + 100, "source": f"{number}.jpg"}
     return ErrorRecord(**{**facts, "cause": "DecodeError: broken", "traceback": "", **changes})
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        ({"on_error": "ignore"}, ValueError, "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
-        ({"max_restarts": -1}, ValueError, "Faults(max_restarts=…) must be at least 0, got -1"),
-        ({"max_restarts": 1.5}, TypeError, "Faults(max_restarts=…) must be an integer, got 1.5"),
-        ({"max_restarts": True}, TypeError, "Faults(max_restarts=…) must be an integer, got True"),
-        ({"max_error_rate": 1.5}, ValueError, "Faults(max_error_rate=…) must be from 0 to 1, got 1.5"),
-        ({"max_error_rate": float("nan")}, ValueError, "Faults(max_error_rate=…) must be from 0 to 1, got nan"),
-        ({"max_error_rate": "1%"}, TypeError, "Faults(max_error_rate=…) must be a number from 0 to 1, got '1%'"),
-    ],
-)
-def test_what_an_option_cannot_be_is_refused(options, kind, text):
-    with pytest.raises(kind) as caught:
-        Faults(**options)
-    assert str(caught.value) == text
 
 
 def test_substitutes_are_a_function_of_where_the_sample_stands():

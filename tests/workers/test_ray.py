@@ -27,16 +27,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        ({"count": 0}, ValueError, "RayWorkers(count=…) must be at least 1, got 0"),
-        ({"count": "all"}, TypeError, "RayWorkers(count=…) must be an integer, got 'all'"),
-        ({"count": True}, TypeError, "RayWorkers(count=…) must be an integer, got True"),
-        ({"count": 1, "workers_per_actor": 0}, ValueError, "RayWorkers(workers_per_actor=…) must be at least 1, got 0"),
-        ({"count": 1, "address": None}, TypeError, 'RayWorkers(address=…) must be a string such as "auto", got None'),
-        (
-            {"count": 1, "cpus_per_worker": -1},
-            ValueError,
-            "RayWorkers(cpus_per_worker=…) must be a number of at least 0, got -1",
-        ),
         ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
         (
@@ -56,7 +46,7 @@ def test_a_loader_takes_them_in_the_place_of_processes():
     assert loader.num_workers == 1000
     with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) cannot be combined"):
         gl.Loader(range(100), num_workers=2, workers=gl.RayWorkers(count=2))
-    with pytest.raises(TypeError, match=r"workers must be a gpuload\.RayWorkers or None, got int: 4; num_workers"):
+    with pytest.raises(TypeError, match=r"workers must be a gpuload\.RayWorkers, got 4 \(int\)"):
         gl.Loader(range(100), workers=4)
 
 

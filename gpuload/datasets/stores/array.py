@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
+from gpuload.checks import integer, numbers, one_of, optional
 from gpuload.datasets.files import DiskReads
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
@@ -29,10 +30,10 @@ from gpuload.datasets.stores.store import (
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
 
-__all__ = ["ArrayFile", "EntryConverter", "Layout"]
+__all__ = ["LAYOUTS", "ArrayFile", "EntryConverter", "Layout"]
 
 Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
-LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
+LAYOUTS: Final = get_args(Layout)
 MAGIC: Final = b"\x93NUMPY"
 COLD_CHUNKS: Final = 4  # the number of chunks to prefetch after a chunk that was read from disk
 # The first bytes of files in other formats, with a remedy for each.
@@ -66,10 +67,6 @@ class EntryConverter:
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None, as_dtype: str | None, source: str
     ) -> None:
-        if layout is not None and layout not in LAYOUTS:
-            raise ValueError(f"layout must be None or one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
-        if as_dtype is not None and as_dtype not in PIXELS:
-            raise ValueError(f"as_dtype must be None or one of {', '.join(map(repr, PIXELS))}, got {as_dtype!r}")
         target_dtype = np.dtype(as_dtype or dtype).newbyteorder("=")
         self.dtype: np.dtype[Any] | None = target_dtype if target_dtype != dtype else None
         is_guess = layout is None
@@ -166,6 +163,8 @@ class ArrayFile(Store):
         offset: int = 0,
         storage_options: StorageOptions = None,
     ) -> None:
+        optional(one_of, "layout", layout, choices=LAYOUTS)
+        optional(one_of, "as_dtype", as_dtype, choices=PIXELS)
         self._remote = remote_options(path, storage_options)
         self.path = existing_file(path, "a .npy file, or a raw file with dtype= and shape=")
         self._stamp = stamp(self.path, self._remote)
@@ -317,11 +316,9 @@ def _raw_file_header(
             f"{path!r} is not a .npy file: it begins with {first_bytes[:8]!r}"
             + (f" ({hint})" if hint else "; for a raw file pass dtype= and shape=(n, height, width, channels)")
         )
-    item_dtype, lengths = np.dtype(dtype), tuple(int(length) for length in shape)
-    if any(length < 0 for length in lengths[1:]) or (lengths and lengths[0] < -1):
-        raise ValueError(f"shape must consist of lengths of 0 or more, except that the first may be -1, got {shape}")
-    if type(offset) is not int or offset < 0:
-        raise ValueError(f"offset must be a number of bytes, 0 or more, got {offset!r}")
+    item_dtype, lengths = np.dtype(dtype), numbers("shape", shape, entry=integer, minimum=-1)
+    numbers("shape, apart from its first entry,", lengths[1:] or (0,), entry=integer, minimum=0)
+    offset = integer("offset", offset, minimum=0)
     if lengths and lengths[0] == -1:
         sample_bytes = int(np.prod(lengths[1:], dtype=np.int64)) * item_dtype.itemsize
         count, remainder = divmod(max(nbytes - offset, 0), sample_bytes) if sample_bytes else (0, 0)

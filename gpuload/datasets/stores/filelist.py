@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.checks import integer, is_sequence, one_of
 from gpuload.datasets.base import ImageFileDataset, shrink_integers
 from gpuload.datasets.classes import Classes, check_known_class, class_names
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths, path_text
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import (
@@ -122,7 +123,7 @@ class FileList(ImageFileDataset):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        self.mode: Mode = check_mode(mode)
+        self.mode: Mode = one_of("mode", mode, MODES)
         is_table = any((cls.__module__.partition(".")[0], cls.__name__) in TABLES for cls in type(manifest).__mro__)
         if not is_table and "{index" in path_text(manifest):
             raise ValueError(
@@ -202,16 +203,22 @@ class Source(NamedTuple):
 def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
     """Validate the column arguments. Return the column of paths followed by the target columns, and the classes of each
     target column."""
-    if target is None or isinstance(target, str | int):
+    path = _column("path", path)
+    if target is None or not is_sequence(target):
         if classes is not None and target is None:
             raise ValueError("classes= names the targets, but target=None reads no targets; omit one of them")
-        return ([path], []) if target is None else ([path, target], [class_names(classes)])
-    targets = list(target)
-    if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
+        return ([path], []) if target is None else ([path, _column("target", target)], [class_names(classes)])
+    targets = [_column("target", name) for name in target]
+    if not targets or len(set(targets)) < len(targets):
         raise ValueError(f"target must be a column, or a list of distinct columns, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
         raise ValueError(f"with several targets, classes= must be a dict {{{targets[0]!r}: names, …}}, got {classes!r}")
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
+
+
+def _column(name: str, value: Any) -> str | int:
+    """Return the name of a column, or its index."""
+    return value if isinstance(value, str) else integer(f"{name}, unless it is a string,", value)
 
 
 def _check_delimiter(delimiter: str | None) -> str | None:

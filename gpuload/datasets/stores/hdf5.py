@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from gpuload.checks import integer, one_of, optional
 from gpuload.datasets.file_id import FileId
 from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.stores.array import EntryConverter, Layout
+from gpuload.datasets.sample import MODES, PIXELS, Encoded, Mode
+from gpuload.datasets.stores.array import LAYOUTS, EntryConverter, Layout
 from gpuload.datasets.stores.opening import display_path, is_url, open_seekable, remote_options
 from gpuload.datasets.stores.store import (
     Store,
@@ -85,9 +86,10 @@ class HDF5(Store):
         cache_bytes: int = 32 << 20,
         storage_options: StorageOptions = None,
     ) -> None:
-        if type(cache_bytes) is not int or cache_bytes < 0:
-            raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
-        self.mode: Mode = check_mode(mode)
+        cache_bytes = integer("cache_bytes", cache_bytes, minimum=0)
+        optional(one_of, "layout", layout, choices=LAYOUTS)
+        optional(one_of, "as_dtype", as_dtype, choices=PIXELS)
+        self.mode: Mode = one_of("mode", mode, MODES)
         self._remote = remote_options(path, storage_options)
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes

@@ -25,9 +25,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from gpuload.checks import flag, function, one_of, optional
 from gpuload.datasets.file_id import FileId
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_exif, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url
@@ -100,18 +101,16 @@ class LMDB(Store):
         exif: bool | None = None,
         database: str | None = None,
     ) -> None:
-        self.mode: Mode = check_mode(mode)
-        self.exif = check_exif(exif)
+        self.mode: Mode = one_of("mode", mode, MODES)
+        self.exif = optional(flag, "exif", exif)
         self._image_pattern = None if image is None else _split_pattern("image", image)
         self._target_pattern = None if target is None else _split_pattern("target", target)
-        if target_type not in ("int", "text"):
-            raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
+        one_of("target_type", target_type, ("int", "text"))
         if target is not None and image is None:
             raise ValueError("target= needs image=, the pattern of the images' keys, as in image='{}.jpg'")
         if sum(option is not None for option in (target, labels, decode)) > 1:
             raise ValueError("target=, labels= and decode= cannot be combined; pass at most one of them")
-        if decode is not None and not callable(decode):
-            raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
+        optional(function, "decode", decode)
         self.target_type, self.decode, self.database = target_type, decode, database
         if is_url(path):
             raise ValueError(

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpuload.checks import flag, integer, one_of, optional, strings
 from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, as_meta, check_exif, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Mode, as_meta
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import (
     client,
@@ -100,19 +101,17 @@ class Parquet(Store):
         cache_bytes: int = 256 << 20,
         storage_options: StorageOptions = None,
     ) -> None:
-        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-            raise TypeError(f"columns must be the names of columns, as in ('caption',), got {columns!r}")
-        if type(cache_bytes) is not int or cache_bytes < 0:
-            raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
-        self.mode: Mode = check_mode(mode)
-        self.exif = check_exif(exif)
+        columns = strings("columns", columns)
+        cache_bytes = integer("cache_bytes", cache_bytes, minimum=0)
+        self.mode: Mode = one_of("mode", mode, MODES)
+        self.exif = optional(flag, "exif", exif)
         patterns: list[Any] = (
             [paths] if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
         )
         self._remote = remote_options(patterns, storage_options)
         self.files = _find_files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
-        self.image, self.target, self.columns = image, target, tuple(columns)
+        self.image, self.target, self.columns = image, target, columns
         self._cache_bytes = cache_bytes
         selected = [image, *([] if target is None else [target]), *columns]
         import_optional("pyarrow.parquet", "Parquet", "parquet")

@@ -29,6 +29,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
+from gpuload.checks import argument, check_fields, finite_number, integer, mapping
 from gpuload.datasets import files
 from gpuload.datasets.litter import SkippedFiles, is_litter
 from gpuload.datasets.scan import Paths
@@ -81,31 +82,19 @@ class Remote:
         cache_bytes: the maximum size of a disk cache for the data, which all processes of this machine share. The least
             recently used data is evicted first; 0 disables the cache.
         cache_folder: the folder of this cache. Default: ``remote`` in ``$GPULOAD_CACHE``, else in ``~/.cache/gpuload``.
-
-    Raises:
-        TypeError, ValueError: an argument is not valid.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    gap_bytes: int = GAP_BYTES
-    in_flight: int = 16
-    retries: int = 5
-    timeout_s: float = 60.0
-    cache_bytes: int = 0
+    gap_bytes: int = argument(integer, default=GAP_BYTES, minimum=0)
+    in_flight: int = argument(integer, default=16, minimum=1)
+    retries: int = argument(integer, default=5, minimum=0)
+    timeout_s: float = argument(finite_number, default=60.0, above=0)
+    cache_bytes: int = argument(integer, default=0, minimum=0)
     cache_folder: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.options, Mapping):
-            raise TypeError(
-                "storage_options must be a dict of arguments of fsspec's file system, such as {'anon': True}, or a "
-                f"gpuload.Remote, got {type(self.options).__name__}"
-            )
-        for name, minimum in (("gap_bytes", 0), ("in_flight", 1), ("retries", 0), ("cache_bytes", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < minimum:
-                raise ValueError(f"Remote({name}=…) must be an int of {minimum} or more, got {value!r}")
-        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
-            raise ValueError(f"Remote(timeout_s=…) must be a number of seconds above 0, got {self.timeout_s!r}")
+        mapping("storage_options, unless it is a gpuload.Remote,", self.options)
+        check_fields(self, "Remote")
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.options)) or "none"

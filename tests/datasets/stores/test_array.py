@@ -196,18 +196,8 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
         (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "are empty: its array has shape (6, 0)"),
         (
             b"abcdef",
-            {"dtype": "u1", "shape": (-2, 3)},
-            "shape must consist of lengths of 0 or more, except that the first may be -1, got",
-        ),
-        (
-            b"abcdef",
-            {"dtype": "u1", "shape": (6,), "offset": -1},
-            "offset must be a number of bytes, 0 or more, got -1",
-        ),
-        (
-            b"abcdef",
-            {"dtype": "u1", "shape": ()},
-            "holds a single number; expected an array with samples along its first axis",
+            {"dtype": "u1", "shape": (2, -1)},
+            "shape, apart from its first entry, must be at least 0, got -1",
         ),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
@@ -225,12 +215,6 @@ def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, me
     [
         ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
         ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
-        (
-            (9, 9),
-            {"layout": "WH"},
-            "layout must be None or one of 'HW', 'HWC', 'CHW', 'DHW', 'DHWC', 'DCHW', 'data', got",
-        ),
-        ((9, 9), {"as_dtype": "int8"}, "as_dtype must be None or one of 'uint8', 'uint16', 'float32', got 'int8'"),
     ],
 )
 def test_layouts_that_do_not_fit(tmp_path: Path, shape: tuple[int, ...], options: dict, message: str) -> None:

@@ -332,7 +332,6 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
         ),
         (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
         (written, {"layout": "HWC"}, ValueError, "holds encoded images; omit layout= and as_dtype="),
-        (written, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
         (
             lambda path: written(path, labels=[1, 2]),
             {},

@@ -266,8 +266,6 @@ def test_what_lmdb_says_of_a_damaged_page_names_the_file(tmp_path: Path) -> None
         ),
         ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= cannot be combined"),
         ({"labels": [1]}, ValueError, "labels must have one entry for each of the 12 keys of"),
-        ({"decode": 3}, TypeError, "decode must be a function of (key, value), got 3"),
-        ({"target_type": "float"}, ValueError, "target_type must be 'int' or 'text', got 'float'"),
     ],
 )
 def test_arguments_that_do_not_fit(tmp_path: Path, options: dict, error: type[Exception], message: str) -> None:

@@ -277,14 +277,7 @@ def without_bytes() -> Any:
             "is string; expected the bytes of encoded images, of type binary",
         ),
         (table, {"image": "image"}, TypeError, "of type binary; did you mean image='image.bytes'?"),
-        (
-            table,
-            {"columns": "caption"},
-            TypeError,
-            "columns must be the names of columns, as in ('caption',), got 'cap",
-        ),
-        (table, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
-        (table, {"mode": "BGR"}, ValueError, "mode must be one of"),
+        (table, {"columns": "caption"}, TypeError, "columns must be a list of strings, got 'caption' (str)"),
     ],
 )
 def test_columns_that_do_not_fit(

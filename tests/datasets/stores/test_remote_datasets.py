@@ -315,7 +315,7 @@ def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) ->
         match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it",
     ):
         gl.ImageFolder(local / "img", storage_options={"anon": True})
-    with pytest.raises(TypeError, match=r"storage_options must be a dict"):
+    with pytest.raises(TypeError, match=r"storage_options, unless it is a gpuload\.Remote, must be a dict"):
         gl.ImageFolder(server.url + "/img", storage_options="anon")
     server.always = 403
     for make in DATASETS.values():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from gpuload.checks import flag, integer, optional
 from gpuload.datasets.files import byte_limit, check_size
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
@@ -97,7 +98,7 @@ class TarShards(Store):
     """
 
     def __new__(cls, *arguments: Any, stream: bool = False, **options: Any) -> Any:
-        if stream:  # an iterable dataset, which must not have __getitem__
+        if flag("stream", stream):  # an iterable dataset, which must not have __getitem__
             return TarStream(*arguments, **options)
         return super().__new__(cls)
 
@@ -114,12 +115,13 @@ class TarShards(Store):
         workers: int | None = None,
         storage_options: StorageOptions = None,
     ) -> None:
-        if shuffle_buffer:
+        if integer("shuffle_buffer", shuffle_buffer, minimum=0):
             raise ValueError(
                 f"shuffle_buffer={shuffle_buffer} needs stream=True; to shuffle all samples, use "
                 "gpuload.Loader(dataset, shuffle=True)"
             )
-        self._fields, self.exif = Fields(fields, mode, exif), exif
+        self._fields = Fields(fields, mode, exif)
+        self.exif, workers = self._fields.exif, optional(integer, "workers", workers, minimum=0)
         shards = as_list(shards)
         self._remote = remote_options(shards, storage_options)
         self._shards = open_shards(find_shards(shards, self._remote), workers=workers, remote=self._remote)

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.checks import flag, one_of, optional
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import Encoded, Image, Mask, Mode, as_meta, check_exif, check_mode
+from gpuload.datasets.sample import MODES, Encoded, Image, Mask, Mode, as_meta
 from gpuload.datasets.stores.opening import display_path
 from gpuload.datasets.stores.store import read_npy_header
 
@@ -36,14 +37,11 @@ class Fields:
     Args:
         fields: as for `TarShards`.
         mode, exif: see `Encoded`.
-
-    Raises:
-        TypeError, ValueError: `fields` are not valid.
     """
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode, exif: bool | None = None) -> None:
-        self.mode: Mode = check_mode(mode)
-        self.exif = check_exif(exif)
+        self.mode: Mode = one_of("mode", mode, MODES)
+        self.exif = optional(flag, "exif", exif)
         self.is_single = isinstance(fields, str)
         self.selection: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from gpuload.checks import integer
 from gpuload.datasets.files import check_size
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
@@ -66,15 +67,12 @@ class TarStream:
         shuffle_buffer: int = 0,
         storage_options: StorageOptions = None,
     ) -> None:
-        if not isinstance(shuffle_buffer, int | np.integer) or shuffle_buffer < 0:
-            raise ValueError(
-                f"shuffle_buffer must be a number of samples, or 0 for no shuffling, got {shuffle_buffer!r}"
-            )
         shards = as_list(shards)
         self._remote = remote_options(shards, storage_options)
         self.shards = ["-"] if shards == ["-"] else find_shards(shards, self._remote)
-        self.shuffle_buffer = int(shuffle_buffer)
-        self.fields, self.exif = Fields(fields, mode, exif), exif
+        self.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, minimum=0)
+        self.fields = Fields(fields, mode, exif)
+        self.exif = self.fields.exif
 
     def __iter__(self) -> TarPass:
         return TarPass(self)

@@ -1,0 +1,352 @@
+"""Every public argument takes scalars of NumPy and tensors without axes, and refuses all else with one wording.
+
+The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their annotations say what they take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from pictures import encode
+from transforms.specs import SPECS
+
+import gpuload as gl
+from gpuload import transforms as T
+
+IDENTITY = [T.Identity()]
+IMAGES = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+
+
+def make_loader(files: Any, **options: Any) -> Any:
+    return gl.Loader(list(range(8)), **{"num_workers": 0, "device": "cpu", **options})
+
+
+def make_augment(files: Any, **options: Any) -> Any:
+    return gl.Augment([T.CenterCrop(4)], device="cpu", **options)
+
+
+def pack(files: Any, **options: Any) -> Any:
+    folder = files.root / f"packed-{len(list(files.root.iterdir()))}"
+    return gl.pack(gl.ImageFiles(files.folder), folder, **{"to": "tar", "workers": 0, **options})
+
+
+# How to call what needs arguments: from paths of files, and the one argument that is tested.
+CALLS: dict[str, Callable[..., Any]] = {
+    "ArrayFile": lambda files, **options: gl.ArrayFile(files.raw, dtype="uint8", **{"shape": (2, 4, 4, 3), **options}),
+    "Augment": make_augment,
+    "Augment.forward": lambda files, **options: make_augment(files)(IMAGES, **options),
+    "Augment.set_epoch": lambda files, **options: make_augment(files).set_epoch(**options),
+    "Boxes": lambda files, **options: gl.Boxes([[0, 0, 1, 1]], **options),
+    "Cached": lambda files, **options: gl.Cached([0, 1], **{"bytes_limit": 1 << 20, **options}),
+    "Coco": lambda files, **options: gl.Coco(files.folder, files.coco, **options),
+    "Decode": lambda files, **options: gl.Decode(**({"where": "both"} if "device_share" in options else {}), **options),
+    "Encoded": lambda files, **options: gl.Encoded(b"data", **options),
+    "FileList": lambda files, **options: gl.FileList(files.csv, **options),
+    "HDF5": lambda files, **options: gl.HDF5(files.hdf5, **options),
+    "Image": lambda files, **options: gl.Image(np.zeros((4, 4, 3), np.uint8), **options),
+    "ImageFiles": lambda files, **options: gl.ImageFiles(files.folder, **options),
+    "ImageFolder": lambda files, **options: gl.ImageFolder(files.root / "images", **options),
+    "LMDB": lambda files, **options: gl.LMDB(files.lmdb, **options),
+    "Loader": make_loader,
+    "Loader.load_state_dict": lambda files, **options: make_loader(files).load_state_dict(
+        make_loader(files).state_dict(), **options
+    ),
+    "Loader.replay": lambda files, **options: make_loader(files).replay(**{"epoch": 0, "position": 0, **options}),
+    "Loader.set_epoch": lambda files, **options: make_loader(files).set_epoch(**options),
+    "Mix": lambda files, **options: gl.Mix([[0], [1]], **{"weights": [1, 2], **options}),
+    "Parquet": lambda files, **options: gl.Parquet(files.parquet, **options),
+    "RayWorkers": lambda files, **options: gl.RayWorkers(**{"count": 1, **options}),
+    "TarShards": lambda files, **options: gl.TarShards(files.tar, **options),
+    "headspace": lambda files, **options: gl.headspace([0], **options),
+    "keep": lambda files, **options: gl.keep("meta", **options),
+    "pack": pack,
+    "pad": lambda files, **options: gl.pad("caption", **options),
+    "pad_collate": lambda files, **options: gl.pad_collate([np.zeros(2)], **options),
+    "verify": lambda files, **options: gl.verify(files.packed, **options),
+    "wrap": lambda files, **options: gl.wrap(gl.ImageFiles(files.folder), **options),
+    "Lambda": lambda files, **options: T.Lambda(**{"fn": abs, **options}),
+    "Normalize": lambda files, **options: T.Normalize(**{"mean": (0.5,), "std": (0.5,), **options}),
+    "Resize": lambda files, **options: T.Resize(**{"size": 8, **options}),
+    "ToDtype": lambda files, **options: T.ToDtype(**{"dtype": "float32", **options}),
+    "apply": lambda files, **options: T.apply(IDENTITY, gl.Image(np.zeros((4, 4, 3), np.uint8)), **options),
+    "from_timm": lambda files, **options: T.from_timm(
+        **{"is_training": not any(name.startswith("crop") for name in options), **options}
+    ),
+}
+# Values of arguments that cannot be 1, True or (0.5, 1).
+VALUES: dict[str, Any] = {
+    "ArrayFile.shape": (2, 4, 4, 3),
+    "Boxes.canvas_hw": (4, 4),
+    "Cached.bytes_limit": 1 << 20,
+    "Decode.device_share": 0.5,
+    "ColorJitter.hue": 0.5,
+    "Normalize.mean": (0.5,),
+    "Normalize.std": (0.5,),
+    "RandomChoice.p": (0.5, 0.25, 0.25),
+    "Resize.max_size": 16,
+}
+# Public names that gpuload makes, or that take nothing to check.
+MADE_BY_GPULOAD = {
+    "BatchInfo", "Chain", "CollateError", "Compose", "DeviceCached", "ErrorRecord", "Keypoints", "Mask", "Padded",
+    "Program", "SampleError", "Stats", "Uniforms", "WorkerError",
+}  # fmt: skip
+# Arguments whose annotation does not say what they take, or that cannot be given alone.
+CHECKED_ELSEWHERE = {
+    "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
+    "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
+    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
+}  # fmt: skip
+TAKE_NONE = {"antialias", "apply.seed"}  # as in torchvision, and in a Loader
+NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
+CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
+# Annotations of objects, of names, of paths, and of what a class has to say about itself.
+OTHERS = re.compile(
+    r"Any$|str\b|bytes$|object$|Sequence\[(Any|str|Transform|Sequence)|Collection|Iterable|Mapping|tuple\[int, \.\.\.\]"
+    r"|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults|Literal\['raw'\]"
+)
+# Values just beyond the bounds, by class or function and argument.
+BEYOND: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Augment": {"seed": (-1, 2**64)},
+    "AugMix": {"alpha": (0,), "mixture_width": (0,), "severity": (0, 11)},
+    "BlockShuffle": {"block": (0,), "window": (0,)},
+    "Cached": {"bytes_limit": (2**20 - 1,)},
+    "CenterCrop": {"size": (0,)},
+    "ColorJitter": {"contrast": (-0.1, (-0.1, 1)), "hue": (-0.1, 0.6, (-0.6, 0))},
+    "Decode": {
+        **dict.fromkeys(("device_memory", "max_bytes", "max_memory", "max_pixels", "max_scans"), (0,)),
+        "device_share": (0, 1),
+        "max_scan_pixels": (0,),
+    },
+    "ElasticTransform": {"alpha": (-1,)},
+    "Faults": {"max_error_rate": (-0.1, 1.1), "max_restarts": (-1,)},
+    "GaussianBlur": {"kernel_size": (0,), "sigma": (-1, (0, 1))},
+    "GaussianNoise": {"sigma": (-0.1,)},
+    "HDF5": {"cache_bytes": (-1,)},
+    "JPEG": {"quality": (0, 101, (50, 101))},
+    "Loader": {
+        **dict.fromkeys(("batch_size", "prefetch_factor", "repeats", "ring_bytes"), (0,)),
+        "chunk_size": (0, 4097),
+        "num_workers": (-1,),
+        "seed": (-1, 2**64),
+        "timeout": (-1,),
+    },
+    "Loader.replay": {"epoch": (-1, 2**63), "position": (-1,)},
+    "Loader.set_epoch": {"epoch": (-1, 2**63)},
+    "Mix": {"length": (0,), "weights": ([1, 0],)},
+    "MixUp": {"alpha": (0,), "label_smoothing": (-0.1, 1), "num_classes": (0,)},
+    "Mosaic": {"center_range": ((0.5, 1.5),), "size": (0,)},
+    "Normalize": {"std": ((0.0,),)},
+    "Parquet": {"cache_bytes": (-1,)},
+    "RandAugment": {"magnitude": (-1,), "num_magnitude_bins": (1,), "num_ops": (-1,)},
+    "RandomAdjustSharpness": {"sharpness_factor": (-1,)},
+    "RandomAffine": {"degrees": (-1,), "scale": ((0, 1),), "translate": ((0.5, 2),)},
+    "RandomCrop": {"padding": (-1,)},
+    "RandomErasing": {"min_count": (0,), "ratio": ((0, 1),), "scale": ((-0.1, 0.2), (0.2, 1.1))},
+    "RandomIoUCrop": {"trials": (0,)},
+    "RandomPerspective": {"distortion_scale": (-0.1, 1.1)},
+    "RandomPhotometricDistort": {"contrast": ((-1, 1),), "hue": ((-1, 0),)},
+    "RandomPosterize": {"bits": (-1, 9)},
+    "RandomResize": {"min_size": (0,)},
+    "RandomResizedCrop": {"ratio": ((0, 1),), "size": (0,)},
+    "RandomShortestSize": {"max_size": (0,), "min_size": (0,)},
+    "RandomSolarize": {"threshold": (-1, 256)},
+    "RandomZoomOut": {"side_range": ((0.5, 2),)},
+    "RayWorkers": {"count": (0,), "cpus_per_worker": (-1,), "workers_per_actor": (0,)},
+    "Remote": {"cache_bytes": (-1,), "gap_bytes": (-1,), "in_flight": (0,), "retries": (-1,), "timeout_s": (0,)},
+    "Resize": {"size": (0,)},
+    "ResizeKeepRatio": {"longest": (-0.1, 1.1), "random_aspect_range": ((0, 1),), "random_scale_prob": (1.1,)},
+    "SanitizeBoundingBoxes": {"min_area": (0,), "min_size": (0,)},
+    "ScaleJitter": {"scale_range": ((0, 1),), "target_size": ((64, 0),)},
+    "TarShards": {"shuffle_buffer": (-1,)},
+    "TrimBorder": {"border_size": (-1,)},
+    "TrivialAugmentWide": {"num_magnitude_bins": (1,)},
+    "UniformTemporalSubsample": {"num_samples": (0,)},
+    "headspace": {"steps": (0,)},
+    "pack": {"quality": (0, 101), "shard_bytes": (0,), "short_side": (0, 65_501), "workers": (-1, 4097)},
+}
+TENSORS = (np.asarray, torch.tensor)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "int": (True, np.True_, torch.tensor(True), 1.5, np.float32(1.5), torch.tensor(1.5), "3"),
+    "float": (True, np.True_, torch.tensor(True), "0.5"),
+    "bool": (2, 1.5, np.float32(1), torch.tensor(0.5), "no"),
+}
+RIGHT: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "int": (np.int64, *TENSORS),
+    "float": (np.float32, np.float64, *TENSORS),
+    "bool": (np.bool_, int, *TENSORS),
+}
+
+
+def kind_of(annotation: str, name: str = "") -> str | None:
+    """What an annotation says that an argument is: a number, numbers, a choice, a function, or something else."""
+    if name == "fill":
+        return name
+    first = annotation.removeprefix("ForwardRef('").split(" | ")[0]
+    if first in NUMBERS or first in CHOICES:
+        return first
+    if numbers := re.match(r"(?:tuple|Sequence)\[(int|float)(, (int|float|\.\.\.))?\]", annotation):
+        return f"{numbers[1]}s"
+    if first.startswith("Literal") and "'raw'" not in first:
+        return "choice"
+    if first.startswith("Callable"):
+        return "function"
+    return "other" if OTHERS.match(annotation) else None
+
+
+def methods() -> Iterator[tuple[str, Any]]:
+    for module in (gl, T):
+        for name in module.__all__:
+            member = getattr(module, name)
+            if (
+                callable(member)
+                and name not in MADE_BY_GPULOAD
+                and not (isinstance(member, type) and issubclass(member, BaseException))
+            ):
+                yield name, member
+    for name in ("Augment.forward", "Augment.set_epoch", "Loader.load_state_dict", "Loader.replay", "Loader.set_epoch"):
+        owner, method = name.split(".")
+        yield name, getattr(getattr(gl, owner), method)
+
+
+ARGUMENTS = [
+    (name, parameter.name, str(parameter.annotation), parameter.default)
+    for name, member in methods()
+    for parameter in inspect.signature(member).parameters.values()
+    if parameter.name != "self" and parameter.kind is not parameter.VAR_POSITIONAL
+]
+CASES = [
+    pytest.param(owner, name, annotation, default, id=f"{owner}.{name}")
+    for owner, name, annotation, default in ARGUMENTS
+    if kind_of(annotation, name) not in ("other", None) and not {name, f"{owner}.{name}"} & CHECKED_ELSEWHERE
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("arguments")
+    folder = root / "images" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "1.png").write_bytes(encode(np.zeros((4, 4, 3), np.uint8), "PNG"))
+    (root / "raw.bin").write_bytes(bytes(2 * 4 * 4 * 3))
+    (root / "files.csv").write_text("path,label\nimages/cat/1.png,0\n")
+    image = {"id": 1, "file_name": "1.png", "width": 4, "height": 4}
+    (root / "coco.json").write_text(json.dumps({"images": [image], "annotations": [], "categories": []}))
+    with h5py.File(root / "images.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((2, 4, 4, 3), np.uint8), [0, 1]
+    for store in ("tar", "parquet", "lmdb"):
+        gl.pack(gl.ImageFolder(root / "images"), root / store, to=store, workers=0)
+    (shard,), (table,) = (root / "tar").glob("*.tar"), (root / "parquet").glob("*.parquet")
+    return SimpleNamespace(
+        root=root, folder=folder, raw=root / "raw.bin", csv=root / "files.csv", coco=root / "coco.json",
+        hdf5=root / "images.h5", tar=shard, parquet=table, lmdb=root / "lmdb", packed=root / "tar",
+    )  # fmt: skip
+
+
+def call(owner: str, files: Any, **options: Any) -> Any:
+    """Call a class or function with one argument; a transform has the other arguments of its picture in the gallery."""
+    if owner in CALLS:
+        return CALLS[owner](files, **options)
+    if owner in SPECS and SPECS[owner].code:
+        return dataclasses.replace(eval(SPECS[owner].code), **options)
+    return getattr(gl if owner in gl.__all__ else T, owner)(**options)
+
+
+def value_of(owner: str, name: str, kind: str, default: Any) -> Any:
+    """A value of this kind that the argument takes."""
+    made = eval(SPECS[owner].code) if owner in SPECS and SPECS[owner].code else None
+    types: Any = {"int": int, "float": (int, float), "bool": bool}.get(kind, (tuple, list))
+    for value in (VALUES.get(f"{owner}.{name}"), getattr(made, name, None), default):
+        if isinstance(value, types) and (kind == "bool" or not isinstance(value, bool)):
+            return value
+    return {"int": 1, "float": 1.0, "bool": True, "ints": (1, 1), "floats": (0.5, 1.0)}[kind]
+
+
+def test_each_argument_has_a_kind():
+    unknown = {
+        f"{owner}.{name}: {annotation}" for owner, name, annotation, _ in ARGUMENTS if kind_of(annotation) is None
+    }
+    assert not unknown, "say what these annotations take, in NUMBERS, CHOICES or OTHERS; then check the arguments"
+    assert len(CASES) > 180
+
+
+@pytest.mark.parametrize(("owner", "name", "annotation", "default"), CASES)
+def test_an_argument_takes_scalars_and_refuses_what_it_cannot_be(files, owner, name, annotation, default):
+    kind = kind_of(annotation, name)
+    takes_none = "None" in annotation or bool({name, f"{owner}.{name}"} & TAKE_NONE)
+    if kind in NUMBERS:
+        plain = value_of(owner, name, kind, default)
+        for scalar in RIGHT[kind]:
+            made, expected = (
+                repr(getattr(call(owner, files, **{name: value}), name, None))
+                for value in (scalar(plain), np.asarray(scalar(plain)).item())
+            )
+            assert made == expected, "the value is kept as a plain number"
+        wording, wrong = rf"{name}\b.* must be {NUMBERS[kind]}, got ", WRONG[kind] + (None,) * (not takes_none)
+    elif kind in ("ints", "floats"):
+        plain = value_of(owner, name, kind, default)
+        for scalars in ([torch.tensor(number) for number in plain], np.array(plain)):
+            call(owner, files, **{name: scalars})
+        if annotation.startswith("tuple[float, float]") and plain[0] < plain[1]:
+            with pytest.raises(ValueError, match=rf"{name}\b.* must be \(low, high\) with low ≤ high"):
+                call(owner, files, **{name: plain[::-1]})
+        wording, wrong = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(plain))
+    elif kind == "fill":
+        wording, wrong = rf"{name}\b.* must be a number, got ", ("black", True, [1, "2"])
+    elif kind == "function":
+        wording, wrong = rf"{name}\b.* must be callable, got ", (3, "x") + (None,) * (not takes_none)
+    else:
+        wording, wrong = rf"{name}\b.* must be one of '", (3.5, b"x")
+        with pytest.raises(ValueError, match=wording):
+            call(owner, files, **{name: "nothing like this"})
+    for value in wrong:
+        with pytest.raises(TypeError, match=wording + r".*"):
+            call(owner, files, **{name: value})
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in BEYOND for name in BEYOND[owner]])
+def test_a_value_beyond_the_bounds_is_refused_with_one_wording(files, owner, name):
+    for value in BEYOND[owner][name]:
+        with pytest.raises(ValueError, match=rf"{name}\b.* must be (at (least|most)|greater than|less than) .*, got "):
+            call(owner, files, **{name: value})
+
+
+@pytest.mark.parametrize("owner", [owner for owner, name, _, _ in ARGUMENTS if name == "p" and owner != "RandomChoice"])
+def test_a_probability_lies_in_0_to_1(files, owner):
+    for value in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=re.escape(f"{owner}(p=…) must be at least 0 and at most 1, got {value}")):
+            call(owner, files, p=value)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: T.GaussianNoise(float("nan")), "GaussianNoise(mean=…) must be finite, got nan"),
+        (lambda: T.JPEG((90, 30)), "JPEG(quality=…) must be (low, high) with low ≤ high, got (90, 30)"),
+        (lambda: T.Pad((1, 2, 3)), "Pad(padding=…) must be a number or 2 or 4 numbers, got (1, 2, 3)"),
+        (
+            lambda: T.CenterCrop((1, 2, 3)),
+            "CenterCrop(size=…) must be a number or a pair (height, width), got (1, 2, 3)",
+        ),
+        (lambda: T.RandomShortestSize([]), "(min_size=…) must be a number or a list of numbers, got []"),
+        (lambda: T.Normalize((), ()), "Normalize(mean=…) must be a list of numbers, got ()"),
+    ],
+)
+def test_numbers_that_are_not_finite_or_not_as_many_are_refused(make, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+def test_a_dataclass_keeps_plain_values():
+    options = gl.Faults(max_restarts=np.int64(3), max_error_rate=torch.tensor(0.5))
+    assert pickle.dumps(options) == pickle.dumps(gl.Faults(max_restarts=3, max_error_rate=0.5))
