@@ -203,11 +203,12 @@ def try_regions() -> dict[str, Any]:
     """
     import torch
 
+    from gpuload.decode.jpeg import load_nvimgcodec
     from gpuload.stage import device as devices
-    from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, EXACT_REGION_VERSIONS, GPU, NvImageCodec, load_library
+    from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, EXACT_REGION_VERSIONS, GPU, NvImageCodec
 
     on_gpu = devices.is_available() and devices.supported_type() == "cuda" and torch.version.hip is None
-    device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
+    device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_nvimgcodec()
     faults = {}
     for name in (ENGINE, GPU) if on_gpu else (CPU,):
         try:

@@ -26,7 +26,7 @@ from gpuload.decode.header import EOI, JpegHeader, Region, has_eoi
 from gpuload.decode.native_messages import native_messages, run_and_capture
 from gpuload.errors import one_line
 
-__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns_to_decode"]
+__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "columns_to_decode", "decode_params", "load_nvimgcodec"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
 MAX_REUSED_BYTES = 64 << 20  # larger image memory is freed at once, so that workers do not keep a panorama's memory
@@ -41,10 +41,31 @@ def columns_to_decode(left: int, width: int, image_width: int) -> tuple[int, int
     return max(left - 1, 0), max(left - 1, 0) + 2
 
 
-def check_version(nvimgcodec: Any) -> None:
-    """Raise ImportError if nvImageCodec is older than 0.9, the first version that can decode without a GPU."""
+def load_nvimgcodec() -> Any:
+    """Import nvImageCodec, and return the module. Raise ImportError if it is missing, or older than 0.9, the first
+    version that can decode without a GPU."""
+    old_verbosity = os.environ.get(VERBOSITY)
+    os.environ[VERBOSITY] = "0"  # read once, at import; otherwise C++ prints errors that bypass the C stderr
+    try:
+        nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
+    finally:
+        del os.environ[VERBOSITY]
+        if old_verbosity is not None:
+            os.environ[VERBOSITY] = old_verbosity
     if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
         raise ImportError(f"found version {getattr(nvimgcodec, '__version__', 'unknown')}, but 0.9 or newer is needed")
+    return nvimgcodec
+
+
+def decode_params(nvimgcodec: Any) -> dict[bool, Any]:
+    """Return nvImageCodec's parameters for decoding, keyed by whether to decode to one channel instead of three."""
+    return {
+        grey: nvimgcodec.DecodeParams(
+            apply_exif_orientation=False,
+            color_spec=nvimgcodec.ColorSpec.GRAY if grey else nvimgcodec.ColorSpec.SRGB,
+        )
+        for grey in (False, True)
+    }
 
 
 class NvImageCodec:
@@ -60,15 +81,7 @@ class NvImageCodec:
             raise ImportError(complaint)
 
     def _create(self) -> bool:
-        old_verbosity = os.environ.get(VERBOSITY)
-        os.environ[VERBOSITY] = "0"  # read once, at import; otherwise C++ prints errors that bypass the C stderr
-        try:
-            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
-        finally:
-            del os.environ[VERBOSITY]
-            if old_verbosity is not None:
-                os.environ[VERBOSITY] = old_verbosity
-        check_version(nvimgcodec)
+        nvimgcodec = load_nvimgcodec()
         self._code_stream_class = nvimgcodec.CodeStream
         self._region_class = nvimgcodec.Region
         self._decoder = nvimgcodec.Decoder(
@@ -76,13 +89,7 @@ class NvImageCodec:
             max_num_cpu_threads=1,
             backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
         )
-        self._params = {
-            grey: nvimgcodec.DecodeParams(
-                apply_exif_orientation=False,
-                color_spec=nvimgcodec.ColorSpec.GRAY if grey else nvimgcodec.ColorSpec.SRGB,
-            )
-            for grey in (False, True)
-        }
+        self._params = decode_params(nvimgcodec)
         self._image: Any = None
         return True
 

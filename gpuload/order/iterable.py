@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ _pass_numbers = itertools.count(1)  # identify passes for the workers
 _comparison_numbers = itertools.count(1)  # identify comparisons with other ranks, one per loader
 
 
+@dataclass(kw_only=True)
 class IterableSchedule:
     """A schedule that requests batches from the workers in turn. Sample n of worker w has the position
     (n × workers + w) × ranks + rank.
@@ -40,27 +41,15 @@ class IterableSchedule:
         in_order: if True, workers take turns; if False, a slow worker does not delay the others.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int,
-        drop_last: bool,
-        workers: int,
-        rank: int,
-        world_size: int,
-        issued_warnings: set[str] | None = None,
-        promised_lengths: Sequence[int] = (),
-        in_order: bool = True,
-    ) -> None:
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._workers = workers
-        self._rank = rank
-        self._world_size = world_size
-        self._pass: _Pass | None = None
-        self._warned = set() if issued_warnings is None else issued_warnings
-        self._promised_lengths = promised_lengths
-        self._in_order = in_order
+    batch_size: int
+    drop_last: bool
+    workers: int
+    rank: int
+    world_size: int
+    issued_warnings: set[str] = field(default_factory=set)
+    promised_lengths: Sequence[int] = ()
+    in_order: bool = True
+    _pass: _Pass | None = field(default=None, init=False)
 
     def steps(self, place: Place) -> None:
         """Return None: the number of batches is unknown."""
@@ -88,7 +77,7 @@ class _Pass:
         self._step = entry.get("step", 0)
         # The progress of each worker, up to the last of its batches that was due.
         self._progress = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
-            IterablePlace(0, False) for _ in range(schedule._workers)
+            IterablePlace(0, False) for _ in range(schedule.workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._pending = [0] * len(self._progress)  # batches of each worker that are not due yet
@@ -96,14 +85,14 @@ class _Pass:
 
     def batches(self) -> Iterator[BatchSpec]:
         schedule = self._schedule
-        workers, batch_size = schedule._workers, schedule._batch_size
-        stride, offset = workers * schedule._world_size, schedule._world_size
+        workers, batch_size = schedule.workers, schedule.batch_size
+        stride, offset = workers * schedule.world_size, schedule.world_size
         requested_samples = [place.samples for place in self._progress]
         worker = self._turn
         # Step numbers of all requested batches. `_on_due` numbers again, counting only batches that reach the user.
         step_numbers = itertools.count()
         while not all(place.ended for place in self._progress):
-            if not schedule._in_order:  # choose the worker with the fewest pending batches, or the next one of several
+            if not schedule.in_order:  # choose the worker with the fewest pending batches, or the next one of several
                 active = (i for i, place in enumerate(self._progress) if not place.ended)
                 worker = min(active, key=lambda i: (self._pending[i], (i - worker) % workers))
             if not self._progress[worker].ended:
@@ -112,7 +101,7 @@ class _Pass:
                 requested_samples[worker] += batch_size
                 place = self._progress[worker]
                 start = IterableStart(
-                    self._pass_number, worker, place.samples, place.state, stride, worker * offset + schedule._rank
+                    self._pass_number, worker, place.samples, place.state, stride, worker * offset + schedule.rank
                 )
                 positions = sample_numbers * stride + start.offset
                 yield BatchSpec(
@@ -121,7 +110,7 @@ class _Pass:
                     positions,
                     sample_numbers,
                     iterable=start,
-                    queue=0 if schedule._in_order else worker,
+                    queue=0 if schedule.in_order else worker,
                     on_due=self._on_due,
                 )
             worker = (worker + 1) % workers
@@ -143,7 +132,7 @@ class _Pass:
             self._warning = self._warning or warning
         self._warning = self._warning or self._length_warning()
         self._turn = (worker + 1) % len(self._progress)
-        if is_empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
+        if is_empty or (self._schedule.drop_last and samples < self._schedule.batch_size):
             return None
         step, self._step = self._step, self._step + 1
         warning, self._warning = self._warning, ""
@@ -157,7 +146,7 @@ class _Pass:
 
         Identical samples alone prove nothing: each worker may have a different share of a dataset of zeros.
         """
-        if len(self._progress) < 2 or "workers" in self._schedule._warned:
+        if len(self._progress) < 2 or "workers" in self._schedule.issued_warnings:
             return ""
         self._digests[worker] = place.digests
         for other_worker, digests in self._digests.items():
@@ -167,7 +156,7 @@ class _Pass:
                 continue
             are_equal = digests[:count] == place.digests[:count] and b"" not in digests[:count]
             if are_equal and (not place.read_worker_info or len(set(digests[:count])) > 1):
-                self._schedule._warned.add("workers")
+                self._schedule.issued_warnings.add("workers")
                 return (
                     f"workers {min(worker, other_worker)} and {max(worker, other_worker)} yielded the same first "
                     f"{count} samples: each of the {len(self._progress)} workers iterates over the entire dataset, so "
@@ -180,19 +169,19 @@ class _Pass:
     def _duplicate_ranks_warning(self, worker: int, place: IterablePlace) -> str:
         """Return a warning if the first samples of this rank's first worker equal those of another rank."""
         schedule, digests = self._schedule, place.digests
-        if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
+        if worker or schedule.world_size < 2 or "ranks" in schedule.issued_warnings:
             return ""
         if len(digests) < DIGESTED_SAMPLES and not place.ended:
             return ""
-        schedule._warned.add("ranks")  # one comparison per loader
+        schedule.issued_warnings.add("ranks")  # one comparison per loader
         if b"" in digests or len(set(digests)) < 2:  # identical samples prove nothing; see `_duplicate_workers_warning`
             return ""
         announcement = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
-        other_rank = announce(announcement, schedule._rank)
-        if other_rank == schedule._rank:
+        other_rank = announce(announcement, schedule.rank)
+        if other_rank == schedule.rank:
             return ""
         return (
-            f"ranks {other_rank} and {schedule._rank} of {schedule._world_size} yielded the same first {len(digests)} "
+            f"ranks {other_rank} and {schedule.rank} of {schedule.world_size} yielded the same first {len(digests)} "
             "samples: each rank iterates over the entire dataset, so every sample appears once on each rank. In "
             "__iter__ get `rank` and `world_size` from gpuload.get_worker_info() or torch.distributed and yield only "
             "the rank's share; if each rank should read the entire dataset, pass rank=0, world_size=1"
@@ -202,15 +191,15 @@ class _Pass:
         """Return a warning if there are more samples than the dataset's len(), on which ``len(loader)`` was based."""
         schedule, samples = self._schedule, sum(place.samples for place in self._progress)
         if (
-            not schedule._promised_lengths
-            or samples <= schedule._promised_lengths[-1]
-            or schedule._warned & {"length", "workers"}
+            not schedule.promised_lengths
+            or samples <= schedule.promised_lengths[-1]
+            or schedule.issued_warnings & {"length", "workers"}
         ):
             return ""
-        schedule._warned.add("length")
+        schedule.issued_warnings.add("length")
         hint = "; each worker must yield only its share, see get_worker_info()" if len(self._progress) > 1 else ""
         return (
-            f"the dataset's len() is {schedule._promised_lengths[-1]}, on which len(loader) is based, but the dataset "
+            f"the dataset's len() is {schedule.promised_lengths[-1]}, on which len(loader) is based, but the dataset "
             f"yielded {samples} samples in epoch {self._epoch}{hint}"
         )
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from gpuload.checks import integer
@@ -81,7 +80,7 @@ def find_caller() -> str:
     return f"{place[0]}:{place[1]}, call {_calls[place]}"
 
 
-def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+def find_rank() -> tuple[int, int]:
     """Return (rank, world_size) from `torch.distributed` if initialized, else from torchrun's variables, else (0, 1).
 
     Raises:
@@ -89,8 +88,7 @@ def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     """
     if (group := find_group()) is not None:
         return group[1:]
-    environment = os.environ if environment is None else environment
-    variables = environment.get("RANK"), environment.get("WORLD_SIZE")
+    variables = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if variables[0] is None or variables[1] is None:
         return 0, 1
     try:

@@ -8,11 +8,12 @@ import contextlib
 import copy
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
 from gpuload.order.ranks import exchange
 from gpuload.order.spec import BatchSpec
@@ -28,33 +29,14 @@ class SamplerSchedule:
     Sample k on this rank has the position k × ranks + rank. The numbers that the sampler draws from the global
     generators depend only on (seed, epoch), since a sampler may select this rank's share of an order that all ranks
     share; those of torch's own random samplers also depend on the rank. The generators' states are restored between
-    batches. A `batch_sampler`
-    yields lists of keys; a `sampler` yields keys, which are grouped into batches according to `batch_size` and
-    `drop_last`. `caller` and `issued_warnings` are as in `OrderOptions`.
+    batches. A `batch_sampler` yields lists of keys; a `sampler` yields keys, which are grouped into batches according
+    to `batch_size` and `drop_last`.
     """
 
-    def __init__(
-        self,
-        *,
-        sampler: Iterable[Any] | None,
-        batch_sampler: Iterable[Any] | None,
-        batch_size: int,
-        drop_last: bool,
-        seed: int,
-        rank: int,
-        world_size: int,
-        caller: str = "",
-        issued_warnings: set[str] | None = None,
-    ) -> None:
-        self._caller = caller
-        self._issued_warnings = set() if issued_warnings is None else issued_warnings
-        self._sampler: Any = sampler if batch_sampler is None else batch_sampler
-        self._yields_batches = batch_sampler is not None
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+    def __init__(self, order: OrderOptions, rank: int, world_size: int) -> None:
+        self._order, self._rank, self._world_size = order, rank, world_size
+        self._yields_batches = order.batch_sampler is not None
+        self._sampler: Any = order.batch_sampler if self._yields_batches else order.sampler
 
     def steps(self, place: Place) -> int | None:
         try:
@@ -64,26 +46,27 @@ class SamplerSchedule:
         if self._yields_batches:
             return max(0, length - (place.sampler or {}).get("batches", 0))
         remaining = max(0, length - place.position // self._world_size)
-        return remaining // self._batch_size if self._drop_last else -(-remaining // self._batch_size)
+        size = self._order.size
+        return remaining // size if self._order.drop_last else -(-remaining // size)
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
         position = SAMPLER_POSITIONS[self._rank if _draws_samples_of_rank(self._sampler) else 0]
-        sampler_pass = _SamplerPass(self._sampler, (self._seed, place.epoch, position), entry)
-        size = None if self._yields_batches else self._batch_size
+        sampler_pass = _SamplerPass(self._sampler, (self._order.seed, place.epoch, position), entry)
+        size, drop_last = None if self._yields_batches else self._order.size, self._order.drop_last
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.is_restored:
             if self._yields_batches:
                 sampler_pass.skip(step)
             else:
                 sampler_pass.skip(sample_count)
-        keys = sampler_pass.take(size, self._drop_last)
+        keys = sampler_pass.take(size, drop_last)
         warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
         while keys is not None:
             count, state = len(keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
             step, sample_count = step + 1, sample_count + count
-            next_keys = sampler_pass.take(size, self._drop_last)
+            next_keys = sampler_pass.take(size, drop_last)
             if next_keys is not None:
                 after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
@@ -102,13 +85,13 @@ class SamplerSchedule:
     def _warn_of_common_batch(self, keys: list[Any], sampler_pass: _SamplerPass) -> str:
         """Return a warning if the sampler does not depend on the rank: if all other ranks have begun with the same
         batch, of at least two different keys."""
-        if self._world_size < 2 or "common batch" in self._issued_warnings:
+        if self._world_size < 2 or "common batch" in self._order.issued_warnings:
             return ""
         if len(set(map(repr, keys))) < 2 or not sampler_pass.has_drawn():
             return ""
-        self._issued_warnings.add("common batch")  # only the first batch of a loader is compared
+        self._order.issued_warnings.add("common batch")  # only the first batch of a loader is compared
         digest = hashlib.blake2b(repr(keys).encode(), digest_size=16).hexdigest()
-        digests = exchange(f"sampler at {self._caller}", digest, self._rank, self._world_size)
+        digests = exchange(f"sampler at {self._order.caller}", digest, self._rank, self._world_size)
         if len(digests) < self._world_size - 1 or set(digests.values()) != {digest}:
             return ""
         return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpuload.order.iterable import IterableSchedule, has_sharding_filter
 from gpuload.order.options import OrderOptions
@@ -77,23 +77,16 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
     """Return the schedule for these options and this number of worker processes."""
     if order.is_planned:
         return SharesSchedule(shares_of(order))
-    common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
-    if order.iterable:
-        issued_warnings, promised_lengths, in_order = order.issued_warnings, order.promised_lengths, order.in_order
-        return IterableSchedule(
-            workers=max(1, workers),
-            issued_warnings=issued_warnings,
-            promised_lengths=promised_lengths,
-            in_order=in_order,
-            **common,
-        )
-    return SamplerSchedule(
-        sampler=order.sampler,
-        batch_sampler=order.batch_sampler,
-        seed=order.seed,
-        caller=order.caller,
+    if not order.iterable:
+        return SamplerSchedule(order, **ranks_of(order))
+    return IterableSchedule(
+        batch_size=order.size,
+        drop_last=order.drop_last,
+        workers=max(1, workers),
         issued_warnings=order.issued_warnings,
-        **common,
+        promised_lengths=order.promised_lengths,
+        in_order=order.in_order,
+        **ranks_of(order),
     )
 
 

@@ -141,13 +141,13 @@ class Ring:
 
     Args:
         ring_bytes: the maximum shared memory for all slots, rounded up to a multiple of 64 KiB.
-        on_new: called with each new slot before its first use (for page-locking).
-        on_retire: called before a slot's memory is returned to the system.
         memory_left: returns the number of bytes that the machine can still provide, or None if there is no limit.
             Called only for a new slot.
         near: the CPUs near which new slots are placed; `on_new` runs on these CPUs and must touch the slot's memory.
 
     Attributes:
+        on_new: called with each new slot before its first use (for page-locking).
+        on_retire: called before a slot's memory is returned to the system.
         slots_created: the number of slots created so far.
         slots_moved_out: the number of slots emptied by `move_out`.
         refusals: how often the ring became full.
@@ -158,15 +158,13 @@ class Ring:
         self,
         ring_bytes: int,
         *,
-        on_new: Callable[[Slot], None] | None = None,
-        on_retire: Callable[[Slot], None] | None = None,
         memory_left: Callable[[], int | None] | None = None,
         near: frozenset[int] = frozenset(),
     ) -> None:
         self.ring_bytes = align(ring_bytes, GRANULE_BYTES)
         self._pid = os.getpid()
-        self.on_new = on_new
-        self.on_retire = on_retire
+        self.on_new: Callable[[Slot], None] | None = None
+        self.on_retire: Callable[[Slot], None] | None = None
         self._memory_left = memory_left
         self._near = near
         if sys.platform == "linux":
@@ -502,8 +500,7 @@ def _after_fork_in_child() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring._map))
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child, after_in_parent=_after_fork_in_parent)
+os.register_at_fork(after_in_child=_after_fork_in_child, after_in_parent=_after_fork_in_parent)
 
 
 def _punch_hole(fd: int, offset: int, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish, Outputs
+from gpuload.stage.finish import Finish, Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
@@ -122,7 +122,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
         """Return a short reason why the reference runs these records instead; None if this backend runs them.
 
         Args:
@@ -140,9 +140,9 @@ class Backend(ABC):
     def level_runner(self, finish: Finish) -> LevelRunner:
         """Return a runner that applies records to levels, and converts the levels to results with `finish`."""
 
-    @abstractmethod
     def late_runner(self) -> LateRunner:
-        """Return a runner that applies records to finished images."""
+        """Return a runner that applies records to finished images; the reference's, unless a backend has its own."""
+        return apply_late
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
         """Return the kernels that a runner for finished images may launch for these outlines."""

@@ -183,7 +183,7 @@ def _normalize(outputs: Outputs, record: Numbers) -> None:
             output.copy_(output.to(torch.float32).sub_(mean).div_(std))
 
 
-def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str = "uint8") -> torch.Tensor:
+def erase_levels(levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray, dtype: str) -> torch.Tensor:
     """Return a copy of an N×C×H×W batch of windows, with boxes erased. `dtype` is the images' dtype; `levels` are
     float32 unless `dtype` is uint8."""
     levels, boxes = levels.clone(), clip_to_windows(record.boxes_tlhw, windows_tlhw)

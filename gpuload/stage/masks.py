@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from gpuload.stage.finish import UNCHANGED, Outputs
-from gpuload.stage.ragged import RaggedImages, rows_by_key
+from gpuload.stage.ragged import RaggedImages, complete_images, rows_by_key
 from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
 from gpuload.stage.user_code import run_call
-from gpuload.transforms.program.draws import Program, image_table
+from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 
 __all__ = ["MaskStage", "check_fill", "pack_masks"]
@@ -125,8 +125,7 @@ def pack_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImag
         formats += [(str(stack.dtype).removeprefix("torch."), stack.dim() - 1)] * len(stack)
     shapes_hwc = np.array(shapes, np.int64)
     sizes = shapes_hwc.prod(axis=1)
-    regions = np.concatenate([np.zeros_like(shapes_hwc[:, :2]), shapes_hwc[:, :2]], axis=1)
-    table = image_table(np.cumsum(sizes) - sizes, shapes_hwc, shapes_hwc[:, :2], regions)
+    table = complete_images(np.cumsum(sizes) - sizes, shapes_hwc)
     pixels = flat[0] if len(flat) == 1 else torch.cat(flat)
     return RaggedImages(pixels, table, [f"mask {index}" for index in range(len(formats))]), formats
 

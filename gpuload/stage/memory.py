@@ -29,7 +29,6 @@ from gpuload.ring.ring import on_collected
 __all__ = ["MAX_FREE", "OutputPool"]
 
 GRAIN_BYTES: Final = 2 << 20  # size of a huge page, to which sizes are rounded up
-MMAP_OPTIONS: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 MAX_FREE: Final = 4  # mappings kept for reuse
 SMALL_BYTES: Final = 1 << 20  # below this size, torch's allocator is just as fast
 
@@ -62,7 +61,7 @@ class OutputPool:
                 with contextlib.suppress(ValueError):  # another thread may have taken the mapping
                     self._free.remove(mapping)
                     return mapping
-        mapping = mmap.mmap(-1, size, **MMAP_OPTIONS)
+        mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -21,7 +21,7 @@ import torch
 from gpuload.datasets.sample import PIXELS
 from gpuload.transforms.program.draws import Program, image_table
 
-__all__ = ["RaggedImages", "rows_by_key"]
+__all__ = ["RaggedImages", "complete_images", "rows_by_key"]
 
 
 @dataclass(slots=True)
@@ -118,10 +118,8 @@ class RaggedImages:
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, 3)
         ends = np.cumsum(shapes.prod(axis=1))
         flat = np.concatenate([array.ravel() for array in arrays]) if len(arrays) else np.empty(0, np.uint8)
-        regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
         labels = [f"image {index}" for index in range(len(arrays))]
-        starts = ends - shapes.prod(axis=1)
-        table = image_table(starts, shapes, shapes[:, :2], regions)
+        table = complete_images(ends - shapes.prod(axis=1), shapes)
         return cls(torch.from_numpy(flat).to(device), table, labels, dtype)
 
     @classmethod
@@ -155,8 +153,7 @@ class RaggedImages:
             is_flat = len({image.untyped_storage().data_ptr() for image in planes}) == 1 and bool((starts >= 0).all())
         count = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
         pixels = first.as_strided((count,), (1,), first.storage_offset())
-        regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
-        table, dtype = image_table(starts, shapes, shapes[:, :2], regions), str(first.dtype).removeprefix("torch.")
+        table, dtype = complete_images(starts, shapes), str(first.dtype).removeprefix("torch.")
         gapless = np.stack([shapes[:, 1] * shapes[:, 2], shapes[:, 2], np.ones_like(starts)], axis=1)
         if is_flat and ((steps == gapless) | (shapes == 1)).all():
             return cls(pixels, table, labels, dtype)
@@ -191,6 +188,12 @@ class RaggedImages:
             for image, start, end, shape in copies:
                 pixels[start:end].view(shape).copy_(image.permute(1, 2, 0))
         return RaggedImages(pixels, image_table(starts, shapes, self.sizes_hw, windows), self.labels, self.dtype)
+
+
+def complete_images(offsets: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return the table of images that are complete: their regions begin at (0, 0) and have their size."""
+    sizes_hw = shapes[:, :2]
+    return image_table(offsets, shapes, sizes_hw, np.pad(sizes_hw, ((0, 0), (2, 0))))
 
 
 def _copy_window(image: np.ndarray, window_tlhw: Sequence[int], result: np.ndarray) -> None:

@@ -39,20 +39,17 @@ DATA_KEYS_PHRASES: Final = ("data_keys", "ops needs data keys")  # in Kornia's e
 PIECE_BYTES: Final = 1 << 20  # total size, as float32, of the images passed to one call on the CPU
 
 
-def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
+def apply_module(module: Any, batch: torch.Tensor, seed: int) -> Any:
     """Apply an ``nn.Module`` or a function to an N×C×H×W batch.
 
     The result carries gradients if a parameter of the module requires them. `seed` seeds torch's generators for the
-    call; None leaves them alone.
+    call.
     """
     parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
     requires_grad = any(parameter.requires_grad for parameter in parameters)
-    with torch.set_grad_enabled(requires_grad):
-        if seed is None:
-            return module(batch)
-        with _preserved_generators(batch.device) as seed_all:
-            seed_all(seed)
-            return module(batch)
+    with torch.set_grad_enabled(requires_grad), _preserved_generators(batch.device) as seed_all:
+        seed_all(seed)
+        return module(batch)
 
 
 @contextlib.contextmanager

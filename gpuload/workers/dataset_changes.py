@@ -27,6 +27,7 @@ import types
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -174,28 +175,22 @@ class DatasetChanges:
         return values
 
 
+@dataclass(slots=True, eq=False)
 class Mark:
     """What can be seen of a value that is not simple. None stands for a value that is not compared."""
 
-    __slots__ = ("facts",)
-
-    def __init__(self, facts: Any) -> None:
-        self.facts = facts
+    facts: Any
 
 
+@dataclass(slots=True, eq=False)
 class Same:
     """A reference that equals only references to the same object. It keeps the object alive, since another object could
     get its id."""
 
-    __slots__ = ("obj",)
-
-    def __init__(self, obj: Any) -> None:
-        self.obj = obj
+    obj: Any
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self.obj is other.obj
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _are_same(a: Any, b: Any) -> bool:

@@ -254,5 +254,4 @@ def _after_fork_in_child() -> None:
 
 # At the program's end, the finalizers of Loaders, which are newer, run before this one.
 weakref.finalize(ForkServer, close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -30,6 +30,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -71,6 +72,7 @@ _registry_lock = threading.RLock()
 # -- settings of libraries --------------------------------------------------------------------------------------------
 
 
+@dataclass
 class LibrarySettings:
     """Settings that libraries store in their modules, as calls that restore them. Unpickling this object makes the
     calls.
@@ -80,11 +82,11 @@ class LibrarySettings:
 
     Attributes:
         calls: the calls that restore the settings.
+        filters: the filters of warnings.
     """
 
-    def __init__(self, calls: list[partial[Any]], filters: list[Filter]) -> None:
-        self.calls = calls
-        self._filters = filters
+    calls: list[partial[Any]]
+    filters: list[Filter]
 
     @classmethod
     def collect(cls, can_pickle: Callable[[Any], bool]) -> LibrarySettings:
@@ -142,7 +144,7 @@ class LibrarySettings:
         for call in self.calls:
             call()
         warnings.resetwarnings()
-        for action, message, (module, name), module_pattern, line in self._filters:
+        for action, message, (module, name), module_pattern, line in self.filters:
             category = getattr(sys.modules.get(module), name, None)
             if category is not None and (imported or action != "error"):
                 warnings.filterwarnings(action, message, category, module_pattern, line, append=True)  # type: ignore[arg-type]
@@ -494,13 +496,16 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def describe_differences(
-    values: dict[str, dict[str, Any]], library_values: dict[str, dict[str, Any]] | None = None
-) -> list[str]:
+def describe_differences(values: dict[str, dict[str, Any]], library_values: dict[str, dict[str, Any]]) -> list[str]:
     """Return a description of each value that differs between this worker's modules and the main process's. The
     arguments are the results of `module_values` and `library_values` in the main process. Modules that cannot be
     imported are skipped, and so are libraries that this worker has not imported."""
-    descriptions = []
+    descriptions: list[str] = []
+
+    def compare(path: str, value: Any, local: Any) -> None:
+        if is_simple(local) and not are_same(value, local):
+            descriptions.append(f"{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
+
     for name, expected in values.items():
         try:
             module = importlib.import_module(name)
@@ -512,17 +517,13 @@ def describe_differences(
             except AttributeError:
                 descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
                 continue
-            if is_simple(local) and not are_same(value, local):
-                descriptions.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
-    for library, expected in (library_values or {}).items():
+            compare(f"{name}.{path}", value, local)
+    for library, expected in library_values.items():
         local_values = vars(sys.modules[library]) if library in sys.modules else {}
         for name in sorted(expected.keys() & local_values.keys()):
             value, local = expected[name], local_values[name]
             if not isinstance(value, FunctionOf):
-                if is_simple(local) and not are_same(value, local):
-                    descriptions.append(
-                        f"{library}.{name} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers"
-                    )
+                compare(f"{library}.{name}", value, local)
             elif _is_function(local) and (owner := _owner_of(local)) != value:
                 descriptions.append(
                     f"{library}.{name} is a function of {value} here and of {owner or library} in workers"

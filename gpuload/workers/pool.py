@@ -766,5 +766,4 @@ def _after_fork_in_child() -> None:
         pool._leave_to_parent()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

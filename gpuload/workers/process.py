@@ -172,15 +172,15 @@ class ForkedProcess(LaunchedProcess):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         if self.pidfd is None:  # it was never forked, or has ended
-            return self.read_status(STATUS_WAIT_S)
+            return self.read_status()
         if not _wait_readable(self.pidfd, timeout_s):
             raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
-        status = self.read_status(STATUS_WAIT_S)
+        status = self.read_status()
         return self._reap_orphan(self.pidfd) if status is None else status
 
-    def read_status(self, wait_s: float = 0.0) -> int | None:
+    def read_status(self) -> int | None:
         """Return the exit status that the forker has reported; None if it has reported none."""
-        status = os.read(self._pipe, 4) if _wait_readable(self._pipe, wait_s) else b""
+        status = os.read(self._pipe, 4) if _wait_readable(self._pipe, STATUS_WAIT_S) else b""
         return int.from_bytes(status, "little", signed=True) if status else None
 
     def _reap_orphan(self, pidfd: int) -> int | None:

@@ -21,8 +21,7 @@ from typing import Any
 __all__ = ["deferred_signals", "signals_enabled"]
 
 # Signals for which programs set handlers that raise exceptions: ctrl-C, a scheduler's warnings, time limits.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
-_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 # Only the main thread uses these.
 _handlers: dict[int, Any] = {}  # the program's handlers, keyed by signal; empty while signals are not deferred
 _deferred_signals: list[Any] = []  # the numbers of the signals that have arrived while signals were deferred

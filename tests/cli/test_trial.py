@@ -12,7 +12,8 @@ import torch
 from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
 
 from gpuload.cli.trial import HEIGHT, find_fault, sample_jpeg, try_in_process, try_regions
-from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec, load_library
+from gpuload.decode.jpeg import load_nvimgcodec
+from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec
 
 
 @pytest.mark.processes
@@ -86,7 +87,7 @@ def test_a_process_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_cpus_decoder_has_no_fault():
     cpu = torch.device("cpu")
-    assert find_fault(NvImageCodec(cpu, 1, load_library()), cpu) == ""
+    assert find_fault(NvImageCodec(cpu, 1, load_nvimgcodec()), cpu) == ""
 
 
 def shifted(codes: list[Any]) -> list[Any]:
@@ -121,7 +122,7 @@ def test_regions_are_held_against_the_whole_picture(works, text):
 
 
 def test_the_trial_tells_version_device_faults_and_what_is_used():
-    version = load_library().__version__
+    version = load_nvimgcodec().__version__
     assert try_regions() == {"version": version, "device": "cpu", "faults": {CPU: ""}, "used": [CPU]}
 
 

@@ -29,17 +29,26 @@ from gpuload.order.ranks import announce, check_rank, exchange, find_caller, fin
         ({"WORLD_SIZE": "8"}, (0, 1)),
     ],
 )
-def test_torchruns_environment_is_read(environment, expected):
-    assert find_rank(environment) == expected
+def test_torchruns_environment_is_read(monkeypatch, environment, expected):
+    set_ranks(monkeypatch, environment)
+    assert find_rank() == expected
 
 
-def test_torch_distributed_comes_before_the_environment(tmp_path):
+def set_ranks(monkeypatch, environment):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_torch_distributed_comes_before_the_environment(monkeypatch, tmp_path):
+    set_ranks(monkeypatch, {"RANK": "3", "WORLD_SIZE": "8"})
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        assert find_rank({"RANK": "3", "WORLD_SIZE": "8"}) == (0, 1)
+        assert find_rank() == (0, 1)
     finally:
         dist.destroy_process_group()
-    assert find_rank({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
+    assert find_rank() == (3, 8)
 
 
 def test_the_first_of_the_ranks_that_said_something_is_known_without_waiting(tmp_path):
@@ -57,10 +66,11 @@ def test_the_first_of_the_ranks_that_said_something_is_known_without_waiting(tmp
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [("8", "8"), ("-1", "2"), ("a", "2"), ("0", "0")])
-def test_an_environment_that_cannot_be_is_refused(rank, world_size):
+def test_an_environment_that_cannot_be_is_refused(monkeypatch, rank, world_size):
+    set_ranks(monkeypatch, {"RANK": rank, "WORLD_SIZE": world_size})
     expected = f"the environment has RANK='{rank}' and WORLD_SIZE='{world_size}'.*pass rank= and world_size="
     with pytest.raises(ValueError, match=expected):
-        find_rank({"RANK": rank, "WORLD_SIZE": world_size})
+        find_rank()
 
 
 @pytest.mark.parametrize(

@@ -213,11 +213,9 @@ def test_ring_bytes_must_be_positive():
 
 def test_new_and_retired_slots_are_announced():
     events: list[tuple[str, int]] = []
-    ring = Ring(
-        2 * GRANULE_BYTES,
-        on_new=lambda slot: events.append(("new", slot.offset)),
-        on_retire=lambda slot: events.append(("retired", slot.offset)),
-    )
+    ring = Ring(2 * GRANULE_BYTES)
+    ring.on_new = lambda slot: events.append(("new", slot.offset))
+    ring.on_retire = lambda slot: events.append(("retired", slot.offset))
     ring.release(ring.acquire(10))
     ring.release(ring.acquire(10))
     assert events == [("new", 0)]
@@ -517,7 +515,8 @@ def test_all_threads_of_a_process_are_moved():
 @several
 def test_new_slots_are_touched_near_the_cpus_of_the_ring():
     seen = []
-    ring = Ring(1 << 20, near=LAST, on_new=lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0))))
+    ring = Ring(1 << 20, near=LAST)
+    ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
     assert slot is not None
     ring.release(slot)

@@ -38,9 +38,6 @@ class Picky(Backend):
     def level_runner(self, finish):
         raise NotImplementedError
 
-    def late_runner(self):
-        raise NotImplementedError
-
 
 def plan(*transforms):
     return make_plan(T.Chain(transforms), Picky(torch.device("cpu")))

@@ -236,7 +236,7 @@ def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
 def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
     loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
-    assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}) == [
+    assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}, {}) == [
         "somebodys.SIZE is 224 here and 1 in workers",
         "somebodys.KIND is True here and 1 in workers",
         "somebodys.C.x is 'b' here and 'a' in workers",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import torch
 
 from gpuload.errors import BackendError
-from gpuload.stage.backend import Backend, LateRunner, LevelRunner
-from gpuload.stage.finish import Finish, apply_late
+from gpuload.stage.backend import Backend, LevelRunner
+from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Mixture, Outline
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DaliBackend(Backend):
     def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if _is_installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed; {INSTALL}"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
         if outline.kind in UNSUPPORTED_KINDS:
             return UNSUPPORTED_KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
@@ -70,9 +70,6 @@ class DaliBackend(Backend):
         from gpuload.stage.dali.runner import DaliLevels
 
         return DaliLevels(self._engine, finish)
-
-    def late_runner(self) -> LateRunner:
-        return apply_late  # only for records that change no pixels; the level runner applies all others
 
 
 def _is_installed() -> bool:

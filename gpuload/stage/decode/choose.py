@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 import torch
 
 from gpuload.decode import Decode
+from gpuload.decode.jpeg import load_nvimgcodec
 from gpuload.errors import one_line
-from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
+from gpuload.stage.decode.nvimagecodec import NvImageCodec
 
 __all__ = ["Choice", "choose", "decoders_for_threads", "find_decoder"]
 
@@ -79,7 +80,7 @@ def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
     if device.type != "cpu" and find_spec("triton") is None:
         raise RuntimeError("crops are copied by a Triton kernel, but Triton is not installed; run pip install triton")
     try:
-        library = load_library()
+        library = load_nvimgcodec()
     except Exception as error:
         raise RuntimeError(
             f"nvImageCodec cannot be imported ({type(error).__name__}: {error}); run {_install_command(device)}"

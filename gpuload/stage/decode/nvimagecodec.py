@@ -18,7 +18,6 @@ Images stay in the library's memory as long as their `Pixels` are alive. EXIF or
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,12 +25,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns_to_decode
+from gpuload.decode.jpeg import NV_MAX_BYTES, columns_to_decode, decode_params
 from gpuload.decode.native_messages import run_and_capture, run_and_describe
 from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, run_self_test
 
-__all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec", "load_library"]
+__all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec"]
 
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
@@ -41,7 +40,6 @@ CPU: Final = "nvImageCodec (batch)"
 # passed this test on different GPU models and has no reported bugs. 0.9.0 is not listed for GPUs: an H200 once refused
 # a region, and https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
 EXACT_REGION_VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
-VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # Upsample the chroma planes as libjpeg, on which all CPU decoders are based, does; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes immediately, not in stream order, so it must not use memory that other libraries free in stream
@@ -51,20 +49,6 @@ SHARED_POOL: Final = "the engine could write to memory that {} has freed but ano
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 NO_REASON: Final = Refusal("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
-
-
-def load_library() -> Any:
-    """Import nvImageCodec, and return the module; raise an ImportError if it is missing or too old."""
-    previous = os.environ.get(VERBOSITY)
-    os.environ[VERBOSITY] = "0"  # read at import; otherwise C++ prints errors that bypass the C library's stderr
-    try:
-        library: Any = importlib.import_module("nvidia.nvimgcodec")
-    finally:
-        del os.environ[VERBOSITY]
-        if previous is not None:
-            os.environ[VERBOSITY] = previous
-    check_version(library)
-    return library
 
 
 class NvImageCodec:
@@ -105,13 +89,7 @@ class NvImageCodec:
             if pool_user := _shared_pool_user(device):
                 del kinds_by_decoder[ENGINE]
                 errors[ENGINE] = SHARED_POOL.format(pool_user)
-        self._params = {
-            grey: library.DecodeParams(
-                apply_exif_orientation=False,
-                color_spec=library.ColorSpec.GRAY if grey else library.ColorSpec.SRGB,
-            )
-            for grey in (False, True)
-        }
+        self._params = decode_params(library)
         self._region_decoders = {
             name for name in kinds_by_decoder if library.__version__ in exact_versions.get(name, ())
         }

@@ -59,7 +59,7 @@ class FusedBackend(Backend):
             )
         return None
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
         if is_late and outline.kind is Flip:
             return "finished images are moved by torch"
         if outline.kind is Elastic:

@@ -10,8 +10,8 @@ from typing import ClassVar, Final
 import torch
 
 from gpuload.errors import BackendError
-from gpuload.stage.backend import Backend, LateRunner, LevelRunner
-from gpuload.stage.finish import Finish, apply_late
+from gpuload.stage.backend import Backend, LevelRunner
+from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Outline
 from gpuload.transforms.program.windows import SMOOTHING
 
@@ -54,7 +54,7 @@ class KorniaBackend(Backend):
         # Older versions misplace the pixels of warps with `align_corners=False`.
         return f"the backend 'kornia' needs Kornia 0.9 or later, but {number} is installed; run `pip install -U kornia`"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
         if outline.kind is Mix or (is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS)):
             return FINISHED
         if outline.kind is Elastic:
@@ -71,6 +71,3 @@ class KorniaBackend(Backend):
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         return self._runner(finish, self.device)
-
-    def late_runner(self) -> LateRunner:
-        return apply_late  # only for records that change no pixels; level runners apply all others

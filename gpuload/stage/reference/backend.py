@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gpuload.stage.backend import Backend, LateRunner, LevelRunner
-from gpuload.stage.finish import Finish, apply_late
+from gpuload.stage.backend import Backend, LevelRunner
+from gpuload.stage.finish import Finish
 from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.single import SingleRunner
 from gpuload.transforms.program.ops import Outline
@@ -27,11 +27,8 @@ class TorchBackend(Backend):
         super().__init__(device)
         self._is_single = device.type == "cpu" if runner is None else runner == "single"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool = False, follows_own: bool = True) -> str | None:
+    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
         return None
 
     def level_runner(self, finish: Finish) -> LevelRunner:
         return SingleRunner(finish) if self._is_single else BatchRunner(finish, self.device)
-
-    def late_runner(self) -> LateRunner:
-        return apply_late

@@ -7,10 +7,10 @@ current stream, and parameters are uploaded to the device as small arrays. No st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
+from gpuload.stage.reference.operations import OPERATIONS, mix_batch
 from gpuload.stage.reference.resample import round_to_levels
 from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
@@ -54,12 +54,9 @@ NOT_WARPED: Final = -1  # replaces the filter code of images that are not warped
 class BatchRunner:
     """A runner that applies programs to batches.
 
-    The methods that change pixels can be overridden by another backend. N×C×H×W levels are uint8 when pixels are moved,
-    and float32 in operations. For images that are not uint8, levels are always float32.
+    N×C×H×W levels are uint8 when pixels are moved, and float32 in operations. For images that are not uint8, levels are
+    always float32.
     """
-
-    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
-    piece_size: int = PIECE_SIZE  # images per piece
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._finish = finish
@@ -77,11 +74,7 @@ class BatchRunner:
         """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `late_program`, which is not
         applied."""
         is_batched = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _can_batch(program, windows_tlhw)
-        step = (
-            max(1, self.piece_size * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS))
-            if is_batched
-            else 1
-        )
+        step = max(1, PIECE_SIZE * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if is_batched else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
@@ -104,9 +97,8 @@ class BatchRunner:
                 change = partial(self._apply, record=record, before=before[index], after=after[index])
                 branches.change(record.rows, change)
         levels = branches.take_all().to_dense()
-        return self._finish_levels(levels) if self._finish.dtype.is_floating_point else levels
-
-    def _finish_levels(self, levels: torch.Tensor) -> torch.Tensor:
+        if not self._finish.dtype.is_floating_point:
+            return levels
         result = levels.to(torch.float32, copy=True)  # a copy, because float32 levels can be the stage's input
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
@@ -115,7 +107,7 @@ class BatchRunner:
     def _apply(self, source: Source, record: Record, before: np.ndarray, after: np.ndarray) -> Source:
         match record:
             case Flip():
-                return self._flip(source, record)
+                return source.flip(record.flipped, horizontally=record.axis == 1)
             case Turn():
                 source = source.transpose(record.transposed).flip(record.flipped[:, 0], horizontally=False)
                 return source.flip(record.flipped[:, 1], horizontally=True)
@@ -130,7 +122,7 @@ class BatchRunner:
             case Warp():
                 return self._warp(source, record, after)
             case Erase():
-                return Source.from_dense(self._erase(source.to_dense(), record, before))
+                return Source.from_dense(erase_levels(source.to_dense(), record, before, self._finish.image_dtype))
             case Elastic():
                 levels = round_to_levels(deform(source.to_dense(), record, np.arange(len(after))), self._max_level)
             case Ops():
@@ -141,26 +133,6 @@ class BatchRunner:
                 return source
         result = Source.from_dense(levels)
         return result if np.array_equal(before, after) else result.cut(after)
-
-    def _flip(self, source: Source, record: Flip) -> Source:
-        return source.flip(record.flipped, horizontally=record.axis == 1)
-
-    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
-        return erase_levels(levels, record, windows_tlhw, self._finish.image_dtype)
-
-    def _warp_levels(
-        self,
-        levels: torch.Tensor,
-        coefficients: np.ndarray,
-        size: tuple[int, int],
-        interpolation: str,
-        fill: Sequence[float],
-        corners: np.ndarray | None = None,
-    ) -> torch.Tensor:
-        """Warp levels; the arguments are those of `warp_batch`."""
-        return round_to_levels(
-            warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._max_level
-        )
 
     def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
         """Resize boxes and return the windows. Images with the same filter are processed together."""
@@ -176,12 +148,11 @@ class BatchRunner:
         def warp_group(images: Source, rows: np.ndarray, filter_code: int) -> Source:
             if filter_code == NOT_WARPED:
                 return images.cut(after[rows])
-            coefficients, corners = record.coefficients[rows], after[rows, :2]
-            return Source.from_dense(
-                self._warp_levels(
-                    images.to_dense(), coefficients, _size(after), FILTERS[filter_code], record.fill, corners
-                )
+            coefficients, interpolation = record.coefficients[rows], FILTERS[filter_code]
+            levels = warp_batch(
+                images.to_dense(), coefficients, _size(after), interpolation, record.fill, corners=after[rows, :2]
             )
+            return Source.from_dense(round_to_levels(levels, self._max_level))
 
         return change_by_key(
             source, np.where(record.warped, filter_codes(record.filters, len(after)), NOT_WARPED), warp_group
@@ -200,11 +171,11 @@ class BatchRunner:
                 values, index = record.values[rows, position], upload(rows, levels.device)
                 if code == WARP:
                     size, images = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
-                    levels[index] = self._warp_levels(images, values, size, FILTERS[filter_code], record.fill).to(
+                    levels[index] = warp_batch(images, values, size, FILTERS[filter_code], record.fill).to(
                         torch.float32
                     )
                 else:
-                    levels[index] = self.operations[OPS[code]](levels[index], values)
+                    levels[index] = OPERATIONS[OPS[code]](levels[index], values)
         if record.channels in (None, levels.shape[1]):
             return levels
         return levels[:, :1].expand(-1, record.channels, -1, -1)  # the channels are equal

@@ -33,7 +33,7 @@ from gpuload.stage.reference.color import ADJUST, POINTS, ImageOperation, single
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = ["OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_image"]
+__all__ = ["OPERATIONS", "image_operations", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 

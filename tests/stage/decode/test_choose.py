@@ -101,7 +101,7 @@ def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
     names = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
     monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: names)  # type: ignore[attr-defined]
     monkeypatch.setattr(MODULE, "driver_version", lambda: driver)
-    monkeypatch.setattr(MODULE, "load_library", lambda: ModuleType("nvimgcodec"))
+    monkeypatch.setattr(MODULE, "load_nvimgcodec", lambda: ModuleType("nvimgcodec"))
     monkeypatch.setattr(MODULE, "NvImageCodec", broken)
     monkeypatch.setattr(torch.version, "cuda", built)
     choice = choose(DEVICE, CUDA, 1)

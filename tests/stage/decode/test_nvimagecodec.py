@@ -20,9 +20,10 @@ from stage.decode.test_images import KINDS, Photos, assert_same, batches, damage
 
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
+from gpuload.decode.jpeg import load_nvimgcodec
 from gpuload.stage.decode import choose, nvimagecodec
 from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, fetch
-from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec, load_library
+from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec
 
 HERE = torch.device("cpu")
 DEVICE = gl.Decode(where="device")
@@ -30,7 +31,7 @@ DEVICE = gl.Decode(where="device")
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    return load_library()
+    return load_nvimgcodec()
 
 
 def source(data: bytes, *, grey: bool = False) -> Source:
@@ -137,7 +138,7 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
     monkeypatch.setattr(old, "__version__", "0.7.0", raising=False)
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old)
     with pytest.raises(ImportError, match=r"^found version 0\.7\.0, but 0\.9 or newer is needed$"):
-        load_library()
+        load_nvimgcodec()
     choice = choose(DEVICE, HERE, 1)
     assert choice.decoder is None
     said = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); run pip i"
