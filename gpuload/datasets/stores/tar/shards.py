@@ -1,16 +1,13 @@
 """The indexes of many shards. They are loaded if up to date, otherwise built in parallel and saved next to the shards.
 
 This module runs in the main process. Headers are parsed in Python, so threads would wait for the GIL. Instead, the
-indexes are built by new interpreters, which get a list of paths and report finished shards as lines of JSON. An index
-file is written under a temporary name and then renamed, so readers never see a partial file, even if several processes
-write the same index.
+indexes are built by new interpreters, which get a list of paths and report finished shards as lines of JSON.
 
 Indexes of archives at URLs are built by threads, which wait for the network, and saved only in the cache folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import itertools
 import json
@@ -23,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from gpuload.datasets.drafts import replace_when_done
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, display_path, is_url, open_file, scope_of, without_query
@@ -134,7 +132,7 @@ def _build_missing(
 
 
 def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
-    """Build indexes in other processes, among which the paths are dealt out in turn (see `build_in_this_process`). Yield
+    """Build indexes in other processes (see `build_in_this_process`), to which the paths are dealt out in turn. Yield
     each path with its warnings."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -226,17 +224,13 @@ def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
     for file_path in _index_paths(shard.path, remote):
         if is_url(file_path):
             continue
-        draft = f"{file_path}.{os.urandom(8).hex()}"  # random, since other machines may write the same index
         try:
             os.makedirs(os.path.dirname(file_path), exist_ok=True)
-            with open(draft, "xb") as file:
+            with replace_when_done(file_path) as draft, open(draft, "xb") as file:
                 file.write(shard.table.data)
-            os.replace(draft, file_path)
             return []
         except OSError as error:
             problem = error
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
     return [
         f"the index of {shard.path!r} can be saved neither next to it nor in {_cache_folder()!r} ({problem}), so it is "
         "rebuilt each time; set GPULOAD_CACHE to a writable folder"
