@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Final
 
+from gpuload.datasets.drafts import replace_when_done
 from gpuload.errors import GpuloadError, one_line
 
 __all__ = [
@@ -50,19 +51,13 @@ def open_draft(path: str, work_folder: str, *, sync: bool = True) -> Iterator[io
 
     The content then survives a power failure, unless ``sync=False``; the name survives it only after `sync_names`.
     """
-    name = os.path.join(work_folder, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
-    try:
-        raw: Any = _HashedFile(name)
+    with replace_when_done(path, work_folder) as draft:
+        raw: Any = _HashedFile(draft)
         with io.BufferedWriter(raw, BUFFER_BYTES) as file:
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def sync_names(folder: str) -> None:

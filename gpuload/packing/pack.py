@@ -24,6 +24,7 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from gpuload.checks import flag, function, integer, one_of, optional
+from gpuload.datasets.drafts import DRAFT
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError
@@ -274,7 +275,7 @@ def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
     plan_path, entry_type_text = os.path.join(job.work_folder, PLAN), str(job.entry_type)
     saved_plan = load_plan(plan_path, job.folder)
     for name in os.listdir(job.work_folder):
-        if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left behind by a killed run
+        if name.endswith(DRAFT) or (saved_plan is None and name != "lock"):  # left behind by a killed run
             os.unlink(os.path.join(job.work_folder, name))
     if saved_plan is None:
         write_file(plan_path, encode_json({**plan, "bounds": job.bounds, "like": entry_type_text}), job.work_folder)

@@ -3,8 +3,7 @@
 Each source has one file, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
 home folder, in ``gpuload-UID`` in the temporary folder, if only this user can write to it. When a source has changed, a
 new file replaces the old one. A file is a zip archive, which has a CRC-32 for each member: the identity of the source
-as JSON, and arrays as ``.npy``. It is written under a temporary name and then renamed, so readers never see a partial
-file. A damaged file is rebuilt.
+as JSON, and arrays as ``.npy``. It is written as a draft (`gpuload.datasets.drafts`). A damaged file is rebuilt.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+
+from gpuload.datasets.drafts import replace_when_done
 
 __all__ = ["cache_folder", "load_or_build"]
 
@@ -112,14 +113,8 @@ def _read(path: str, identity: bytes) -> Arrays | None:
 
 def _write(path: str, identity: bytes, arrays: Arrays) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".part")
-    try:
-        with open(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(IDENTITY, identity)
-            for name, array in arrays.items():
-                with archive.open(name, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    with replace_when_done(path) as draft, zipfile.ZipFile(draft, "x") as archive:
+        archive.writestr(IDENTITY, identity)
+        for name, array in arrays.items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)

@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -151,12 +150,18 @@ class HDF5(Store):
                 self._cache_bytes = max(self._cache_bytes, chunk_bytes)
                 return dataset
         names: list[str] = []
-        suffix = ""
-        for index, dataset_names in enumerate(_list_datasets(file)):
-            if index == MAX_SEARCHED or len(names) == MAX_LISTED:
-                suffix = ", …" if names else f" among its first {MAX_SEARCHED:,} objects"
-                break
-            names += dataset_names
+        searched = 0
+
+        def visit(name: str, node: Any) -> bool | None:
+            nonlocal searched
+            if searched == MAX_SEARCHED or len(names) == MAX_LISTED:
+                return True  # ends the search
+            searched += 1
+            names.extend([name] if isinstance(node, _h5py().Dataset) else [])
+            return None
+
+        has_more = file.visititems(visit)  # does not follow links
+        suffix = (", …" if names else f" among its first {MAX_SEARCHED:,} objects") if has_more else ""
         remedy = f"Choose one with {argument}=" if names else f"Check the file, or pass the full name as {argument}="
         remedy += ", or pass target=None" * (argument == "target")
         raise ValueError(
@@ -265,17 +270,3 @@ class HDF5(Store):
 
 def _h5py() -> Any:
     return import_optional("h5py", "HDF5", "hdf5")
-
-
-def _list_datasets(file: Any) -> Iterator[list[str]]:
-    """Walk a file's objects breadth-first. For each object, yield a list of its name if it is a dataset, otherwise an
-    empty list."""
-    h5py, groups = _h5py(), deque([("", file)])
-    while groups:
-        prefix, group = groups.popleft()
-        for name in group:
-            is_internal = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
-            item = group[name] if is_internal else None
-            if isinstance(item, h5py.Group):
-                groups.append((f"{prefix}{name}/", item))
-            yield [f"{prefix}{name}"] if isinstance(item, h5py.Dataset) else []

@@ -1,9 +1,9 @@
 """Opening files for reads at offsets. All stores open local paths and URLs here.
 
-This module runs in every process that reads a dataset. `OpenFiles` keeps the last few files open; each process has its
-own descriptors, which are never pickled. Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a
-mapping, and 12 to 25 µs with `pread`. But if the disk fails, reading a mapping can kill the process with SIGBUS.
-URLs are read by `gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
+This module runs in every process that reads a dataset. Each process has its own descriptors, which are never pickled.
+Files can be memory-mapped: copying 130 KB of cached data takes 8 µs from a mapping, and 12 to 25 µs with `pread`. But
+if the disk fails, reading a mapping can kill the process with SIGBUS. URLs are read by
+`gpuload.datasets.stores.remote`, which is imported when the first URL is opened.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import mmap
 import os
 import re
 import stat
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OpenFile",
-    "OpenFiles",
     "buffered_read_at",
     "client",
     "display_path",
@@ -42,7 +39,6 @@ __all__ = [
     "without_query",
 ]
 
-MAX_OPEN_FILES: Final = 64
 STREAM_BYTES: Final = 128 << 10
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -153,11 +149,11 @@ class OpenFile:
             close(descriptor)
 
 
-def open_file(path: str, remote: Remote | None = None, *, use_mmap: bool = False) -> OpenFile:
+def open_file(path: str, remote: Remote | None = None) -> OpenFile:
     """Open the file at a path or URL for reads at offsets."""
     if is_url(path):
         return client(remote).stat([path])[0]  # pyright: ignore[reportReturnType]
-    return OpenFile(path, use_mmap)
+    return OpenFile(path)
 
 
 def read_files(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
@@ -180,54 +176,6 @@ def buffered_read_at(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]
         return stream.read(nbytes)
 
     return read_at
-
-
-class OpenFiles:
-    """A cache of the most recently used files, which stay open. A copy in another process starts empty.
-
-    Args:
-        limit: the maximum number of open files.
-        remote: the options for reading URLs; None for local files.
-        use_mmap: read from memory mappings.
-    """
-
-    def __init__(self, limit: int = MAX_OPEN_FILES, remote: Remote | None = None, use_mmap: bool = False) -> None:
-        self.limit, self.remote, self.use_mmap = limit, remote, use_mmap
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, path: str) -> OpenFile:
-        """Return the file, and open it if necessary. Beyond the limit, the least recently used file is closed."""
-        with self._lock:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = open_file(path, self.remote, use_mmap=self.use_mmap)
-                while len(self._files) > self.limit:
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(path)
-            return file
-
-    def read(self, ranges: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
-        """Return ranges of files, each given as a file from `get`, an offset, and a number of bytes. A result is
-        shorter only at the end of a file. URLs are read concurrently."""
-        if self.remote is None:
-            return [file.read_at(offset, nbytes) for file, offset, nbytes in ranges]
-        remote_ranges: Any = ranges
-        return client(self.remote).read(remote_ranges)
-
-    def open_urls(self, paths: Iterable[str]) -> None:
-        """Open the URLs that are not open yet, concurrently."""
-        if self.remote is None:
-            return
-        with self._lock:
-            new_paths = [path for path in dict.fromkeys(paths) if path not in self._files]
-        for file in client(self.remote).stat(new_paths):
-            with self._lock:
-                self._files[file.path] = file  # pyright: ignore[reportArgumentType]
-
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None, bool]]:
-        return OpenFiles, (self.limit, self.remote, self.use_mmap)
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:

@@ -1,10 +1,10 @@
 """A disk cache for data read from URLs, with a size limit, shared by all processes of this machine.
 
 Each key has one file, named after a digest of the key, in one of 256 folders. It contains a header (8 bytes of magic,
-the length of the data, and a CRC-32), then the data. A file is written as a draft and then renamed, so readers
-never see a partial file. A file damaged by a power failure counts as absent. The file ``used`` holds the total size,
-and is updated under a lock. A process that would exceed the limit evicts the least recently used files, down to 90% of
-the limit, and removes old drafts.
+the length of the data, and a CRC-32), then the data, and is written as a draft (`gpuload.datasets.drafts`). A file
+damaged by a power failure counts as absent. The file ``used`` holds the total size, and is updated under a lock. A
+process that would exceed the limit evicts the least recently used files, down to 90% of the limit, and removes old
+drafts.
 
 (fsspec's caches have no limit on size, only on age, and rewrite a list of all entries for each new file.)
 """
@@ -21,6 +21,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
+from gpuload.datasets.drafts import DRAFT, replace_when_done
+
 __all__ = ["DiskCache"]
 
 MAGIC: Final = b"glblock2"
@@ -28,7 +30,6 @@ HEADER: Final = struct.Struct("<8sQI")
 FILL_AFTER_EVICTION: Final = 0.9  # fraction of the limit
 TOUCH_AFTER_S: Final = 60.0  # on a cache hit, a modification time older than this is updated
 STALE_DRAFT_S: Final = 3600.0  # if a draft is older than this, its writer has crashed
-DRAFT: Final = ".part"
 
 
 class DiskCache:
@@ -69,18 +70,11 @@ class DiskCache:
     def put(self, key: str, data: bytes) -> None:
         """Store data under a key. Do nothing if the data cannot be written."""
         path = self._path(key)
-        draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):
-            try:
-                self._reserve(HEADER.size + len(data))
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                with open(draft, "xb") as file:
-                    file.writelines((_header(data), data))
-                os.replace(draft, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(draft)
-                raise
+            self._reserve(HEADER.size + len(data))
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with replace_when_done(path) as draft, open(draft, "xb") as file:
+                file.writelines((_header(data), data))
 
     def drop(self, key: str) -> bool:
         """Remove the data of a key. Return whether the key had data."""

@@ -1,16 +1,14 @@
-"""Files for reads at offsets: whole reads, few open at a time, none in a pickle."""
+"""Files for reads at offsets: whole reads, with and without a mapping."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
 from pathlib import Path
 
 import pytest
-from descriptors import open_below
 
-from gpuload.datasets.stores.opening import OpenFiles, open_file, open_stream
+from gpuload.datasets.stores.opening import OpenFile, open_file, open_stream
 
 
 def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,22 +23,6 @@ def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.Monk
     assert (file.size, file.mtime_ns) == (100, path.stat().st_mtime_ns)
 
 
-def test_only_the_last_few_stay_open_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
-    files = OpenFiles(3)
-    for name in "abcdef":
-        (tmp_path / name).write_text(name)
-    first = files.get(str(tmp_path / "a"))
-    assert files.get(str(tmp_path / "a")) is first
-    for name in "bcdef":
-        files.get(str(tmp_path / name))
-    assert open_below(tmp_path) == 4
-    assert first.read_at(0, 1) == b"a"
-    copy = pickle.loads(pickle.dumps(files))
-    assert (copy.limit, open_below(tmp_path)) == (3, 4)
-    del first, files
-    assert open_below(tmp_path) == 0
-
-
 def mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
@@ -48,18 +30,17 @@ def mapped(path: Path) -> bool:
 def test_what_was_cut_off_of_a_mapped_file_is_no_sigbus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(data := bytes(range(256)) * 64)
-    plain, unmapped = os.pread, OpenFiles()
-    assert unmapped.get(str(path)).read_at(300, 9000) == data[300:9300]
+    plain = os.pread
+    assert OpenFile(str(path)).read_at(300, 9000) == data[300:9300]
     assert not mapped(path)
     monkeypatch.setattr(os, "pread", None)
-    files = pickle.loads(pickle.dumps(OpenFiles(use_mmap=True)))
-    file = files.get(str(path))
+    file = OpenFile(str(path), use_mmap=True)
     assert mapped(path)
     assert [file.read_at(*at) for at in ((300, 9000), (16380, 50), (16384, 9))] == [data[300:9300], data[16380:], b""]
     monkeypatch.setattr(os, "pread", plain)
     os.truncate(path, 4000)
     assert [file.read_at(*at) for at in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
-    del files, file
+    del file
     assert not mapped(path)
 
 
@@ -68,10 +49,10 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(19, "No such device")
 
     (tmp_path / "empty").write_bytes(b"")
-    assert open_file(str(tmp_path / "empty"), use_mmap=True).read_at(0, 5) == b""
+    assert OpenFile(str(tmp_path / "empty"), use_mmap=True).read_at(0, 5) == b""
     monkeypatch.setattr(mmap, "mmap", refused)
     (tmp_path / "x").write_bytes(b"abcdef")
-    assert open_file(str(tmp_path / "x"), use_mmap=True).read_at(2, 3) == b"cde"
+    assert OpenFile(str(tmp_path / "x"), use_mmap=True).read_at(2, 3) == b"cde"
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:

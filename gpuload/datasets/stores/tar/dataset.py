@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
@@ -20,7 +20,7 @@ from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import LazySequence, normalize_index
-from gpuload.datasets.stores.opening import MAX_OPEN_FILES, OpenFile, OpenFiles, remote_options
+from gpuload.datasets.stores.opening import OpenFile, client, remote_options
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
@@ -29,10 +29,12 @@ from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import THIS_PROCESS
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote import StorageOptions
+    from gpuload.datasets.stores.remote import RemoteFile, StorageOptions
+    from gpuload.datasets.stores.tar.index import Shard
 
 __all__ = ["TarShards"]
 
+MAX_OPEN_FILES: Final = 64
 MAX_MAPPED_BYTES: Final = 16 << 30  # page tables for mappings of this size take 32 MB per worker
 
 
@@ -152,26 +154,35 @@ class TarShards(Store):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def _open(self) -> OpenFiles:
-        return OpenFiles(remote=self._remote, use_mmap=THIS_PROCESS.is_worker and self._fits_in_memory())
+    def _open(self) -> Callable[[int], OpenFile] | dict[int, RemoteFile]:
+        """Return a function that opens a shard, given its index, and keeps the last few shards open; for URLs, a dict of
+        the shards whose size and version are known."""
+        if self._remote is not None:
+            return {}
+        return lru_cache(MAX_OPEN_FILES)(partial(_open_shard, self._shards, use_mmap=self._uses_mmap()))
 
-    def _fits_in_memory(self) -> bool:
-        """Return whether all archives fit in memory. Otherwise they are not mapped: page faults read more of a file
-        than the accessed bytes, and would evict pages that are still needed."""
+    def _uses_mmap(self) -> bool:
+        """Return whether archives are mapped: in workers, if all of them fit in memory. Otherwise page faults read more
+        of a file than the accessed bytes, and would evict pages that are still needed."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        total = sum(shard.size for shard in self._shards)
-        return len(self._shards) <= MAX_OPEN_FILES and total <= min(MAX_MAPPED_BYTES, memory // 2)
+        if not THIS_PROCESS.is_worker or len(self._shards) > MAX_OPEN_FILES:
+            return False
+        return sum(shard.size for shard in self._shards) <= min(MAX_MAPPED_BYTES, memory // 2)
 
-    def _read(self, handle: OpenFiles, indices: list[int]) -> list[Any]:
+    def _read(self, handle: Any, indices: list[int]) -> list[Any]:
         """Read samples: from URLs in one batch, from local files in the order of the index."""
-        shard_file = cache(partial(self._open_shard, handle))
         if self._remote is None:
-            samples = {i: self._read_sample(shard_file, indices[i]) for i in np.argsort(indices).tolist()}
+            samples = {i: self._read_sample(indices[i]) for i in np.argsort(indices).tolist()}
             return [samples[i] for i in range(len(indices))]
         plans = [self._plan_sample(index) for index in indices]
-        handle.open_urls(self._shards[plan.shard].path for plan in plans if plan.members)
         ranges = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.members]
-        contents = iter(handle.read([(shard_file(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
+        new_shards = [shard for shard in dict.fromkeys(shard for shard, _, _ in ranges) if shard not in handle]
+        reader = client(self._remote)
+        files = reader.stat([self._shards[shard].path for shard in new_shards])
+        for shard, file in zip(new_shards, files, strict=True):
+            _check_unchanged(self._shards[shard], file)
+            handle[shard] = file
+        contents = iter(reader.read([(handle[shard], offset, nbytes) for shard, offset, nbytes in ranges]))
         return [self._build_sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
 
     def _lazy_reader(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
@@ -179,14 +190,14 @@ class TarShards(Store):
         next one is read, and its memory can be reused. Return None for URLs, which are read in one batch."""
         if self._remote is not None:
             return None
-        shard_file, valid_indices = cache(partial(self._open_shard, self._handle)), self._normalize_indices(indices)
-        return lambda position: self._read_sample(shard_file, valid_indices[position])
+        valid_indices = self._normalize_indices(indices)
+        return lambda position: self._read_sample(valid_indices[position])
 
-    def _read_sample(self, shard_file: Callable[[int], OpenFile], index: int) -> Any:
+    def _read_sample(self, index: int) -> Any:
         plan = self._plan_sample(index)
         contents = []
         if plan.members:
-            file = shard_file(plan.shard)
+            file = self._handle(plan.shard)
             contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.members]
         return self._build_sample(plan, contents)
 
@@ -207,14 +218,14 @@ class TarShards(Store):
         if self._remote is not None:
             return
         indices = list(indices)
-        if self._handle.use_mmap and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
+        if self._uses_mmap() and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # the kernel reads ahead itself, which costs less and makes copying faster
         for index in indices:
             plan = self._plan_sample(normalize_index(index, len(self), repr(self)))
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)
-                self._handle.get(self._shards[plan.shard].path).prefetch(begin, end - begin)
+                self._handle(plan.shard).prefetch(begin, end - begin)
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Return the index of a sample's shard, and the sample's index within that shard."""
@@ -235,25 +246,27 @@ class TarShards(Store):
                 check_size(nbytes, f"{source.path}:{key}.{name}")
         return Plan(shard, key, fields, members)
 
-    def _open_shard(self, handle: OpenFiles, shard: int) -> OpenFile:
-        """Open a shard, and check that it has not changed since it was indexed."""
-        source = self._shards[shard]
-        file = handle.get(source.path)
-        if (file.size, file.mtime_ns) != (source.size, source.mtime_ns):
-            change = f"it still has {file.size:,} bytes, but a different modification time"
-            if file.size != source.size:
-                change = f"it had {source.size:,} bytes, and now has {file.size:,}"
-            raise ValueError(
-                f"{source.path!r} was changed after its index was read ({change}); create the dataset again"
-            )
-        return file
-
     def __repr__(self) -> str:
         path, count = self._shards[0].path, len(self._shards)
         return f"TarShards({path!r}{f' and {count - 1} more' if count > 1 else ''}: {len(self)} samples)"
 
 
 setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  for inspect and the reference
+
+
+def _open_shard(shards: list[Shard], index: int, *, use_mmap: bool) -> OpenFile:
+    file = OpenFile(shards[index].path, use_mmap)
+    _check_unchanged(shards[index], file)
+    return file
+
+
+def _check_unchanged(shard: Shard, file: OpenFile | RemoteFile) -> None:
+    """Check that a shard's file has not changed since it was indexed."""
+    if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
+        change = f"it still has {file.size:,} bytes, but a different modification time"
+        if file.size != shard.size:
+            change = f"it had {shard.size:,} bytes, and now has {file.size:,}"
+        raise ValueError(f"{shard.path!r} was changed after its index was read ({change}); create the dataset again")
 
 
 class _Keys(LazySequence[str]):

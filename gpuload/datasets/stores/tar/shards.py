@@ -1,16 +1,13 @@
 """The indexes of many shards. They are loaded if up to date, otherwise built in parallel and saved next to the shards.
 
 This module runs in the main process. Headers are parsed in Python, so threads would wait for the GIL. Instead, the
-indexes are built by new interpreters, which get a list of paths and report finished shards as lines of JSON. An index
-file is written under a temporary name and then renamed, so readers never see a partial file, even if several processes
-write the same index.
+indexes are built by new interpreters, which get a list of paths and report finished shards as lines of JSON.
 
 Indexes of archives at URLs are built by threads, which wait for the network, and saved only in the cache folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import itertools
 import json
@@ -19,11 +16,11 @@ import re
 import subprocess
 import sys
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from gpuload.datasets.drafts import replace_when_done
 from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, display_path, is_url, open_file, scope_of, without_query
@@ -58,7 +55,6 @@ THREADS: Final = 8  # per process; threads wait for the disk or the network
 MAX_PROCESSES: Final = 16
 MIN_PROCESS_BYTES: Final = 256 << 20  # archive bytes that justify starting a process
 MAX_LISTED: Final = 3
-PIECE_CHARS: Final = 1000  # per line: with quoting, less than 4096 bytes, up to which a write to a pipe is atomic
 
 PROGRAM: Final = """
 import json, signal, sys
@@ -136,32 +132,26 @@ def _build_missing(
 
 
 def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
-    """Build indexes in other processes, which share a pipe (see `build_in_this_process`). Yield each path with its
-    warnings. The pipe ends when the last process exits."""
+    """Build indexes in other processes (see `build_in_this_process`), to which the paths are dealt out in turn. Yield
+    each path with its warnings."""
     processes: list[subprocess.Popen[bytes]] = []
-    indexed_paths = list(enumerate(paths))
-    read_end, write_end = os.pipe()
     try:
-        with open(read_end, "rb") as lines:
-            with open(write_end, "wb") as pipe:
-                for start in range(count):
-                    command = [sys.executable, "-P", "-c", PROGRAM]
-                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
-                    processes.append(process)
-                    assert process.stdin is not None
-                    with process.stdin:
-                        process.stdin.write(
-                            json.dumps({"path": sys.path, "shards": indexed_paths[start::count]}).encode()
-                        )
-            pieces = defaultdict(str)
-            for index, piece, is_last in map(json.loads, lines):
-                pieces[index] += piece
-                if is_last:
-                    yield paths[index], json.loads(pieces.pop(index))
+        for start in range(count):
+            command = [sys.executable, "-P", "-c", PROGRAM]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            processes.append(process)
+            assert process.stdin is not None
+            with process.stdin:
+                process.stdin.write(json.dumps({"path": sys.path, "shards": paths[start::count]}).encode())
+        outputs: list[Any] = [process.stdout for process in processes]
+        lines = itertools.chain.from_iterable(itertools.zip_longest(*outputs))
+        for path, line in zip(paths, lines, strict=False):
+            if line is not None and line.endswith(b"\n"):  # otherwise the process has failed
+                yield path, json.loads(line)
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            with process:
+                process.kill()
 
 
 def _thread_pool() -> ThreadPoolExecutor:
@@ -170,17 +160,12 @@ def _thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-def build_in_this_process(shards: Sequence[tuple[int, str]]) -> None:
-    """Build the indexes of shards, each given as an index and a path, in this process. Write each shard's index and its
-    warnings to standard output as JSON, split into short lines: other processes write to the same pipe, and longer
-    lines could be interleaved."""
+def build_in_this_process(paths: Sequence[str]) -> None:
+    """Build the indexes of shards in this process. Write each shard's warnings to standard output, as a line of
+    JSON."""
     with _thread_pool() as pool:
-        results = pool.map(_build_index, [path for _, path in shards])
-        for (index, _), (_, _, messages) in zip(shards, results, strict=True):
-            text = json.dumps(messages)
-            for begin in range(0, len(text), PIECE_CHARS):
-                line = json.dumps([index, text[begin : begin + PIECE_CHARS], begin + PIECE_CHARS >= len(text)])
-                os.write(1, line.encode() + b"\n")
+        for _, _, messages in pool.map(_build_index, paths):
+            print(json.dumps(messages), flush=True)
 
 
 def _build_index(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
@@ -239,17 +224,13 @@ def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
     for file_path in _index_paths(shard.path, remote):
         if is_url(file_path):
             continue
-        draft = f"{file_path}.{os.urandom(8).hex()}"  # random, since other machines may write the same index
         try:
             os.makedirs(os.path.dirname(file_path), exist_ok=True)
-            with open(draft, "xb") as file:
+            with replace_when_done(file_path) as draft, open(draft, "xb") as file:
                 file.write(shard.table.data)
-            os.replace(draft, file_path)
             return []
         except OSError as error:
             problem = error
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
     return [
         f"the index of {shard.path!r} can be saved neither next to it nor in {_cache_folder()!r} ({problem}), so it is "
         "rebuilt each time; set GPULOAD_CACHE to a writable folder"

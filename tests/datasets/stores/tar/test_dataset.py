@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from descriptors import open_below
 from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
@@ -171,10 +172,12 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
     nbytes = sum(os.path.getsize(shard) for shard in dataset.shards)
     found = []
+    assert not dataset._uses_mmap()
+    monkeypatch.setattr(dataset_module.THIS_PROCESS, "is_worker", True)
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
         monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
         monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", count)
-        found.append(dataset._fits_in_memory())
+        found.append(dataset._uses_mmap())
     assert found == [True, False, False]
 
 
@@ -190,6 +193,16 @@ def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_pat
             gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, but its index expects"
         ):
             list(steps)
+
+
+def test_the_last_few_archives_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", 2)
+    paths = [archive(tmp_path / f"{number}.tar", {"a.cls": b"%d" % number}) for number in range(4)]
+    dataset = gl.TarShards(paths, fields="cls")
+    assert [dataset[index] for index in (0, 1, 0, 2, 3, 2)] == [0, 1, 0, 2, 3, 2]
+    assert open_below(tmp_path) == 2
+    dataset.close()
+    assert open_below(tmp_path) == 0
 
 
 def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path: Path) -> None:
@@ -318,7 +331,7 @@ def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, mo
     assert {how for *_, how in told} == {os.POSIX_FADV_WILLNEED}
     told.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
-        dataset._handle.use_mmap = mapped
+        monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
         dataset.will_need(indices)
     assert len(told) == 5, "what comes in order out of a mapping the kernel finds by itself"
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -111,9 +109,7 @@ def test_several_damaged_shards_are_told_at_once_and_the_others_are_kept(tmp_pat
 
 @pytest.mark.processes
 def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path.joinpath(*["ü" * 100] * 8)  # so that remarks come in pieces
-    folder.mkdir(parents=True)
-    paths = find_shards(shards_of_pictures(folder, 3, 2))
+    paths = find_shards(shards_of_pictures(tmp_path, 3, 2))
     os.truncate(paths[2], 1536)
     with pytest.warns(UserWarning, match="without the empty blocks"):
         open_shards(paths)
@@ -126,19 +122,6 @@ def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="without the empty blocks"), pytest.raises(ValueError, match=r"broken\.tar"):
         open_shards([*paths, broken], workers=2)
     assert [Path(path + SUFFIX).read_bytes() for path in paths] == here
-
-
-def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    remarks = {"/a": ['"ü\\\U0001f600' * 1000, "b"], "/b": []}
-    lines: list[bytes] = []
-    monkeypatch.setattr(shards_module, "_build_index", lambda path: (path, None, remarks[path]))
-    monkeypatch.setattr(os, "write", lambda descriptor, line: lines.append(line))
-    shards_module.build_in_this_process([(7, "/a"), (3, "/b")])
-    assert max(map(len, lines)) <= select.PIPE_BUF
-    pieces = [json.loads(line) for line in lines]
-    assert [number for number, _, is_last in pieces if is_last] == [7, 3]
-    for number, path in ((7, "/a"), (3, "/b")):
-        assert json.loads("".join(piece for n, piece, _ in pieces if n == number)) == remarks[path]
 
 
 def test_a_warning_of_keep_names_who_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
