@@ -11,7 +11,7 @@ from restarts import header_of
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decoder
 from gpuload.decode.cut import cut
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodecRegions, SimpleJpeg
 from gpuload.errors import DecodeError
 
 Region = tuple[int, int, int, int]
@@ -21,7 +21,7 @@ always = mock.patch("gpuload.decode.cut._pays_off", return_value=True)
 def jpeg_decoders() -> list[JpegDecoder]:
     made: list[JpegDecoder] = [SimpleJpeg()]
     with contextlib.suppress(ImportError):
-        made.append(NvImageCodec())
+        made.append(NvImageCodecRegions())
     return made
 
 

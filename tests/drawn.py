@@ -11,12 +11,12 @@ import numpy as np
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.transforms.program.ops import NOTHING, OPS, Mixture, Ops
+from gpuload.transforms.program.ops import NOTHING, OPS, ChainMixture, Ops
 
 __all__ = ["alike", "described", "program"]
 
 
-def program(transform: Any, drawn: Ops | Mixture, sizes_hw: np.ndarray) -> T.Program:
+def program(transform: Any, drawn: Ops | ChainMixture, sizes_hw: np.ndarray) -> T.Program:
     """Return the program of a chain of one transform, given the operations that it drew."""
     filters = drawn.filters if isinstance(drawn.filters, np.ndarray) else transform.interpolation
     record = replace(drawn, filters=filters, fill=transform.outside.image, sizes_hw=sizes_hw)

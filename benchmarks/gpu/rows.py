@@ -227,7 +227,7 @@ def device_decoder(recipe: Recipe, pace: Pace) -> None:
     import gpuload as gl
     from benchmarks.peers.decoder_alone import draw_region
     from gpuload.decode import Decode, Decoder
-    from gpuload.stage.decode.backend import Pixels, Source
+    from gpuload.stage.decode.backend import EncodedRegion, Pixels
     from gpuload.stage.decode.choose import find_decoder
 
     runtime = Runtime(recipe.device)
@@ -238,7 +238,7 @@ def device_decoder(recipe: Recipe, pace: Pace) -> None:
         header = headers.header(gl.Encoded(file))
         top, left, bottom, right = draw_region(rng, header.height, header.width)
         crop = (top, left, bottom - top, right - left)
-        sources.append(Source(np.frombuffer(file, np.uint8), header.height, header.width, False, crop))
+        sources.append(EncodedRegion(np.frombuffer(file, np.uint8), header.height, header.width, False, crop))
     rates = []
     for _ in range(1 + pace.rounds):
         runtime.synchronize()

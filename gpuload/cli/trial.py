@@ -225,12 +225,12 @@ def find_fault(decoder: Any, device: Any) -> str:
     call, must be identical to the same parts of the entire picture. Pictures that the decoder refuses are ignored."""
     import numpy as np
 
-    from gpuload.stage.decode.backend import Refusal, Source, fetch
+    from gpuload.stage.decode.backend import EncodedRegion, Refusal, fetch
 
     compared_count = 0
     for data, grey in _make_pictures():
         file = np.frombuffer(data, np.uint8)
-        sources = [Source(file, HEIGHT, WIDTH, grey, region) for region in REGIONS]
+        sources = [EncodedRegion(file, HEIGHT, WIDTH, grey, region) for region in REGIONS]
         [image] = decoder.decode(sources[:1])
         if isinstance(image, Refusal):
             continue

@@ -64,7 +64,7 @@ class MappedTable:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TableGrid:
     """A table as a grid of blocks: the rows of the grid are concatenated vertically, and the blocks of a row side by
     side."""
 
@@ -90,7 +90,7 @@ class ArrowRows:
         indices: a column with the indices of the selected rows of `data`; None means all rows in order.
     """
 
-    def __init__(self, data: Blocks, indices: Blocks | None) -> None:
+    def __init__(self, data: TableGrid, indices: TableGrid | None) -> None:
         self._data, self._indices = data, indices
 
     @classmethod
@@ -128,10 +128,10 @@ class ArrowRows:
     def _row_indices(self) -> pa.ChunkedArray | None:
         return None if self._indices is None else self._indices.open().column(0)
 
-    def __getstate__(self) -> tuple[Blocks, Blocks | None]:
+    def __getstate__(self) -> tuple[TableGrid, TableGrid | None]:
         return self._data, self._indices
 
-    def __setstate__(self, state: tuple[Blocks, Blocks | None]) -> None:
+    def __setstate__(self, state: tuple[TableGrid, TableGrid | None]) -> None:
         self._data, self._indices = state
         _ = self._columns, self._row_indices  # open them once in the workers' template, not in each worker
 
@@ -199,14 +199,14 @@ def _is_plain(feature: Any) -> bool:
     return type_name in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
-def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table], mappings: FileMappings) -> Blocks:
+def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table], mappings: FileMappings) -> TableGrid:
     """Convert a `datasets` table to blocks."""
     grid = table.blocks if type(table).__name__ == "ConcatenationTable" else [[table]]
     rows = [[_convert_block(block, copies, mappings) for block in row] for row in grid if row]
     for row in grid:
         for name in set(columns).difference(*(block.column_names for block in row)) if row else ():
             raise Unsuitable(f"column {name!r} is missing from a part of the dataset")
-    return Blocks(rows, columns)
+    return TableGrid(rows, columns)
 
 
 def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappings) -> MappedTable | pa.Table:

@@ -30,7 +30,7 @@ class WorkerInfo:
 
 
 @dataclass(slots=True)
-class Process:
+class ProcessState:
     """The state of this process.
 
     Attributes:
@@ -44,7 +44,7 @@ class Process:
     is_worker: bool = False
 
 
-THIS_PROCESS: Final = Process()
+THIS_PROCESS: Final = ProcessState()
 
 
 def get_worker_info() -> WorkerInfo | None:

@@ -26,7 +26,7 @@ from gpuload.decode.header import (
     stored_region,
     turn_upright,
 )
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodecRegions, SimpleJpeg
 from gpuload.decode.native_messages import run_and_capture
 from gpuload.decode.options import Decode
 from gpuload.decode.pillow_images import CHANNELS, MASK_DTYPES, open_image, truncated_flag_hint
@@ -36,7 +36,7 @@ from gpuload.errors import DecodeError, one_line
 
 __all__ = ["COUNT_KEYS", "DECODERS", "UNUSABLE", "Decoder"]
 
-DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
+DECODERS: Final = (NvImageCodecRegions.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
 # The keys of `Decoder.counts`. Images are counted by decoder, with "cut" and "scaled" as separate decoders. "whole"
 # counts crops for which the entire JPEG was decoded because nvImageCodec cannot be used.
 COUNT_KEYS: Final = (*DECODERS, "whole")
@@ -80,12 +80,12 @@ class Decoder:
         """The usable decoders that JPEGs are passed to before Pillow, and a message for each unusable decoder."""
         usable: list[JpegDecoder] = []
         unusable: list[str] = []
-        for kind in (NvImageCodec, SimpleJpeg):
+        for kind in (NvImageCodecRegions, SimpleJpeg):
             try:
                 usable.append(kind())
             except Exception as error:  # whatever a broken installation raises, the next decoder takes over
                 unusable.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
-                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
+                if kind is NvImageCodecRegions and _is_installed("nvidia.nvimgcodec"):
                     self.warning = one_line(
                         f"{UNUSABLE} ({error}): each JPEG is decoded in full by another decoder, which is slower for "
                         "crops. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, to match torch.version.cuda); for "

@@ -26,7 +26,7 @@ from gpuload.decode.header import EOI, JpegHeader, Region, has_eoi
 from gpuload.decode.native_messages import native_messages, run_and_capture
 from gpuload.errors import one_line
 
-__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "columns_to_decode", "decode_params", "load_nvimgcodec"]
+__all__ = ["JpegDecoder", "NvImageCodecRegions", "SimpleJpeg", "columns_to_decode", "decode_params", "load_nvimgcodec"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
 MAX_REUSED_BYTES = 64 << 20  # larger image memory is freed at once, so that workers do not keep a panorama's memory
@@ -68,7 +68,7 @@ def decode_params(nvimgcodec: Any) -> dict[bool, Any]:
     }
 
 
-class NvImageCodec:
+class NvImageCodecRegions:
     """nvImageCodec's CPU decoder, with one thread."""
 
     name: ClassVar[str] = "nvImageCodec"
@@ -150,4 +150,4 @@ class SimpleJpeg:
         return pixels[top : top + height, left : left + width], ""
 
 
-JpegDecoder = NvImageCodec | SimpleJpeg
+JpegDecoder = NvImageCodecRegions | SimpleJpeg

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from gpuload.decode import Decoder
-from gpuload.decode.jpeg import NvImageCodec
+from gpuload.decode.jpeg import NvImageCodecRegions
 from gpuload.stage import Plan
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _describe_decoders(options: Options) -> str:
     if not reasons:
         return f"crops by {usable[0]}, entire images by {usable[-1]}, other images by Pillow"
     text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(reasons)}"
-    if NvImageCodec.name in usable:
+    if NvImageCodecRegions.name in usable:
         return text
     remedy = "pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
     return f"{text}. With nvImageCodec only the region of a crop is decoded: {remedy}"

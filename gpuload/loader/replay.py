@@ -22,7 +22,7 @@ from gpuload.order.schedule import shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
-from gpuload.transforms.program.ops import NOTHING, OPS, Call, Mix, Ops, map_params
+from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -154,7 +154,7 @@ def _list_draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
             plain_values["params"] = map_params(record.params, lambda array: array[0].tolist())
         if isinstance(record, Ops):
             plain_values["operations"] = [OPS[code] for code in plain_values.pop("codes") if code != NOTHING]
-        name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]
+        name = record.name if not isinstance(record, PartnerMix) or record.names is None else record.names[0]
         if plain_values and name:
             draws.append((name, plain_values))
     return tuple(draws)

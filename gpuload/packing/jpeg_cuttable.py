@@ -38,8 +38,8 @@ from gpuload.decode.indexed import (
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, GpuloadError
 from gpuload.packing.jpeg_huffman import (
-    Block,
-    Table,
+    CoefficientBlock,
+    HuffmanTable,
     add_codes,
     iterate_segments,
     read_blocks,
@@ -59,7 +59,7 @@ MIN_SCAN_BYTES: Final = 16_000  # bytes of a scan; decoding a smaller scan takes
 MAX_DC_DIFFERENCE: Final = 2047  # the largest difference between two DC coefficients in 8-bit JPEGs
 COMMENT: Final = 0xFFFE
 
-TablePair = tuple[Table, Table]  # the DC and AC tables of a component
+TablePair = tuple[HuffmanTable, HuffmanTable]  # the DC and AC tables of a component
 
 
 def make_cuttable(data: bytes) -> bytes:
@@ -175,7 +175,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     return None
 
 
-def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
+def _predictors(differences: np.ndarray, blocks: list[CoefficientBlock]) -> np.ndarray:
     """Return, for the start of each MCU and the end of the last, the DC coefficient of each component's previous block:
     int64 (MCUs + 1, components)."""
     mcu_differences = differences.reshape(-1, len(blocks))
@@ -185,7 +185,9 @@ def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
     return np.concatenate((np.zeros_like(sums[:1]), sums))
 
 
-def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> dict[int, Table] | None:
+def _complete_tables(
+    data: bytes, header: JpegHeader, tables: dict[int, HuffmanTable]
+) -> dict[int, HuffmanTable] | None:
     """Return a file's tables, with all codes added that a joint may need; None if a table has no room for them."""
     full_tables = dict(tables)
     at = header.first_scan + 6
@@ -200,7 +202,7 @@ def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) 
     return full_tables
 
 
-def _paddings(ac: Table) -> list[int | None]:
+def _paddings(ac: HuffmanTable) -> list[int | None]:
     """Return, for each length from 0 to 63, the bits that pad a joint after its DC difference: the codes of as few AC
     coefficients as possible, and an end of block. The entry is None if no codes have this total length."""
     end, end_bits = ac.codes()[END]

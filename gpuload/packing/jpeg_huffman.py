@@ -13,7 +13,16 @@ import numpy as np
 
 from gpuload.decode.header import DHT, JpegHeader
 
-__all__ = ["Block", "Table", "add_codes", "iterate_segments", "read_blocks", "read_tables", "walk_scan", "write_tables"]
+__all__ = [
+    "CoefficientBlock",
+    "HuffmanTable",
+    "add_codes",
+    "iterate_segments",
+    "read_blocks",
+    "read_tables",
+    "walk_scan",
+    "write_tables",
+]
 
 MAX_CODE_BITS: Final = 16
 CHUNK: Final = 1 << 16  # bytes of a scan for which the codes at all bit offsets are looked up together
@@ -22,7 +31,7 @@ MAX_MCU_BYTES: Final = 2600  # an upper limit: 10 blocks of 64 coefficients of 3
 END, INVALID = 100, 200
 
 
-class Table(NamedTuple):
+class HuffmanTable(NamedTuple):
     """A Huffman table: the number of codes of each length from 1 to 16 bits, and the symbols in the order of their
     codes."""
 
@@ -42,12 +51,12 @@ class Table(NamedTuple):
         return codes
 
 
-class Block(NamedTuple):
+class CoefficientBlock(NamedTuple):
     """A block of an MCU: the index of its component in the scan, and the tables for its coefficients."""
 
     component: int
-    dc: Table
-    ac: Table
+    dc: HuffmanTable
+    ac: HuffmanTable
 
 
 def iterate_segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -60,27 +69,27 @@ def iterate_segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
-def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list[tuple[int, int]]]:
+def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, HuffmanTable], list[tuple[int, int]]]:
     """Return the tables of the first scan, keyed by the byte that holds class and number; and the begin and end of each
     segment that defines tables."""
-    tables: dict[int, Table] = {}
+    tables: dict[int, HuffmanTable] = {}
     table_segments = [(at, end) for marker, at, end in iterate_segments(data, header.first_scan) if marker == DHT]
     for at, end in table_segments:
         table_at = at + 4
         while table_at < end:
             counts = data[table_at + 1 : table_at + 17]
-            tables[data[table_at]] = Table(counts, data[table_at + 17 : table_at + 17 + sum(counts)])
+            tables[data[table_at]] = HuffmanTable(counts, data[table_at + 17 : table_at + 17 + sum(counts)])
             table_at += 17 + sum(counts)
     return tables, table_segments
 
 
-def write_tables(tables: dict[int, Table]) -> bytes:
+def write_tables(tables: dict[int, HuffmanTable]) -> bytes:
     """Return a segment that defines these tables."""
     body = b"".join(bytes((number,)) + table.counts + table.symbols for number, table in tables.items())
     return struct.pack(">HH", DHT, len(body) + 2) + body
 
 
-def add_codes(table: Table, symbols: Iterable[int]) -> Table | None:
+def add_codes(table: HuffmanTable, symbols: Iterable[int]) -> HuffmanTable | None:
     """Add codes for these symbols to a table, without changing its codes. Return the new table; None if it has no room.
 
     No code consists only of ones, so longer codes can always be added after the last code, up to 16 bits.
@@ -96,26 +105,28 @@ def add_codes(table: Table, symbols: Iterable[int]) -> Table | None:
         return None
     counts = bytearray(table.counts)
     counts[bits - 1] += len(missing_symbols)
-    return Table(bytes(counts), table.symbols + bytes(missing_symbols))
+    return HuffmanTable(bytes(counts), table.symbols + bytes(missing_symbols))
 
 
-def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> list[Block] | None:
+def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, HuffmanTable]) -> list[CoefficientBlock] | None:
     """Return the blocks of an MCU in order; None if the headers of the scan and the frame do not match."""
     at = header.first_scan + 4
     if data[at] != header.components:
         return None
-    blocks: list[Block] = []
+    blocks: list[CoefficientBlock] = []
     for component in range(header.components):
         expected, factors = data[header.frame_at + 10 + 3 * component : header.frame_at + 12 + 3 * component]
         number, selector = data[at + 1 + 2 * component : at + 3 + 2 * component]
         dc, ac = tables.get(selector >> 4), tables.get(0x10 | selector & 15)
         if number != expected or dc is None or ac is None:
             return None
-        blocks += [Block(component, dc, ac)] * ((factors >> 4) * (factors & 15) if header.components > 1 else 1)
+        blocks += [CoefficientBlock(component, dc, ac)] * (
+            (factors >> 4) * (factors & 15) if header.components > 1 else 1
+        )
     return blocks
 
 
-def walk_scan(scan: np.ndarray, blocks: list[Block], mcu_count: int) -> tuple[np.ndarray, np.ndarray] | None:
+def walk_scan(scan: np.ndarray, blocks: list[CoefficientBlock], mcu_count: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Follow the codes of a scan. Return None if a code is invalid, or the scan has too few or too many codes.
 
     Args:
@@ -152,7 +163,9 @@ def walk_scan(scan: np.ndarray, blocks: list[Block], mcu_count: int) -> tuple[np
     return np.append(begins, end), differences
 
 
-def _walk_chunk(scan: np.ndarray, blocks: list[Block], mcu_count: int, bit: int) -> tuple[np.ndarray | None, int]:
+def _walk_chunk(
+    scan: np.ndarray, blocks: list[CoefficientBlock], mcu_count: int, bit: int
+) -> tuple[np.ndarray | None, int]:
     """Return the first bit of each block, for at most `mcu_count` MCUs that begin in the chunk, and the bit after the
     last block. If a code is invalid, return None instead of the first bits."""
     wide = scan.astype(np.uint32)
@@ -161,7 +174,7 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], mcu_count: int, bit: int)
     for shift in range(8):
         windows[:, shift] = next_24_bits >> (8 - shift)
     flat = windows.ravel()
-    lookups: dict[tuple[Table, bool], tuple[bytes, bytes]] = {}
+    lookups: dict[tuple[HuffmanTable, bool], tuple[bytes, bytes]] = {}
     for block in blocks:
         for table, is_dc in ((block.dc, True), (block.ac, False)):
             if (table, is_dc) not in lookups:
@@ -185,13 +198,13 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], mcu_count: int, bit: int)
     return np.array(starts, np.int64), bit
 
 
-def _code_windows(table: Table) -> Iterator[tuple[slice, int, int]]:
+def _code_windows(table: HuffmanTable) -> Iterator[tuple[slice, int, int]]:
     """Yield for each code the range of 16-bit windows that begin with it, the code's length in bits, and its symbol."""
     for symbol, (code, bits) in table.codes().items():
         yield slice(code << (MAX_CODE_BITS - bits), (code + 1) << (MAX_CODE_BITS - bits)), bits, symbol
 
 
-def _build_lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
+def _build_lookup(table: HuffmanTable, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return two uint8 arrays, indexed by 16-bit windows: the total length, in bits, of the first code and the value
     after it; and the number of coefficients that these bits encode."""
     bits = np.ones(1 << MAX_CODE_BITS, np.uint8)
@@ -206,7 +219,7 @@ def _build_lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
     return bits, coefficients
 
 
-def _read_dc(scan: np.ndarray, begins: np.ndarray, table: Table) -> np.ndarray | None:
+def _read_dc(scan: np.ndarray, begins: np.ndarray, table: HuffmanTable) -> np.ndarray | None:
     """Decode the DC differences that begin at these bits. Return None if a code is not valid in 8-bit JPEGs."""
     byte, bit = begins >> 3, begins & 7
     window = np.zeros(len(begins), np.int64)

@@ -33,7 +33,7 @@ from gpuload.packing import durable, manifest
 from gpuload.packing.durable import WORK_FOLDER, encode_json, write_file
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, find_difference
-from gpuload.packing.plan import Job, Store, identity_of, load_plan, plan_job, source_stamp
+from gpuload.packing.plan import PackJob, Store, identity_of, load_plan, plan_job, source_stamp
 from gpuload.packing.pool import make_parts
 from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, move_array, part_file, record_path
 
@@ -270,7 +270,7 @@ def _lock_folder(work_folder: str, folder: str) -> Iterator[None]:
         yield
 
 
-def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
+def _resume_job(job: PackJob, plan: dict[str, Any]) -> PackJob:
     """Return an interrupted job with its saved bounds; for a new job, save its plan and return the job unchanged."""
     plan_path, entry_type_text = os.path.join(job.work_folder, PLAN), str(job.entry_type)
     saved_plan = load_plan(plan_path, job.folder)
@@ -302,7 +302,7 @@ def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
 
 
 def _make_missing_parts(
-    job: Job, workers: int | None, ray: str | None, skip_bad: bool, progress: Progress | None
+    job: PackJob, workers: int | None, ray: str | None, skip_bad: bool, progress: Progress | None
 ) -> tuple[list[dict[str, Any]], int]:
     """Make the missing parts. Return the records of all parts, and the number of samples that were already packed."""
     part_count, sample_count, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
@@ -348,7 +348,7 @@ def _make_missing_parts(
     return ordered_records, taken_up
 
 
-def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
+def _is_done(job: PackJob, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
     """Return whether the part exists and its source files have not changed since it was made."""
     part_number = record["part"]
     if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(part_number)):
@@ -359,7 +359,7 @@ def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -
     return job.to == "array" or (os.path.exists(path) and os.path.getsize(path) == record["bytes"])
 
 
-def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
+def _finish(job: PackJob, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
     """Move the finished files into the set's folder, then write the manifest."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
     files = {manifest.SUMS: _encode_npy(sums)}

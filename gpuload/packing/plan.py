@@ -27,7 +27,7 @@ from gpuload.packing.images import ImageConverter, ImageOptions
 from gpuload.packing.manifest import READERS, find_difference, plan_schema
 from gpuload.packing.samples import FAILURES, UnfitSample, array_entry_of, fields_of, read_samples, row_of, values_of
 
-__all__ = ["Job", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
+__all__ = ["PackJob", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 MACHINE_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not the fault of a sample
@@ -38,7 +38,7 @@ FIELD_BYTES: Final = 64  # the approximate size of a target
 
 
 @dataclass(frozen=True)
-class Job:
+class PackJob:
     """The data and options that a process needs to make any part of a job.
 
     Attributes:
@@ -105,14 +105,14 @@ class Job:
             yield index, sample, prepared
 
 
-def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
+def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> PackJob:
     """Return the job, with the bounds of its parts.
 
     Raises:
         GpuloadError: none of the trial samples can be read, or the store cannot hold them.
     """
     sample_count = len(dataset)
-    job = Job(dataset, folder, to, options, [0, sample_count], digits=max(8, len(str(sample_count - 1))))
+    job = PackJob(dataset, folder, to, options, [0, sample_count], digits=max(8, len(str(sample_count - 1))))
     trial_indices = np.unique(np.linspace(0, sample_count - 1, min(TRIAL_SAMPLES, sample_count)).astype(int)).tolist()
     converter = ImageConverter(options)
     trials = [trial for index in trial_indices for trial in job.prepare_samples(range(index, index + 1), converter)]

@@ -23,12 +23,12 @@ import numpy as np
 
 from gpuload.decode import Decode
 from gpuload.errors import GpuloadError, WorkerError
-from gpuload.packing.plan import Job
+from gpuload.packing.plan import PackJob
 from gpuload.packing.stores import Report, make_part
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.transforms import Chain
-from gpuload.workers.job import Job as LoadingJob
+from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Lost, Reply, Request
 from gpuload.workers.ray import RayPool, RayWorkers, connect_ray
@@ -50,7 +50,7 @@ class Parts:
     Workers on this machine note their progress in a file: samples done and bytes written for each part, int64.
     """
 
-    def __init__(self, job: Job, *, is_local: bool) -> None:
+    def __init__(self, job: PackJob, *, is_local: bool) -> None:
         self.job, self._is_local = job, is_local
         if is_local:
             np.zeros((len(self), 2), np.int64).tofile(self._progress_file)
@@ -87,7 +87,7 @@ class Parts:
 
 
 def make_parts(
-    job: Job, part_numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
+    job: PackJob, part_numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
     """Make the parts with these numbers. Yield the record of each part when it is done.
 
@@ -111,7 +111,7 @@ def make_parts(
         cpus = connect_ray(ray, "pack(ray=…)").cluster_resources().get("CPU", 1)
         workers = workers or max(1, int(cpus))
     parts, worker_count = Parts(job, is_local=ray is None), min(workers or 1, len(part_numbers))
-    loading = LoadingJob(parts, Chain(()), Decode(), 0)
+    loading = Job(parts, Chain(()), Decode(), 0)
     with contextlib.closing(Ring(PARTS_IN_FLIGHT * worker_count * SLOT_BYTES)) as ring:
         if ray is None:
             engine: RestartingEngine = WorkerPool(loading, worker_count, ring, timeout_s=NEVER_S)

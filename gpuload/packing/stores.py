@@ -35,7 +35,7 @@ from gpuload.errors import DecodeError, import_optional, one_line
 from gpuload.packing.durable import encode_json, explain_full_disk, open_draft, size_and_hash, write_file
 from gpuload.packing.images import ImageConverter
 from gpuload.packing.manifest import ARRAY, DATABASE
-from gpuload.packing.plan import Job, source_stamp
+from gpuload.packing.plan import PackJob, source_stamp
 
 __all__ = [
     "Report", "append_to_lmdb", "array_layout", "committed_parts", "make_part", "move_array", "part_file",
@@ -53,7 +53,7 @@ MAX_MEMBER_BYTES: Final = 8**11 - 1  # the largest number with eleven octal digi
 
 
 @dataclass
-class Part:
+class PartWriter:
     """A part that is being written.
 
     Attributes:
@@ -61,7 +61,7 @@ class Part:
         sums: the CRC-32 of each sample written so far.
     """
 
-    job: Job
+    job: PackJob
     number: int
     report: Report
     converter: ImageConverter
@@ -69,7 +69,7 @@ class Part:
     sums: list[int] = field(default_factory=list)
 
     def prepare_samples(self, convert: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
-        """Yield the index and the prepared data of each intact sample, as in `Job.prepare_samples`. Record damaged
+        """Yield the index and the prepared data of each intact sample, as in `PackJob.prepare_samples`. Record damaged
         samples in `bad`, and skip them."""
         for index, sample, prepared in self.job.prepare_samples(self.job.span(self.number), self.converter, convert):
             if isinstance(prepared, Exception):
@@ -90,14 +90,14 @@ class Part:
         self.report(1, nbytes)
 
 
-def make_part(job: Job, part_number: int, report: Report) -> dict[str, Any]:
+def make_part(job: PackJob, part_number: int, report: Report) -> dict[str, Any]:
     """Make one part, and write its record when the part is on disk. Return the record, which JSON can represent.
 
     Raises:
         GpuloadError: the store cannot hold the dataset's samples, or the disk is full.
         OSError: a file cannot be written.
     """
-    part = Part(job, part_number, report, ImageConverter(job.options, job.exif))
+    part = PartWriter(job, part_number, report, ImageConverter(job.options, job.exif))
     write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_array}[job.to]
     with explain_full_disk(job.folder):
         record = {
@@ -115,12 +115,12 @@ def make_part(job: Job, part_number: int, report: Report) -> dict[str, Any]:
     return record
 
 
-def record_path(job: Job, part_number: int) -> str:
+def record_path(job: PackJob, part_number: int) -> str:
     """Return the path of a part's record."""
     return os.path.join(job.work_folder, f"{part_number:05d}.json")
 
 
-def part_file(job: Job, part_number: int) -> str:
+def part_file(job: PackJob, part_number: int) -> str:
     """Return the path of the file that holds a part until the set is finished."""
     if job.to == "lmdb":
         return os.path.join(job.work_folder, f"{part_number:05d}.pairs")
@@ -142,7 +142,7 @@ def _source_path(dataset: Any, sample: Any, index: int) -> str | None:
 # -- tar --------------------------------------------------------------------------------------------------------------
 
 
-def _write_tar(part: Part, path: str) -> dict[str, Any]:
+def _write_tar(part: PartWriter, path: str) -> dict[str, Any]:
     """Write a shard, or for an LMDB, a tar whose member names are the keys."""
     is_shard = part.job.to == "tar"
     extensions: list[dict[str, None]] = []  # one ordered set per position in a sample
@@ -197,7 +197,7 @@ def tar_header(name: str, nbytes: int) -> bytes:
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _write_parquet(part: Part, path: str) -> dict[str, Any]:
+def _write_parquet(part: PartWriter, path: str) -> dict[str, Any]:
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
     schema = part.job.entry_type
@@ -229,7 +229,7 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 # -- LMDB -------------------------------------------------------------------------------------------------------------
 
 
-def committed_parts(job: Job) -> int:
+def committed_parts(job: PackJob) -> int:
     """Return the number of parts that the LMDB database already contains; 0 for other stores."""
     path = os.path.join(job.work_folder, DATABASE)
     if job.to != "lmdb" or not os.path.exists(path):
@@ -243,7 +243,7 @@ def committed_parts(job: Job) -> int:
         return 0
 
 
-def append_to_lmdb(job: Job, part_number: int) -> None:
+def append_to_lmdb(job: PackJob, part_number: int) -> None:
     """Add a part to the database in its own transaction, and remove the part's file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     path, pairs_path = os.path.join(job.work_folder, DATABASE), part_file(job, part_number)
@@ -280,7 +280,7 @@ def _read_pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
 # -- array ------------------------------------------------------------------------------------------------------------
 
 
-def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
+def array_layout(job: PackJob, samples: int) -> tuple[bytes, int]:
     """Return the header of a ``.npy`` file with this number of samples, and the size of one sample in bytes."""
     dtype, shape, _ = job.entry_type
     file = io.BytesIO()
@@ -289,7 +289,7 @@ def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
     return file.getvalue(), int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _write_array(part: Part, path: str) -> dict[str, Any]:
+def _write_array(part: PartWriter, path: str) -> dict[str, Any]:
     """Write the intact samples without gaps, starting at the offset of the part's first sample."""
     job = part.job
     dtype, shape, _ = job.entry_type
@@ -319,7 +319,7 @@ def _write_array(part: Part, path: str) -> dict[str, Any]:
     return {"file": ARRAY, "bytes": sample_bytes * len(labels), "sha256": digest.hexdigest(), "labels": labels}
 
 
-def move_array(job: Job, records: list[dict[str, Any]]) -> None:
+def move_array(job: PackJob, records: list[dict[str, Any]]) -> None:
     """Move the array to the set's folder. If samples were skipped, write a copy without gaps instead."""
     path, work_path = os.path.join(job.folder, ARRAY), os.path.join(job.work_folder, ARRAY)
     samples = sum(record["samples"] for record in records)

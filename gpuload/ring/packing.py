@@ -33,7 +33,7 @@ from gpuload.transforms.program.draws import IMAGE
 __all__ = [
     "ALIGN",
     "ALIGNMENT",
-    "Packed",
+    "PackedChunk",
     "Span",
     "has_palette",
     "read_content",
@@ -53,7 +53,7 @@ TORCH_ONLY_DTYPES = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", 
 
 
 @dataclass(slots=True)
-class Packed:
+class PackedChunk:
     """A packed chunk.
 
     Attributes:
@@ -77,7 +77,7 @@ def write_content(
     inline_bytes: int,
     keep_types: bool = False,
     reserve: Callable[[int], np.ndarray | None] | None = None,
-) -> Packed:
+) -> PackedChunk:
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
     Args:
@@ -105,16 +105,16 @@ def write_content(
     total_bytes = end if fits_message else end + len(meta)
     memory = reserve(total_bytes) if reserve is not None else slot if total_bytes <= len(slot) else None
     if memory is None:
-        return Packed(total_bytes, False)
+        return PackedChunk(total_bytes, False)
     slot = memory
     for block, fill in zip(content.blocks.values(), fillers, strict=True):
         fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
     if fits_message:
-        return Packed(total_bytes, True, meta)
+        return PackedChunk(total_bytes, True, meta)
     slot[end:total_bytes] = np.frombuffer(meta, np.uint8)
-    return Packed(total_bytes, True, b"", (end, len(meta)))
+    return PackedChunk(total_bytes, True, b"", (end, len(meta)))
 
 
 def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> Columns:

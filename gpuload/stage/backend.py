@@ -20,7 +20,7 @@ from gpuload.stage.finish import Finish, Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
-from gpuload.transforms.program.ops import Outline
+from gpuload.transforms.program.ops import RecordOutline
 from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["Backend", "CompiledRunner", "LateRunner", "LevelRunner", "ResultFormat"]
@@ -81,7 +81,7 @@ class LevelRunner(Protocol):
 class CompiledRunner(LevelRunner, Protocol):
     """A runner that compiles kernels, and whose batches can be planned by workers."""
 
-    def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+    def kernels(self, steps: Sequence[Sequence[RecordOutline]], result_format: ResultFormat) -> set[Any]:
         """Return the kernels that the runner may launch; `steps` has the outlines of each transform of its segment."""
         ...
 
@@ -122,7 +122,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
+    def why_unsupported(self, outline: RecordOutline, *, is_late: bool, follows_own: bool) -> str | None:
         """Return a short reason why the reference runs these records instead; None if this backend runs them.
 
         Args:
@@ -132,7 +132,7 @@ class Backend(ABC):
                 that a `LevelRunner` gets them as its `late_program`.
         """
 
-    def note(self, outline: Outline) -> str | None:
+    def note(self, outline: RecordOutline) -> str | None:
         """Return what users should know about how this backend runs these records, if anything."""
         return None
 
@@ -144,7 +144,7 @@ class Backend(ABC):
         """Return a runner that applies records to finished images; the reference's, unless a backend has its own."""
         return apply_late
 
-    def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[RecordOutline]], result_format: ResultFormat) -> set[Any]:
         """Return the kernels that a runner for finished images may launch for these outlines."""
         return set()
 

@@ -15,7 +15,7 @@ import torch
 from gpuload.stage.device import upload
 from gpuload.stage.finish import Outputs
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.gather import Source, resize
+from gpuload.stage.reference.gather import PixelSource, resize
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Paste, Tile
 
@@ -102,7 +102,7 @@ def tile(
 def _resize_image(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tensor:
     """Resize one image of a batch; return it as C×H×W, in the images' dtype."""
     box = images.shapes[row : row + 1, :2]
-    source = Source.from_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
+    source = PixelSource.from_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)
     result = resize(source, np.zeros((1, 2), np.int64), box, size_hw[None], window, "bilinear")[0]
     dtype = images.pixels.dtype

@@ -24,7 +24,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
+from gpuload.transforms.program.ops import Erase, Flip, Numbers, PartnerMix
 from gpuload.transforms.program.windows import clip_to_windows
 
 __all__ = [
@@ -164,7 +164,7 @@ def apply_late(outputs: Outputs, late_program: Program, partners: np.ndarray | N
                 _flip(outputs, rows[record.flipped], (-2, -1)[record.axis])
             case Erase():
                 _erase(outputs, rows, record)
-            case Mix():
+            case PartnerMix():
                 _mix(outputs, record, default_partners(len(late_program)) if partners is None else partners)
             case Numbers() if record.mean:
                 _normalize(outputs, record)
@@ -250,7 +250,7 @@ def _view_box(image: torch.Tensor, box_tlhw: Sequence[int]) -> torch.Tensor:
     return image[:, top : top + height, left : left + width]
 
 
-def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
+def _mix(outputs: Outputs, mix: PartnerMix, partners: np.ndarray) -> None:
     assert isinstance(outputs, torch.Tensor), "only images of one size can be mixed"
     if outputs.device.type != "cpu":
         _mix_batched(outputs, mix, partners)
@@ -277,7 +277,7 @@ def _compute_mix(
     return image, (other.to(torch.float32) * other_share).add_(image.to(torch.float32) * image_share)
 
 
-def _mix_batched(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
+def _mix_batched(batch: torch.Tensor, mix: PartnerMix, partners: np.ndarray) -> None:
     """Mix with batched operations, which give the same bits as mixing pair by pair."""
     is_paired = partners != np.arange(len(partners))
     blended_rows = np.flatnonzero(is_paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))

@@ -37,7 +37,7 @@ from gpuload.transforms.composite import flatten
 from gpuload.transforms.convert import Normalize
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
-from gpuload.transforms.program.ops import Mixture, Ops, Turn
+from gpuload.transforms.program.ops import ChainMixture, Ops, Turn
 from gpuload.workers.batch import PlannedBatch
 
 __all__ = [
@@ -315,7 +315,7 @@ def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype:
         (step.backend, outline.name)
         for step in steps
         for outline in step.transform.outline
-        if issubclass(outline.kind, Ops | Mixture)
+        if issubclass(outline.kind, Ops | ChainMixture)
     ]
     refused_name = next((name for backend, name in colours if dtype != "uint8" and backend != backend_name), None)
     if refused_name is not None:

@@ -30,7 +30,7 @@ from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import Fill, depends_on_epoch, format_argument
-from gpuload.transforms.program.ops import Box, Outline, Record
+from gpuload.transforms.program.ops import Box, Record, RecordOutline
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
 __all__ = [
@@ -194,12 +194,12 @@ class Transform:
         return None
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
+    def outline(self) -> tuple[RecordOutline, ...]:
         """The records that the transform and its children can draw."""
         if self.record is None:
             return tuple(replace(outline, is_optional=True) for child in self.children for outline in child.outline)
         return (
-            Outline(
+            RecordOutline(
                 kind=self.record,
                 name=type(self).__name__,
                 operations=self.operations,
@@ -337,7 +337,7 @@ class Padding(Transform):
     padding_mode: Any = "constant"
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
+    def outline(self) -> tuple[RecordOutline, ...]:
         [outline] = super().outline
         return (replace(outline, padding_mode=self.padding_mode, min_input_hw=self.min_input_hw),)
 

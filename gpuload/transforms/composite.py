@@ -18,7 +18,7 @@ from gpuload.transforms.arguments import is_module, is_torchvision_transform, re
 from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_for_rows
-from gpuload.transforms.program.ops import Mix, Record
+from gpuload.transforms.program.ops import PartnerMix, Record
 
 __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flatten"]
 
@@ -135,15 +135,15 @@ class _Branching(_Container):
             records += draw_for_rows(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._merge_mixes(records, sizes_hw)] if self.mixes else records
 
-    def _merge_mixes(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """Merge all `Mix` records into one record for all samples. A sample without a record is not mixed."""
+    def _merge_mixes(self, records: Sequence[Record], sizes_hw: np.ndarray) -> PartnerMix:
+        """Merge all `PartnerMix` records into one record for all samples. A sample without a record is not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
-            if isinstance(record, Mix):
+            if isinstance(record, PartnerMix):
                 share[record.rows], boxes[record.rows] = record.share, record.box_tlhw
                 names[record.rows] = record.name if record.names is None else record.names
-        return Mix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
+        return PartnerMix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return size_hw if all(leaf.output_size(size_hw) == size_hw for leaf in flatten(self.transforms)) else None

@@ -18,7 +18,7 @@ from gpuload.transforms.base import (
     copy_for_finished_images,
     declaration,
 )
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Numbers, Outline
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Numbers, RecordOutline
 
 if TYPE_CHECKING:
     from gpuload.transforms.chain import Chain
@@ -105,8 +105,8 @@ class ToDtype(Transform):
         return Numbers(self.dtype, self.scale, self.mask_dtype)
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
+    def outline(self) -> tuple[RecordOutline, ...]:
+        return (RecordOutline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
 def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -175,8 +175,8 @@ class Normalize(Transform):
         return Numbers(mean=self.mean, std=self.std)
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
+    def outline(self) -> tuple[RecordOutline, ...]:
+        return (RecordOutline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
 @declaration

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.checks import argument, finite_number, flag, integer, interval, is_sequence, numbers, one_of, probability
 from gpuload.transforms.base import EVERYWHERE, ChainPosition, Transform, Uniforms, declaration, scale_to_range
-from gpuload.transforms.program.ops import Erase, Outline
+from gpuload.transforms.program.ops import Erase, RecordOutline
 
 __all__ = ["Mode", "RandomErasing"]
 
@@ -149,8 +149,8 @@ class RandomErasing(Transform):
         return self.kind != "const" or len(self.written_values) in (1, channels)
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Erase, name=type(self).__name__, written=self.kind),)
+    def outline(self) -> tuple[RecordOutline, ...]:
+        return (RecordOutline(kind=Erase, name=type(self).__name__, written=self.kind),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
         max_count = self.max_count or self.min_count

@@ -17,7 +17,7 @@ from gpuload.checks import argument, finite_number, integer
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import label_getter
 from gpuload.transforms.base import Transform, Uniforms, declaration
-from gpuload.transforms.program.ops import Mix, Record
+from gpuload.transforms.program.ops import PartnerMix, Record
 
 __all__ = ["CutMix", "MixUp"]
 
@@ -27,7 +27,7 @@ class _Mixing(Transform):
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
     works_on_finished: ClassVar[bool] = True
-    record: ClassVar[type[Record]] = Mix
+    record: ClassVar[type[Record]] = PartnerMix
 
     alpha: float = argument(finite_number, default=1.0, kw_only=True, by_epoch=True, above=0)
     num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
@@ -82,9 +82,9 @@ class MixUp(_Mixing):
         MixUp(num_classes=1000)
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> PartnerMix:
         share, _ = self.draw_shares(uniforms)
-        return Mix(share, np.zeros((len(share), 4), np.int64))
+        return PartnerMix(share, np.zeros((len(share), 4), np.int64))
 
 
 @declaration
@@ -105,10 +105,10 @@ class CutMix(_Mixing):
         CutMix(alpha=0.5)
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mix:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> PartnerMix:
         share, centres = self.draw_shares(uniforms, 2)
         middle = (centres * sizes_hw).astype(np.int64)
         half = (0.5 * np.sqrt(1 - share)[:, None] * sizes_hw).astype(np.int64)
         start, end = np.maximum(middle - half, 0), np.minimum(middle + half, sizes_hw)
         boxes = np.concatenate([start, end - start], axis=1)
-        return Mix(1 - boxes[:, 2:].prod(axis=1) / sizes_hw.prod(axis=1), boxes)
+        return PartnerMix(1 - boxes[:, 2:].prod(axis=1) / sizes_hw.prod(axis=1), boxes)

@@ -1,8 +1,8 @@
 """Automatic augmentation: one implementation for all methods, and torchvision's four methods.
 
-A method has a `Table` of the operations named in the papers; a *kind* is an index into this table. The method's
-`Recipe` defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or as an
-entry of a policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no
+A method has an `OperationTable` of the operations named in the papers; a *kind* is an index into this table. The
+method's `Recipe` defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or
+as an entry of a policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no
 effect to the maximum. They are computed in float32, as in torchvision, because shifts are truncated to whole pixels: a
 difference in the last bit could become a difference of one pixel. timm's methods are in
 `gpuload.transforms.timm_policies`. Samples with boxes, masks or keypoints are refused, as in torchvision, because the
@@ -29,13 +29,22 @@ from gpuload.checks import argument, finite_number, flag, integer, one_of
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, fill_values, interpolation_name
 from gpuload.transforms.base import Transform, Uniforms, declaration
-from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, ChainMixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
 __all__ = [
-    "IMAGENET", "MAX_DEPTH", "AugMix", "AutoAugment", "AutomaticAugment", "Kind", "RandAugment", "Recipe", "Table",
-    "TrivialAugmentWide", "policy",
+    "IMAGENET",
+    "MAX_DEPTH",
+    "AugMix",
+    "AutoAugment",
+    "AutomaticAugment",
+    "Kind",
+    "OperationTable",
+    "RandAugment",
+    "Recipe",
+    "TrivialAugmentWide",
+    "policy",
 ]  # fmt: skip
 
 WARP, SOLARIZE_ADD = code("warp"), code("solarize_add")
@@ -57,7 +66,7 @@ class Kind(NamedTuple):
     is_integer: bool = False
 
 
-class Table:
+class OperationTable:
     """The operations of a library. All attributes except `names` and `has_integers` are arrays indexed by kind."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
@@ -150,7 +159,7 @@ class AutomaticAugment(Transform):
     needs_full_image: ClassVar[bool] = True  # for histograms, means and rotations
     record: ClassVar[type[Record]] = Ops
 
-    table: ClassVar[Table]
+    table: ClassVar[OperationTable]
     # timm draws a filter and a deviation for each operation. A sign is negative if the drawn number is at least 0.5
     # (in torchvision: below 0.5), and the weight drawn for a mixture is that of the chains, not that of the image.
     is_timm: ClassVar[bool] = False
@@ -177,7 +186,7 @@ class AutomaticAugment(Transform):
     def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.recipe.probabilities is not None
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | ChainMixture:
         recipe = self.recipe
         width, alpha = recipe.width, recipe.alpha
         steps, is_policy = recipe.depth * max(width, 1), recipe.kinds.ndim == 2
@@ -226,11 +235,11 @@ class AutomaticAugment(Transform):
         share = beta(beta_numbers, alpha, alpha)[:, None]
         image_share, chains_share = (1 - share, share) if self.is_timm else (share, 1 - share)
         weights = np.concatenate([image_share, chains_share * dirichlet(dirichlet_numbers, [alpha] * width)], axis=1)
-        return Mixture(codes, values, weights, drawn_filters, fill)
+        return ChainMixture(codes, values, weights, drawn_filters, fill)
 
 
 @lru_cache(maxsize=16)
-def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def policy(table: OperationTable, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the kinds (int64), magnitudes and probabilities (float64) of a policy, each of shape (entries, 2).
 
     The text consists of entries separated by semicolons. An entry has one or two operations separated by a comma. An
@@ -248,7 +257,7 @@ def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
 
-TORCHVISION: Final = Table(
+TORCHVISION: Final = OperationTable(
     {
         "Identity": Kind("identity"),
         "ShearX": Kind("warp", scale=1.0, signed=True),
@@ -371,7 +380,7 @@ BINS: Final = 10  # magnitude bins of AutoAugment and AugMix
 
 
 class TorchvisionAugment(AutomaticAugment):
-    table: ClassVar[Table] = TORCHVISION
+    table: ClassVar[OperationTable] = TORCHVISION
     space: ClassVar[Space]
     num_magnitude_bins: int = BINS
     interpolation: Interpolation
@@ -501,7 +510,7 @@ class AugMix(TorchvisionAugment):
         AugMix(severity=5, all_ops=False)
     """
 
-    record: ClassVar[type[Record]] = Mixture
+    record: ClassVar[type[Record]] = ChainMixture
 
     severity: int = argument(integer, default=3, by_epoch=True, minimum=1, maximum=BINS)
     mixture_width: int = argument(integer, default=3, minimum=1)

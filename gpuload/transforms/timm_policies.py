@@ -21,13 +21,13 @@ from gpuload.checks import finite_number, is_sequence, probability, string
 from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import fill_values, interpolation_name
 from gpuload.transforms.base import declaration
-from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, Recipe, Table, policy
-from gpuload.transforms.program.ops import Mixture, Record
+from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, OperationTable, Recipe, policy
+from gpuload.transforms.program.ops import ChainMixture, Record
 from gpuload.transforms.program.windows import filter_names
 
 __all__ = ["TimmAugMix", "TimmAutoAugment", "TimmRandAugment"]
 
-TIMM: Final = Table(
+TIMM: Final = OperationTable(
     {
         "AutoContrast": Kind("autocontrast"),
         "Equalize": Kind("equalize"),
@@ -117,7 +117,7 @@ POLICIES: Final = {
 class TimmAugment(AutomaticAugment):
     """Base class of timm's methods, which have a `config` and `hparams`."""
 
-    table: ClassVar[Table] = TIMM
+    table: ClassVar[OperationTable] = TIMM
     is_timm: ClassVar[bool] = True
     fill_argument: ClassVar[str] = "hparams['img_mean']"
     example: ClassVar[str]  # a config, for messages
@@ -311,7 +311,7 @@ class TimmAugMix(TimmAugment):
         TimmAugMix('augmix-m5-w4-d2')
     """
 
-    record: ClassVar[type[Record]] = Mixture
+    record: ClassVar[type[Record]] = ChainMixture
     example: ClassVar[str] = "augmix-m5-w4-d2"
     heads: ClassVar[tuple[str, ...]] = ("augmix",)
     defaults: ClassVar[dict[str, Any]] = {"m": 3.0, "w": 3, "d": 0, "a": 1.0, "b": 0, "mstd": math.inf}

@@ -20,7 +20,7 @@ from gpuload.ring.ring import Slot, align
 from gpuload.workers.protocol import Request
 
 if TYPE_CHECKING:
-    from gpuload.transforms.program.fusing.plan import Plan
+    from gpuload.transforms.program.fusing.plan import LaunchPlan
 
 __all__ = ["NO_BYTES", "Batch", "Part", "PlannedBatch"]
 
@@ -143,7 +143,7 @@ class PlannedBatch:
     chunk: int | None = None
     slot: Slot | None = None
     data: np.ndarray | None = None
-    plan: Plan | None = None
+    plan: LaunchPlan | None = None
     spans: dict[str | int, Span] = field(default_factory=dict)
     size_hw: tuple[int, int] = (0, 0)
     arrays: Any = None

@@ -101,7 +101,7 @@ def _point_fields(
 ) -> tuple[int, ...]:
     """Return the indices of the leaves with one entry per keypoint, as ~leaf."""
     name = "SanitizeKeyPoints"
-    search = _Search(sample, leaves, targets, Keypoints, name)
+    search = _FieldSearch(sample, leaves, targets, Keypoints, name)
     if search.target.array.ndim < 2:
         raise ValueError(
             f"{name} needs keypoints of shape (N, …, 2), got one point of shape {search.target.array.shape}; "
@@ -132,7 +132,7 @@ def _box_fields(
     has_boxes = any(isinstance(target, Boxes) for target in targets.values())
     if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in droppers) and not reads_boxes:
         return ()
-    search = _Search(sample, leaves, targets, Boxes, name)
+    search = _FieldSearch(sample, leaves, targets, Boxes, name)
     if not droppers:
         return ()
     box_fields, point_leaves = search.find_siblings()
@@ -168,7 +168,7 @@ def _box_fields(
     return tuple(sorted(box_fields))
 
 
-class _Search:
+class _FieldSearch:
     """A search for the leaves of a sample that have one entry per box, or one entry per keypoint.
 
     Args:

@@ -25,7 +25,7 @@ import numpy as np
 
 from gpuload.decode.decoder import COUNT_KEYS
 
-__all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_NS", "ROW_BYTES", "CounterTable", "Counters", "field_indices"]
+__all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_NS", "ROW_BYTES", "CounterTable", "WorkerCounters", "field_indices"]
 
 ROW_BYTES: Final = 256
 # Within a chunk, counters are flushed when reading a sample took FLUSH_NS, and after every FLUSH_BYTES of decoded
@@ -35,7 +35,7 @@ FLUSH_BYTES: Final = 4_000_000
 _clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, which all processes share
 
 
-class Counters:
+class WorkerCounters:
     """A worker's counters, in its own process. Code adds to the attributes directly; `begin`, `end` and `flush` write
     them to the row.
 
@@ -130,7 +130,7 @@ class Counters:
         _ROW.pack_into(self._memory, self._offset, *_read_values(self), *self.decoded.values())
 
 
-_NAMES: Final = tuple(Counters.__annotations__)
+_NAMES: Final = tuple(WorkerCounters.__annotations__)
 _read_values = attrgetter(*_NAMES)
 FIELDS: Final = (*_NAMES, *COUNT_KEYS)
 field_indices: Final = {name: index for index, name in enumerate(FIELDS)}
@@ -154,10 +154,10 @@ class CounterTable:
         self._offset, self._workers, self._first = offset, workers, first
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
-    def open_row(self, worker: int) -> Counters:
+    def open_row(self, worker: int) -> WorkerCounters:
         """Return a worker's row for writing. Call this in the worker itself, or while no process has its number."""
         assert self._memory is not None
-        return Counters(self._memory, self._offset + ROW_BYTES * (worker - self._first))
+        return WorkerCounters(self._memory, self._offset + ROW_BYTES * (worker - self._first))
 
     def read(self) -> np.ndarray:
         """Return all counters up to now, int64 (workers, `FIELDS`); after `close`, the final counters."""

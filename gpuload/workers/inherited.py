@@ -304,7 +304,7 @@ def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
     Args:
         objects: functions, classes and instances. All methods of a class, or of an instance's class, are searched.
     """
-    return _Search(objects).values
+    return _GlobalSearch(objects).values
 
 
 class FunctionOf(str):
@@ -318,14 +318,14 @@ def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
     Lists and dicts are left out, since libraries change these themselves, such as Pillow its list of formats.
     """
-    return {name: _library_values(module) for name, module in _Search(objects).libraries.items()}
+    return {name: _library_values(module) for name, module in _GlobalSearch(objects).libraries.items()}
 
 
 def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
     """Return the modules of installed packages that a worker imports for these objects, each with the file of its
     package: those that the objects' code refers to, and all that the user's modules have imported with it."""
     objects = list(objects)
-    names, searched, path = set(_Search(objects).libraries), set[str](), _workers_path()
+    names, searched, path = set(_GlobalSearch(objects).libraries), set[str](), _workers_path()
     modules = {name for name in map(_module_by_reference, objects) if name and _is_importable(sys.modules[name], path)}
     while modules:
         searched.add(module_name := modules.pop())
@@ -390,7 +390,7 @@ def _is_library(module: Any) -> bool:
     return is_installed and _package(module.__name__) != "gpuload"
 
 
-class _Search:
+class _GlobalSearch:
     """A search for values in modules that follows references between functions. It finds a value if a function names
     the value, and either names the value's module or is defined there. It finds a library if a function names one of
     the library's modules, functions or classes."""

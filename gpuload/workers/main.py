@@ -30,7 +30,7 @@ from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, replace_worker_inf
 from gpuload.errors import error_class_names
 from gpuload.ring.ring import Slot, WorkerRing
 from gpuload.rng.generators import seed_generators
-from gpuload.workers.counters import Counters
+from gpuload.workers.counters import WorkerCounters
 from gpuload.workers.inherited import describe_differences
 from gpuload.workers.job import Job, read_changes, receive
 from gpuload.workers.protocol import (
@@ -138,7 +138,7 @@ def exit_process() -> NoReturn:
     os._exit(0)
 
 
-def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
+def _next_message(queue: socket.socket, memory: memoryview, counters: WorkerCounters) -> bytes:
     """Wait for the next message and return it. A worker counts as idle only while the queue is empty, not while the
     worker waits for a CPU."""
     try:

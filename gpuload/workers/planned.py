@@ -34,7 +34,7 @@ from gpuload.workers.batch import NO_BYTES, Batch, PlannedBatch
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
-    from gpuload.transforms.program.fusing.plan import Plan
+    from gpuload.transforms.program.fusing.plan import LaunchPlan
     from gpuload.workers.job import Job
 
 __all__ = ["Planner", "make_plan"]
@@ -184,7 +184,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
 
 def plan_images(
     job: Job, epoch: int, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
-) -> tuple[Plan, dict[str | int, list[np.ndarray]], tuple[int, int]]:
+) -> tuple[LaunchPlan, dict[str | int, list[np.ndarray]], tuple[int, int]]:
     """Draw the random parameters of a batch, and plan it.
 
     Args:

@@ -45,7 +45,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.transforms.convert import converts_on_entry
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
-from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, Counters
+from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, WorkerCounters
 from gpuload.workers.job import Job
 from gpuload.workers.planned import make_plan
 from gpuload.workers.protocol import (
@@ -173,7 +173,7 @@ class ChunkRunner:
         # A collate_fn draws from the generators as the last sample has left them, so seeding must not be skipped.
         self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
-        self.counters = Counters()
+        self.counters = WorkerCounters()
         self._guards_generators = guard_generators
         # A batch of plain data is collated in the worker; a batch with images is collated after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain)
@@ -184,11 +184,11 @@ class ChunkRunner:
         self._can_send_batches = False  # becomes True when a collated batch is sent
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> WorkerCounters:
         return self._counters
 
     @counters.setter
-    def counters(self, counters: Counters) -> None:
+    def counters(self, counters: WorkerCounters) -> None:
         self._counters = self.source.counters = counters
         self._reader.set_counters(counters)
 
@@ -478,7 +478,7 @@ class RowCopier:
             return False
         return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or box_droppers(chain))
 
-    def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
+    def fill(self, chunk: Chunk, counters: WorkerCounters) -> Reply | None:
         """Copy the samples of a chunk to its slot; return None if the chunk has to go through the three steps."""
         request, now_ns = chunk.request, clock()
         try:

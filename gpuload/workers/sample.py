@@ -59,7 +59,7 @@ from gpuload.ring.ring import align
 from gpuload.transforms.chain import Chain
 from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.ops import Box, Mixture, Ops, filter_codes
+from gpuload.transforms.program.ops import Box, ChainMixture, Ops, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.box_fields import (
     box_droppers,
@@ -70,7 +70,7 @@ from gpuload.workers.box_fields import (
     size_warning,
     unit_warning,
 )
-from gpuload.workers.counters import Counters
+from gpuload.workers.counters import WorkerCounters
 from gpuload.workers.job import Job
 
 __all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "make_columns"]
@@ -181,7 +181,7 @@ class SampleReader:
         self._searches_left = SEARCHED_SAMPLES
         self._has_warned_of_sizes = False  # whether boxes for another image size were found and reported
         self._decoder = Decoder(job.decode)
-        self.set_counters(Counters())
+        self.set_counters(WorkerCounters())
         self._frames = job.chain.frames
         self._needs_boxes = job.chain.reads_boxes or bool(box_droppers(job.chain))
         self._target_conflict = explain_target_conflict(job.chain)
@@ -208,7 +208,7 @@ class SampleReader:
         else:
             self._decoder.warning = ""
 
-    def set_counters(self, counters: Counters) -> None:
+    def set_counters(self, counters: WorkerCounters) -> None:
         """Set the counters in which decoded images and the bytes of samples are counted."""
         self._counters, self._decoder.counts = counters, counters.decoded
 
@@ -452,7 +452,7 @@ class SampleReader:
 def _changes_colors(chain: Chain) -> bool:
     """Return whether the chain has colour transforms, which Kornia also applies to float images in 0 … 1."""
     outlines = (outline for line in chain.lines for transform in line.transforms for outline in transform.outline)
-    return any(issubclass(outline.kind, Ops | Mixture) for outline in outlines)
+    return any(issubclass(outline.kind, Ops | ChainMixture) for outline in outlines)
 
 
 def _normalizes_fractions(chain: Chain) -> bool:

@@ -1,9 +1,9 @@
 """Reading the samples of a chunk: by key from a map dataset, one or many at a time, and by number from an iterable
 dataset.
 
-This module runs in a worker or, with num_workers=0, in the main process. A `Pass` iterates over an iterable dataset;
-each worker has a separate pass. The global generators are seeded before each sample of a user's dataset, so that its
-random numbers are a function of (seed, epoch, position).
+This module runs in a worker or, with num_workers=0, in the main process. An `IterablePass` iterates over an iterable
+dataset; each worker has a separate pass. The global generators are seeded before each sample of a user's dataset, so
+that its random numbers are a function of (seed, epoch, position).
 
 Read-ahead: the source announces the samples of the next chunk to datasets that have ``will_need(indices)``, so that the
 kernel reads these samples in the background. It announces a few samples at a time while it reads the current chunk, so
@@ -34,12 +34,12 @@ from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTED_SAMPLES, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, Seeding, seed_sample, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
-from gpuload.workers.counters import FLUSH_NS, Counters
+from gpuload.workers.counters import FLUSH_NS, WorkerCounters
 from gpuload.workers.dataset_changes import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["EndOfSamples", "Pass", "Source", "init_position", "make_worker_info", "pickle_state"]
+__all__ = ["EndOfSamples", "IterablePass", "Source", "init_position", "make_worker_info", "pickle_state"]
 
 SLOW_NS: Final = 200_000  # per sample; reading 130 KB from the page cache takes 25 µs, or 100 µs on a busy machine
 # The number of chunks with read-ahead after a slow chunk: many, since read-ahead makes these chunks look fast.
@@ -79,9 +79,9 @@ class Source:
             None if is_deterministic(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
         )
         self._uses_getitems = uses_getitems(dataset)
-        self.counters = Counters()
+        self.counters = WorkerCounters()
         self._lacks_torch = "torch" not in sys.modules
-        self._pass: Pass | None = None
+        self._pass: IterablePass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_ns, self._rows_read = 0, 0  # the reading time of the last chunk, and its number of samples
         self._slow_chunks_left = UNKNOWN_CHUNKS  # the number of chunks for which reading still counts as slow
@@ -245,7 +245,7 @@ class Source:
         if self._pass is None or self._pass.pass_number != start.pass_number:
             self._pass = None  # the old iterator ends before the new one begins
             self.set_worker_info(request.epoch, start.offset)
-            self._pass = Pass(self._dataset, self._seed, start, request.epoch)
+            self._pass = IterablePass(self._dataset, self._seed, start, request.epoch)
         current_pass, numbers = self._pass, _keys_of(request)
         current_pass.forget(start.samples)
         return lambda row: current_pass.get(numbers[row], on_sample)
@@ -281,7 +281,7 @@ class EndOfSamples(Exception):
     """The end of an iterable dataset."""
 
 
-class Pass:
+class IterablePass:
     """A pass over an iterable dataset, which returns samples by number and can resume if the dataset can.
 
     An iterable dataset has no indices, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. A pass

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import NOTHING, OPS, Box, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.ops import NOTHING, OPS, Box, ChainMixture, Ops, Record, Warp, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["ANY", "STEPS", "bound", "on_cuda"]
@@ -66,7 +66,7 @@ def _step(own: Mapping[str, float], record: Record, row: int, apart: float) -> f
             return _resampled(own, "warp", _filter(record, row), apart)
         case Ops():
             return _operations(own, record, row, apart)
-        case Mixture():
+        case ChainMixture():
             shares = record.weights[row].tolist()
             total = shares[0] * apart
             for number, share in enumerate(shares[1:]):

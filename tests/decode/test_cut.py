@@ -15,7 +15,7 @@ from restarts import SAMPLINGS, header_of, restarted
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, cut_files, find_grid, is_cuttable
-from gpuload.decode.jpeg import NvImageCodec, SimpleJpeg
+from gpuload.decode.jpeg import NvImageCodecRegions, SimpleJpeg
 
 Region = tuple[int, int, int, int]
 
@@ -147,7 +147,7 @@ def test_the_decoder_cuts_by_itself(large, monkeypatch, name, mode):
     decoder, region = Decoder(Decode()) if name == "all" else decoder_by(name), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     seen = []
-    for kind in (NvImageCodec, SimpleJpeg):
+    for kind in (NvImageCodecRegions, SimpleJpeg):
         decode = kind.decode
 
         def spy(self, data, *rest, decode=decode):
@@ -264,7 +264,7 @@ def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
     decoder, region = Decoder(Decode()), (150, 200, 80, 90)
     expected = without_cutting(decoder, large, region)
     seen = []
-    for kind in (NvImageCodec, SimpleJpeg):
+    for kind in (NvImageCodecRegions, SimpleJpeg):
 
         def refuse(self, data, header, grey, region_tlhw, out=None):
             seen.append(data)

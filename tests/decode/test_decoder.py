@@ -120,7 +120,9 @@ def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, 
 @pytest.mark.parametrize("kind", JPEGS)
 def test_whole_jpegs_go_to_simplejpeg_and_right_to_where_they_belong(picture, encode, kind, monkeypatch):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
-    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.decode", lambda *_: pytest.fail("went to nvImageCodec"))
+    monkeypatch.setattr(
+        "gpuload.decode.jpeg.NvImageCodecRegions.decode", lambda *_: pytest.fail("went to nvImageCodec")
+    )
     monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
     decoder = Decoder(Decode())
     header = decoder.header(photo)
@@ -246,7 +248,7 @@ def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeyp
     def missing(self):
         raise ImportError("libjpeg.so.8: cannot open shared object file")
 
-    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.__init__", missing)
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodecRegions.__init__", missing)
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.__init__", missing)
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture))
@@ -312,7 +314,7 @@ def test_an_nvimagecodec_that_is_too_old_is_told_of_once(tmp_path):
 
 def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypatch):
     monkeypatch.setattr("gpuload.decode.decoder._is_installed", lambda name: False)
-    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.__init__", lambda self: 1 // 0)
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodecRegions.__init__", lambda self: 1 // 0)
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture))
     decoder.decode(photo, decoder.header(photo))

@@ -15,7 +15,7 @@ import pytest
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.decode import decoder
-from gpuload.decode.jpeg import NvImageCodec
+from gpuload.decode.jpeg import NvImageCodecRegions
 
 PICTURES = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
 CHAIN = [T.CenterCrop(16), T.RandomPosterize(4), T.ToDtype("float32", scale=True)]
@@ -89,7 +89,7 @@ def test_a_missing_decoder_is_told_with_its_remedy(listen, monkeypatch):
     def refuse(self):
         raise ImportError("libnvjpeg.so: cannot open")
 
-    monkeypatch.setattr(NvImageCodec, "__init__", refuse)
+    monkeypatch.setattr(NvImageCodecRegions, "__init__", refuse)
     heard = listen(logging.INFO)
     with loader() as found:
         next(iter(found))

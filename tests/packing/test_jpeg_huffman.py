@@ -7,9 +7,9 @@ from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.decode.header import count_mcus, end_of_scan, mcu_layout, scan_start
-from gpuload.packing.jpeg_huffman import Table, add_codes, read_blocks, read_tables, walk_scan, write_tables
+from gpuload.packing.jpeg_huffman import HuffmanTable, add_codes, read_blocks, read_tables, walk_scan, write_tables
 
-FULL = Table(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
+FULL = HuffmanTable(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
 
 
 def scan_of(jpeg: bytes) -> np.ndarray:
@@ -36,13 +36,13 @@ def test_codes_that_are_added_leave_the_others_as_they_are():
     assert {symbol: codes[symbol] for symbol in range(4)} == FULL.codes()
     assert {symbol: codes[symbol] for symbol in (7, 8, 9)} == {7: (0b11100, 5), 8: (0b11101, 5), 9: (0b11110, 5)}
     assert add_codes(FULL, (3, 2)) is FULL
-    one = Table(bytes((1,)) + bytes(15), b"\0")
+    one = HuffmanTable(bytes((1,)) + bytes(15), b"\0")
     assert add_codes(one, (1,)).codes() == {0: (0, 1), 1: (0b10, 2)}
-    assert add_codes(Table(bytes(16), b""), (5,)).codes() == {5: (0, 1)}
+    assert add_codes(HuffmanTable(bytes(16), b""), (5,)).codes() == {5: (0, 1)}
 
 
 def test_a_table_without_room_cannot_be_completed():
-    full = Table(bytes((1,) * 16), bytes(range(16)))
+    full = HuffmanTable(bytes((1,) * 16), bytes(range(16)))
     assert add_codes(full, (200,)) is None
 
 

@@ -11,7 +11,7 @@ from parity.geometry import geometry
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.transforms.program.ops import Mix
+from gpuload.transforms.program.ops import PartnerMix
 
 __all__ = ["mixing"]
 
@@ -31,7 +31,7 @@ def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row
 
     partner = row ^ 1 if row ^ 1 < len(drawn[0][1].box_tlhw) else row
     own, other = bands(pair[0], drawn, row), bands(pair[1], drawn, partner)
-    params = next(params for _, params in drawn if isinstance(params, Mix))
+    params = next(params for _, params in drawn if isinstance(params, PartnerMix))
     top, left, height, width = params.box_tlhw[row].tolist()
     results = []
     for mine, theirs in zip(own, other, strict=True):

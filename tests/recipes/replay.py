@@ -13,7 +13,7 @@ import originals
 import torch
 from PIL import Image, ImageFilter
 
-from gpuload.transforms.program.ops import NOTHING, OPS, Box, Erase, Flip, Mixture, Numbers, Ops, Record, Warp
+from gpuload.transforms.program.ops import NOTHING, OPS, Box, ChainMixture, Erase, Flip, Numbers, Ops, Record, Warp
 from gpuload.transforms.program.windows import FILTERS
 
 vision = originals.torchvision()
@@ -52,7 +52,7 @@ def step(record: Record, row: int, leaves: list[Any]) -> list[Any]:
             return [warped(record, row, leaf) for leaf in leaves] if record.warped[row] else leaves
         case Ops():
             return [operated(record, row, leaves[0]), *leaves[1:]]
-        case Mixture():
+        case ChainMixture():
             return [mixed(record, row, leaves[0]), *leaves[1:]]
         case Erase():
             return [erased(record, row, leaves[0]), *leaves[1:]]
@@ -181,7 +181,7 @@ def operation(record: Ops, name: str, values: list[float], mode: Any, image: Ima
     raise AssertionError(f"no torchvision function is known for {name}")
 
 
-def mixed(record: Mixture, row: int, image: Image.Image) -> Image.Image:
+def mixed(record: ChainMixture, row: int, image: Image.Image) -> Image.Image:
     """AugMix as torchvision computes it: sums of whole levels in float, cut off at the end."""
     weights = record.weights[row]
     total = weights[0] * np.asarray(image, np.float64)

@@ -17,7 +17,7 @@ import torch
 from gpuload.decode.header import scan_markers
 from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.stage.decode import choose
-from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source
+from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixels, Refusal
 
 __all__ = ["ENGINE", "OTHER", "FakeDecoder", "decoding_with"]
 
@@ -63,7 +63,7 @@ class FakeDecoder:
         self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
+    def decode(self, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
         assert not self.closed
         self._before()
         for memory, owner in self._given:
@@ -82,7 +82,7 @@ class FakeDecoder:
     def close(self) -> None:
         self.closed = True
 
-    def _one(self, source: Source) -> Pixels | Refusal:
+    def _one(self, source: EncodedRegion) -> Pixels | Refusal:
         data = source.data.tobytes()
         header = scan_markers(data)
         assert header is not None

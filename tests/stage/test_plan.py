@@ -14,13 +14,13 @@ from gpuload.stage.plan import make_plan, shorten, table
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
     Box,
+    ChainMixture,
     Clamp,
     Erase,
     Flip,
-    Mix,
-    Mixture,
     Numbers,
     Ops,
+    PartnerMix,
     Warp,
 )
 
@@ -55,9 +55,9 @@ NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
         (T.RandomVerticalFlip(), Flip),
         (T.RandomRotation(3), Warp),
         (T.RandAugment(), Ops),
-        (T.AugMix(), Mixture),
+        (T.AugMix(), ChainMixture),
         (T.RandomErasing(), Erase),
-        (T.CutMix(num_classes=2), Mix),
+        (T.CutMix(num_classes=2), PartnerMix),
         (T.RandomOrder([T.RandomInvert()]), Ops),
         (NORMALIZE, Numbers),
         (T.Identity(), None),

@@ -25,7 +25,7 @@ from gpuload.transforms.policies import (
     WIDE_SPACE,
     policy,
 )
-from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, ChainMixture, Ops
 
 N = 6_000
 HEIGHT, WIDTH = 60, 47
@@ -338,7 +338,7 @@ def test_severity_1_moves_nothing():
     assert (values[codes == OPS.index("posterize")][:, 0] == 4).all()
 
 
-def run(params: Mixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
+def run(params: ChainMixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
     count = len(params.codes)
     sizes = np.tile([image.shape[:2]], (count, 1))
     draws = program(transform, params, sizes)
@@ -353,7 +353,7 @@ def test_an_image_mixed_with_itself_stays(batched):
     rng = np.random.default_rng(3)
     image = rng.integers(0, 256, (21, 34, 3), np.uint8)
     params = draw_mixture(T.AugMix(), 60)
-    still = Mixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
+    still = ChainMixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
     assert (run(still, image, T.AugMix(), batched=batched) == image).all()
 
 
@@ -362,7 +362,7 @@ def test_the_mixture_is_torchvisions(v2, batched):
     """torchvision, with our shares and our chains of an operation that both do alike."""
     image = np.random.default_rng(4).integers(0, 256, (21, 34, 3), np.uint8)
     params = draw_mixture(T.AugMix(), 20)
-    inverted = Mixture(np.full((20, 3, 1), OPS.index("invert")), np.zeros((20, 3, 1, VALUES)), params.weights)
+    inverted = ChainMixture(np.full((20, 3, 1), OPS.index("invert")), np.zeros((20, 3, 1, VALUES)), params.weights)
     results = run(inverted, image, T.AugMix(), batched=batched)
     original = v2.AugMix(chain_depth=1)
     original._apply_image_or_video_transform = lambda image, *_, **__: v2.functional.invert(image)

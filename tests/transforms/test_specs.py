@@ -13,7 +13,7 @@ from transforms.specs import SPECS
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import NOTHING, OPS, Mixture, Ops
+from gpuload.transforms.program.ops import NOTHING, OPS, ChainMixture, Ops
 
 KEY = epoch_key(8, 0)
 N = 40
@@ -76,4 +76,4 @@ def test_a_transform_draws_what_its_outline_says(name):
     assert type(record) is outline.kind
     codes = getattr(record, "codes", np.empty(0, np.int64))
     assert {OPS[code] for code in codes[codes != NOTHING].tolist()} <= set(outline.operations)
-    assert outline.operations or not isinstance(record, Ops | Mixture)
+    assert outline.operations or not isinstance(record, Ops | ChainMixture)

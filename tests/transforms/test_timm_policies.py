@@ -16,7 +16,7 @@ from timms import HEIGHT, WIDTH, simulated
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Mixture, Ops
+from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, ChainMixture, Ops
 from gpuload.transforms.timm_policies import SETS, TIMM
 
 POLICIES = ("original", "originalr", "v0", "v0r", "3a")
@@ -87,7 +87,7 @@ def test_chains_of_augmix_are_timms(published, config):
     n = 3000
     theirs, _, counts = simulated(published, original, original.ops, n)
     record = draw(T.TimmAugMix(config), n)
-    assert isinstance(record, Mixture)
+    assert isinstance(record, ChainMixture)
     width = record.codes.shape[1]
     assert width == original.width
     chains = [described(record.chain(number)) for number in range(width)]

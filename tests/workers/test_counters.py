@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuload.workers import counters as module
-from gpuload.workers.counters import FIELDS, ROW_BYTES, Counters, CounterTable, field_indices
+from gpuload.workers.counters import FIELDS, ROW_BYTES, CounterTable, WorkerCounters, field_indices
 from gpuload.workers.protocol import Board
 
 
@@ -33,7 +33,7 @@ def told(table: CounterTable, worker: int = 0) -> dict[str, int]:
 
 
 def test_a_row_adds_up(clock):
-    mine = Counters()
+    mine = WorkerCounters()
     clock(1_500)
     mine.begin()
     mine.read_ns += 70
@@ -47,7 +47,7 @@ def test_a_row_adds_up(clock):
 
 
 def test_what_a_worker_is_at_counts_before_it_ends(clock):
-    mine = Counters()
+    mine = WorkerCounters()
     mine.begin()
     clock(5_000)
     assert told(mine.table)["busy_ns"] == 4_000
@@ -123,7 +123,7 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
         try:
             assert other.stdout is not None
             other.stdout.readline()
-            mine = Counters(memory)
+            mine = WorkerCounters(memory)
             mine.start_queue_time()
             mine.begin()
             deadline = time.monotonic() + 60
@@ -145,12 +145,12 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
 
 def test_workers_of_a_process_count_its_cpu_time():
     with mmap.mmap(-1, ROW_BYTES) as memory:
-        mine = Counters(memory)
+        mine = WorkerCounters(memory)
         mine.begin()
         sum(range(200_000))
         mine.end()
         assert mine.cpu_ns > 0
-    home = Counters()
+    home = WorkerCounters()
     home.end()
     assert home.cpu_ns == 0
 

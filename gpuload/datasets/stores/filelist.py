@@ -135,7 +135,7 @@ class FileList(ImageFileDataset):
         if is_table:
             self._remote = remote_options(root, storage_options)
             folder = absolute_path("." if root is None else root)
-            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *selection)
+            source = TableSource(f"the {type(manifest).__name__}", "row", folder, root is not None, *selection)
             arrays = _pack_rows(_table_rows(manifest, source), source)
         else:
             remote = remote_options([manifest, root], storage_options)
@@ -146,7 +146,7 @@ class FileList(ImageFileDataset):
             read_rows, unit = (
                 (_parquet_rows, "row") if file_name.endswith(".parquet") else (partial(_csv_rows, delimiter), "line")
             )
-            source = Source(repr(file), unit, folder, root is not None, *selection)
+            source = TableSource(repr(file), unit, folder, root is not None, *selection)
             self._remote = remote if is_url(folder) else None
             arrays = load_or_build(
                 file,
@@ -178,7 +178,7 @@ class FileList(ImageFileDataset):
         return f"FileList({self.root!r}: {len(self)} images)"
 
 
-class Source(NamedTuple):
+class TableSource(NamedTuple):
     """The manifest or table that is being read.
 
     Attributes:
@@ -237,7 +237,7 @@ def _class_indices(values: list[Any], classes: list[str], describe_position: Cal
     return shrink_integers(np.array([indices[str(value)] for value in values]))
 
 
-def _table_rows(table: Any, source: Source) -> Rows:
+def _table_rows(table: Any, source: TableSource) -> Rows:
     """Return the rows of a pyarrow or pandas table."""
     columns = source.columns
     if hasattr(table, "to_batches"):
@@ -250,7 +250,7 @@ def _table_rows(table: Any, source: Source) -> Rows:
     return enumerate(zip(*values, strict=True))
 
 
-def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
+def _parquet_rows(file: str, source: TableSource, remote: Remote | None) -> Rows:
     columns = list(map(str, source.columns))
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
     with replace_errors(file, lambda text: ValueError(f"{file!r} is not a Parquet file, or is truncated: {text}")):
@@ -260,13 +260,13 @@ def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
         yield from _arrow_rows(batches, parquet_file.schema_arrow.names, columns, source)
 
 
-def _arrow_rows(batches: Iterable[Any], names: list[str], columns: Sequence[str | int], source: Source) -> Rows:
+def _arrow_rows(batches: Iterable[Any], names: list[str], columns: Sequence[str | int], source: TableSource) -> Rows:
     _check_names(names, columns, source)
     rows = (zip(*(batch.column(name).to_pylist() for name in columns), strict=True) for batch in batches)
     return enumerate(chain.from_iterable(rows))
 
 
-def _check_names(names: list[Any], columns: Sequence[str | int], source: Source) -> None:
+def _check_names(names: list[Any], columns: Sequence[str | int], source: TableSource) -> None:
     for column in columns:
         if column not in names:
             raise ValueError(
@@ -275,7 +275,7 @@ def _check_names(names: list[Any], columns: Sequence[str | int], source: Source)
             )
 
 
-def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) -> Rows:
+def _csv_rows(delimiter: str, file: str, source: TableSource, remote: Remote | None) -> Rows:
     columns = source.columns
     if len({type(column) for column in columns}) > 1:
         raise ValueError(
@@ -332,7 +332,7 @@ def _check_header(file: str, names: list[str], required: list[str], delimiter: s
         raise ValueError(f"{file!r} has no column {column!r}; its first line is {names}. {remedy}")
 
 
-def _pack_rows(rows: Rows, source: Source) -> dict[str, np.ndarray]:
+def _pack_rows(rows: Rows, source: TableSource) -> dict[str, np.ndarray]:
     """Read all rows. Return the paths relative to the root, in one buffer; an array for each target column; and, as
     JSON, the class names of each column and the warnings."""
     path_bytes, lengths = bytearray(), array("q")
@@ -373,7 +373,7 @@ def _pack_rows(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     return {**arrays, "words": np.frombuffer(json.dumps(names_and_warnings).encode(), np.uint8)}
 
 
-def _encode_relative_path(path: Any, where: str, source: Source) -> bytes:
+def _encode_relative_path(path: Any, where: str, source: TableSource) -> bytes:
     """Return a path relative to the root, encoded for the file system."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)

@@ -11,10 +11,10 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, LevelRunner
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Mixture, Outline
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, ChainMixture, Elastic, Erase, PartnerMix, RecordOutline
 
 if TYPE_CHECKING:
-    from gpuload.stage.dali.engine import Engine
+    from gpuload.stage.dali.engine import DaliEngine
 
 __all__ = ["UNSUPPORTED", "DaliBackend"]
 
@@ -24,8 +24,8 @@ INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or '
 UNSUPPORTED: Final = {"permute": "DALI has no operator that reorders each image's channels"}
 UNSUPPORTED_KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
-    Mix: "DALI's operators process each image separately",
-    Mixture: "DALI does not mix the results of several chains of operations",
+    PartnerMix: "DALI's operators process each image separately",
+    ChainMixture: "DALI does not mix the results of several chains of operations",
 }
 TWISTS: Final = {"brightness", "contrast", "saturation", "hue"}
 
@@ -40,18 +40,18 @@ class DaliBackend(Backend):
         if (message := self.unmet_requirement(device)) is not None:
             raise BackendError(message)
         try:
-            from gpuload.stage.dali.engine import Engine
+            from gpuload.stage.dali.engine import DaliEngine
         except ImportError as error:
             raise BackendError(
                 f"backend='dali' needs DALI with its dynamic mode, which cannot be imported here ({error}); {INSTALL}"
             ) from error
-        self._engine: Engine = Engine(device)
+        self._engine: DaliEngine = DaliEngine(device)
 
     @classmethod
     def unmet_requirement(cls, device: torch.device) -> str | None:
         return None if _is_installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed; {INSTALL}"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
+    def why_unsupported(self, outline: RecordOutline, *, is_late: bool, follows_own: bool) -> str | None:
         if outline.kind in UNSUPPORTED_KINDS:
             return UNSUPPORTED_KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
@@ -62,7 +62,7 @@ class DaliBackend(Backend):
             return "torch changes finished images in place"
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
-    def note(self, outline: Outline) -> str | None:
+    def note(self, outline: RecordOutline) -> str | None:
         is_ordered = len(TWISTS & {*outline.operations}) > 1
         return "in DALI's order: hue, saturation, contrast, brightness" if is_ordered else None
 

@@ -1,7 +1,7 @@
 """DALI's evaluation context for a stage, created at the first call with as many threads as torch uses.
 
-The context owns DALI's operators and its thread pool, and lives as long as the `Engine`. DALI caches operators by their
-constant arguments, so values that change from batch to batch are always passed as batches, never as constants.
+The context owns DALI's operators and its thread pool, and lives as long as the `DaliEngine`. DALI caches operators by
+their constant arguments, so values that change from batch to batch are always passed as batches, never as constants.
 
 **On the CPU**, operators run synchronously: when they return, their inputs are no longer needed.
 
@@ -22,12 +22,12 @@ import torch
 from nvidia.dali import types as dali_types
 from nvidia.dali.experimental import dynamic as ndd
 
-__all__ = ["Engine", "apply_to", "evaluate", "ndd", "types"]
+__all__ = ["DaliEngine", "apply_to", "evaluate", "ndd", "types"]
 
 types: Any = dali_types  # the module's members are created at run time, so type checkers do not know them
 
 
-class Engine:
+class DaliEngine:
     """DALI's state for one device. Only one thread of the stage's process may use it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.dali.engine import Engine, evaluate, ndd
+from gpuload.stage.dali.engine import DaliEngine, evaluate, ndd
 from gpuload.stage.dali.operators import apply_records, commutes_with_flips
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
@@ -32,7 +32,7 @@ class DaliLevels:
     """A runner that applies records to levels, converts the levels to results, and applies the late records that follow
     directly."""
 
-    def __init__(self, engine: Engine, finish: Finish) -> None:
+    def __init__(self, engine: DaliEngine, finish: Finish) -> None:
         self._engine = engine
         self._options: dict[str, Any] = {
             "output_layout": "CHW",

@@ -1,5 +1,5 @@
-"""Types and helpers for a decoder on a device. A decoder takes `Source` objects, and returns `Pixels` or a `Refusal`
-for each. `gpuload.stage.decode.images` handles batches and failures."""
+"""Types and helpers for a decoder on a device. A decoder takes `EncodedRegion` objects, and returns `Pixels` or a
+`Refusal` for each. `gpuload.stage.decode.images` handles batches and failures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpuload.decode.header import turn_upright
 __all__ = [
     "DESTINATION",
     "BatchDecoder",
+    "EncodedRegion",
     "OutOfDeviceMemory",
     "Pixels",
     "Refusal",
-    "Source",
     "copy_crops",
     "fetch",
     "run_self_test",
@@ -34,7 +34,7 @@ class OutOfDeviceMemory(Exception):
     """The device does not have enough memory for all images of a call; fewer images may fit."""
 
 
-class Source(NamedTuple):
+class EncodedRegion(NamedTuple):
     """An image to decode.
 
     Attributes:
@@ -77,7 +77,7 @@ class Refusal(NamedTuple):
 class BatchDecoder(Protocol):
     """A decoder of several images at a time, for use by one thread."""
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]: ...
+    def decode(self, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]: ...
     def close(self) -> None: ...
 
 
@@ -99,7 +99,7 @@ def copy_crops(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch
         target_region[:] = region if orientation == 1 else turn_upright(region, orientation)
 
 
-def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
+def fetch(pixels: Pixels, source: EncodedRegion, device: torch.device) -> np.ndarray:
     """Return a decoded region on the host, H×W×C, as stored."""
     shape = (*source.region_tlhw[2:], 1 if source.grey else 3)
     levels = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
@@ -107,7 +107,7 @@ def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
     return levels.cpu().numpy().reshape(shape)
 
 
-def run_self_test(decode: Callable[[Sequence[Source]], list[Pixels | Refusal]], device: torch.device) -> str:
+def run_self_test(decode: Callable[[Sequence[EncodedRegion]], list[Pixels | Refusal]], device: torch.device) -> str:
     """Decode a small test image; return an error message if the result is wrong, else ""."""
     from PIL import Image
 
@@ -115,7 +115,7 @@ def run_self_test(decode: Callable[[Sequence[Source]], list[Pixels | Refusal]], 
     picture = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2)
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=95)
-    source = Source(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
+    source = EncodedRegion(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
     [result] = decode([source])
     if isinstance(result, Refusal):
         return result.reason

@@ -33,7 +33,7 @@ from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
-from gpuload.stage.decode.backend import DESTINATION, Source
+from gpuload.stage.decode.backend import DESTINATION, EncodedRegion
 from gpuload.stage.decode.nvimagecodec import NvImageCodec
 from gpuload.stage.decode.threads import DecodedMemory, DecodingCall, DecodingThreads
 from gpuload.stage.device import DECODE, profiler_range
@@ -47,7 +47,7 @@ __all__ = ["ImageDecoder"]
 MAX_REASONS, MAX_REASON = 10, 100  # distinct reasons that are counted separately; characters per reason
 
 
-class _Images(NamedTuple):
+class _ColumnImages(NamedTuple):
     """The encoded images of a batch, as columns.
 
     Attributes:
@@ -130,7 +130,7 @@ class ImageDecoder:
         self.seconds += perf_counter() - start
         return failures
 
-    def _end(self, images: _Images, *, must_synchronize: bool) -> list[tuple[Part, list[ErrorRecord]]]:
+    def _end(self, images: _ColumnImages, *, must_synchronize: bool) -> list[tuple[Part, list[ErrorRecord]]]:
         call, failures = images.call, dict[int, dict[int, ErrorRecord]]()
         if call.error is not None:
             call.synchronize()
@@ -156,7 +156,7 @@ class ImageDecoder:
             reason = "other"
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
-    def _decode_on_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
+    def _decode_on_cpu(self, images: _ColumnImages, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
         """Decode an image as a worker would; if that fails, return the sample's index in the chunk and the error."""
         part, encoded = images.entries[row][0], EncodedImage._make(images.entries[row][1])
         content = part.content
@@ -164,7 +164,7 @@ class ImageDecoder:
         column = content.images[encoded.column]
         sample_row, leaf = int(column.row_indices[encoded.row]), entry(column.leaves, encoded.row)
         source = encoded.source or content.source_list[sample_row]
-        assert part.data is not None  # which may no longer be in the slot that `Source.data` is a view of
+        assert part.data is not None  # which may no longer be in the slot that `EncodedRegion.data` is a view of
         data = part.data[encoded.offset : encoded.offset + encoded.nbytes]
         file = sample.Encoded(data.tobytes(), "L" if encoded.grey else "RGB", source)
         region = column.table["region_tlhw"][encoded.row].tolist()
@@ -179,7 +179,7 @@ class ImageDecoder:
         return None
 
 
-def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _Images:
+def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _ColumnImages:
     """Collect the encoded images of a batch, and enter the offsets of their decoded pixels into the tables of their
     parts: the pixels are stored in order, after the part's own bytes. With `decodes_regions`, the decoder needs memory
     only for regions."""
@@ -207,17 +207,17 @@ def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _Images:
             image_bytes.append(nbytes if decodes_regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
         part_bytes.append(end - begin)
     call = DecodingCall(sources, np.concatenate(destinations), np.concatenate(image_bytes), sum(part_bytes))
-    return _Images(entries, [*parts], part_bytes, call)
+    return _ColumnImages(entries, [*parts], part_bytes, call)
 
 
-def _make_sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
+def _make_sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[EncodedRegion]:
     """Yield the decoder's input for each image. The tables have sizes and regions of upright images."""
     rows = zip(encoded, table["size_hw"].tolist(), table["region_tlhw"].tolist(), strict=True)
     for (_, _, offset, nbytes, orientation, grey, _), (height, width), region in rows:
         if orientation != 1:
             region = stored_region(tuple(region), orientation, (height, width))
             height, width = (width, height) if is_transposed(orientation) else (height, width)
-        yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
+        yield EncodedRegion(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
 def _remove_samples(part: Part, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:

@@ -28,7 +28,7 @@ import torch
 from gpuload.decode.jpeg import NV_MAX_BYTES, columns_to_decode, decode_params
 from gpuload.decode.native_messages import run_and_capture, run_and_describe
 from gpuload.stage import device as devices
-from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, run_self_test
+from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixels, Refusal, run_self_test
 
 __all__ = ["CPU", "ENGINE", "EXACT_REGION_VERSIONS", "GPU", "NvImageCodec"]
 
@@ -120,7 +120,7 @@ class NvImageCodec:
         backends = [library.Backend(kind) for kind in backend_kinds]
         return library.Decoder(device_id=device_id, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refusal]:
+    def decode(self, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
         """Return a result for each image, in order; raise OutOfDeviceMemory if the device does not have enough memory
         for all of them."""
         results: list[Pixels | Refusal] = [NO_REASON] * len(sources)
@@ -142,7 +142,7 @@ class NvImageCodec:
         """Free the memory of the decoders."""
         self._decoders = {}
 
-    def _decode_with(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refusal]:
+    def _decode_with(self, name: str, decoder: Any, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._region_decoders else None for source in sources]
         # On a GPU, no image is refused with a message, and capturing messages would make threads wait for each other.
@@ -161,7 +161,7 @@ class NvImageCodec:
             for source, box, image in zip(sources, boxes, images, strict=True)
         ]
 
-    def _decode_batch(self, decoder: Any, sources: Sequence[Source], boxes: Sequence[Box | None]) -> list[Any]:
+    def _decode_batch(self, decoder: Any, sources: Sequence[EncodedRegion], boxes: Sequence[Box | None]) -> list[Any]:
         stream, channels = 0, 1 if sources[0].grey else 3
         if not self._on_cpu:
             stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -179,7 +179,7 @@ class NvImageCodec:
                 code_streams[row] = code_stream.get_sub_code_stream(region=region(*box))
         return decoder.decode(code_streams, params=self._params[sources[0].grey], cuda_stream=stream)
 
-    def _extract_pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refusal:
+    def _extract_pixels(self, name: str, source: EncodedRegion, box: Box | None, image: Any) -> Pixels | Refusal:
         """Return a source's region from the decoded image, which covers the box or, without a box, the entire image."""
         _, image_height, image_width, grey, (top, left, height, width) = source
         first_row, first_column, end_row, end_column = box or (0, 0, image_height, image_width)
@@ -197,7 +197,7 @@ class NvImageCodec:
         return Pixels(image, name, memory["data"][0] + top * row_bytes + left * channels, row_bytes)
 
 
-def _box(source: Source) -> Box | None:
+def _box(source: EncodedRegion) -> Box | None:
     """Return the box to decode for a source's region, or None to decode the entire image."""
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:

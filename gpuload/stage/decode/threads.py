@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from gpuload.ring.ring import reserve_standard_streams
-from gpuload.stage.decode.backend import BatchDecoder, OutOfDeviceMemory, Pixels, Refusal, Source, copy_crops
+from gpuload.stage.decode.backend import BatchDecoder, EncodedRegion, OutOfDeviceMemory, Pixels, Refusal, copy_crops
 from gpuload.stage.device import Accelerator, HostEvent
 
 __all__ = ["DecodedMemory", "DecodingCall", "DecodingThreads"]
@@ -64,7 +64,7 @@ class DecodingCall:
         is_cancelled: whether a thread that has not begun yet must skip the call.
     """
 
-    sources: list[Source]
+    sources: list[EncodedRegion]
     destinations: np.ndarray
     nbytes: np.ndarray
     memory_bytes: int
@@ -272,7 +272,7 @@ class DecodingThreads:
             start += count
 
     def _decode_piece(
-        self, decoder: BatchDecoder, sources: Sequence[Source], nbytes: int
+        self, decoder: BatchDecoder, sources: Sequence[EncodedRegion], nbytes: int
     ) -> Sequence[Pixels | Refusal] | None:
         """Decode images, whose memory stays reserved. None means that the device ran out of memory, that nothing is
         reserved, and that fewer images may fit."""

@@ -20,7 +20,7 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.fusing.plan import CHANNELS
-from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
+from gpuload.transforms.program.ops import ChainMixture, Elastic, Flip, RecordOutline
 from gpuload.transforms.program.windows import FILTERS
 
 __all__ = ["FusedBackend"]
@@ -59,12 +59,12 @@ class FusedBackend(Backend):
             )
         return None
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
+    def why_unsupported(self, outline: RecordOutline, *, is_late: bool, follows_own: bool) -> str | None:
         if is_late and outline.kind is Flip:
             return "finished images are moved by torch"
         if outline.kind is Elastic:
             return "fields are smoothed by torch"
-        if outline.kind is Mixture:
+        if outline.kind is ChainMixture:
             return "several results of an image are mixed by torch"
         if outline.numbers is not None and len(outline.numbers.mean) not in (0, *CHANNELS):
             return f"images with {len(outline.numbers.mean)} channels are left to torch"
@@ -86,7 +86,7 @@ class FusedBackend(Backend):
 
         return change_finished
 
-    def late_kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+    def late_kernels(self, steps: Sequence[Sequence[RecordOutline]], result_format: ResultFormat) -> set[Any]:
         from gpuload.stage.fused.variants import late_variants
 
         return late_variants(steps, result_format=result_format) if result_format.channels[1] in CHANNELS else set()

@@ -23,7 +23,7 @@ from gpuload.stage.device import upload, use_device_of
 from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.pixels import round_to
 from gpuload.transforms.program.fusing.plan import portions
-from gpuload.transforms.program.ops import Mix
+from gpuload.transforms.program.ops import PartnerMix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]
 
@@ -43,7 +43,7 @@ _PAIR: Final = tl.constexpr(PAIR.itemsize // 8)
 _LANES: Final = tl.constexpr(LANES)
 
 
-def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
+def mix(outputs: Outputs, record: PartnerMix, partners: np.ndarray) -> None:
     """Mix finished images with each other, in place.
 
     Args:
@@ -77,7 +77,7 @@ def mix(outputs: Outputs, record: Mix, partners: np.ndarray) -> None:
             )
 
 
-def _make_pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
+def _make_pairs(mix: PartnerMix, partners: np.ndarray) -> np.ndarray:
     """Return the pairs in which at least one image changes, `PAIR` (pairs,)."""
     sides = np.empty(len(partners), SIDE)
     sides["box_tlhw"] = mix.box_tlhw

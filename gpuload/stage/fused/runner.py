@@ -34,8 +34,8 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import CHANNELS, Features, Fusing, Plan, Tile, leading_erase_records
-from gpuload.transforms.program.ops import Erase, Mix, Outline
+from gpuload.transforms.program.fusing.plan import CHANNELS, Features, Fusing, LaunchPlan, Tile, leading_erase_records
+from gpuload.transforms.program.ops import Erase, PartnerMix, RecordOutline
 from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["FusedRunner", "change_finished", "compile_trial_kernel", "tile_of"]
@@ -89,7 +89,7 @@ class FusedRunner:
             return None
         return late_program.part(len(erase_records), len(late_program.records))
 
-    def kernels(self, steps: Sequence[Sequence[Outline]], result_format: ResultFormat) -> set[Any]:
+    def kernels(self, steps: Sequence[Sequence[RecordOutline]], result_format: ResultFormat) -> set[Any]:
         """Implement `gpuload.stage.backend.CompiledRunner.kernels`."""
         self.features = Features.of_outlines(outline for outlines in steps for outline in outlines)
         return (
@@ -109,7 +109,7 @@ class FusedRunner:
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
         erase_records: Sequence[Erase] = (),
-    ) -> tuple[Plan, dict[str, torch.Tensor]]:
+    ) -> tuple[LaunchPlan, dict[str, torch.Tensor]]:
         """Plan the passes for a batch; return the plan, and the arrays that kernels read, on the device and keyed by
         name.
 
@@ -117,7 +117,7 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.LevelRunner`.
             erase_records: the records that erase boxes of finished images.
         """
-        plan, arrays = Plan.build(
+        plan, arrays = LaunchPlan.build(
             images.table, program, windows_tlhw, *_strides(outputs), erase_records, self.tile, images.steps
         )
         tensors = upload_arrays(list(arrays.values()), self._device)
@@ -128,7 +128,7 @@ class FusedRunner:
         assert planned.plan is not None
         self.launch(planned.plan, planned.arrays, pixels, outputs)
 
-    def launch(self, plan: Plan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
+    def launch(self, plan: LaunchPlan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
         """Launch the kernels of a prepared batch."""
         # Kernels do not read missing arrays, but still need a pointer of the right type, so they get another array.
         filler = {
@@ -196,7 +196,7 @@ def change_finished(outputs: Outputs, late_program: Program, partners: np.ndarra
         return apply_late(outputs, late_program, partners=partners)
     for record in late_program.records:
         match record:
-            case Mix():
+            case PartnerMix():
                 mix(outputs, record, default_partners(len(late_program)) if partners is None else partners)
             case Erase():
                 erase_images(outputs, record)

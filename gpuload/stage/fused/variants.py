@@ -31,7 +31,7 @@ from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.fusing.plan import Features, Tile
-from gpuload.transforms.program.ops import Box, Call, Erase, Flip, Mix, Ops, Outline, Turn, Warp
+from gpuload.transforms.program.ops import Box, Call, Erase, Flip, Ops, PartnerMix, RecordOutline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
 
@@ -57,7 +57,7 @@ SELECTS: Final[Round] = Round(["select"])
 MAX_REPEATS: Final = 3  # more of the same round reach no other state: two effects, and a change between them
 
 
-class Pass(NamedTuple):
+class PassState(NamedTuple):
     """The state of an image's last pass.
 
     Attributes:
@@ -71,7 +71,7 @@ class Pass(NamedTuple):
     is_whole: bool = False
 
 
-START: Final = Pass(is_open=True, is_whole=True)
+START: Final = PassState(is_open=True, is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class Variant:
             raise
 
 
-def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultFormat, tile: Tile) -> set[Variant]:
+def level_variants(
+    steps: Sequence[Sequence[RecordOutline]], *, result_format: ResultFormat, tile: Tile
+) -> set[Variant]:
     """Return the variants that a segment may launch whose transforms work on levels.
 
     Args:
@@ -134,13 +136,13 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, result_format: ResultF
     return variants
 
 
-def late_variants(steps: Iterable[Sequence[Outline]], *, result_format: ResultFormat) -> set[Variant]:
+def late_variants(steps: Iterable[Sequence[RecordOutline]], *, result_format: ResultFormat) -> set[Variant]:
     """Return the variants that a segment may launch whose transforms work on N×C×H×W batches of finished images. The
     arguments are those of `level_variants`."""
     variants: set[Variant] = set()
     channels, dtype = result_format.channels[1], result_format.dtype
     for outline in (outline for outlines in steps for outline in outlines):
-        if outline.kind is Mix:
+        if outline.kind is PartnerMix:
             constants = {
                 "CHANNELS": channels,
                 "DENSE": True,
@@ -195,7 +197,7 @@ def _make_variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any
     return Variant(name, args, tuple(options.items()))
 
 
-def _possible_geometries(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], bool]:
+def _possible_geometries(steps: Sequence[Sequence[RecordOutline]]) -> tuple[set[int], set[int], bool]:
     """Return the kinds of geometry that the last pass of a program can have, the kinds that earlier passes can have,
     and whether levels may be counted.
 
@@ -236,16 +238,16 @@ def _possible_geometries(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], 
     return last_kinds | {state.kind for state in states}, earlier_kinds, has_counts
 
 
-def _follow(state: Pass, effect: Effect) -> Pass:
+def _follow(state: PassState, effect: Effect) -> PassState:
     """Return the state of an image's last pass after an effect."""
     if isinstance(effect, int):
-        return Pass(effect)
+        return PassState(effect)
     if effect is None or (effect == "select" and not state.is_open):
         return state
-    return Pass(state.kind) if effect == "change" else Pass(is_open=effect != "count")
+    return PassState(state.kind) if effect == "change" else PassState(is_open=effect != "count")
 
 
-def _rounds(outline: Outline, min_hw: tuple[int, int]) -> Iterator[Round]:
+def _rounds(outline: RecordOutline, min_hw: tuple[int, int]) -> Iterator[Round]:
     """Yield the rounds of effects that the records of an outline have on an image of at least this size."""
     no_effect = Round([None] if outline.is_optional else [])
     if outline.kind is Ops:

@@ -12,7 +12,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, LevelRunner
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, Mix, Outline
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Erase, PartnerMix, RecordOutline
 from gpuload.transforms.program.windows import SMOOTHING
 
 __all__ = ["UNSUPPORTED", "KorniaBackend"]
@@ -54,8 +54,8 @@ class KorniaBackend(Backend):
         # Older versions misplace the pixels of warps with `align_corners=False`.
         return f"the backend 'kornia' needs Kornia 0.9 or later, but {number} is installed; run `pip install -U kornia`"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
-        if outline.kind is Mix or (is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS)):
+    def why_unsupported(self, outline: RecordOutline, *, is_late: bool, follows_own: bool) -> str | None:
+        if outline.kind is PartnerMix or (is_late and not follows_own and issubclass(outline.kind, CHANGES_PIXELS)):
             return FINISHED
         if outline.kind is Elastic:
             return "Kornia's elastic deformation gives an image other bits in a batch than alone"
@@ -65,7 +65,7 @@ class KorniaBackend(Backend):
             return "Kornia has no Lanczos filter"
         return next((f"{name}: {UNSUPPORTED[name]}" for name in outline.operations if name in UNSUPPORTED), None)
 
-    def note(self, outline: Outline) -> str | None:
+    def note(self, outline: RecordOutline) -> str | None:
         is_smoothed = outline.kind is Box and outline.padding_mode is None and set(outline.filters) & set(SMOOTHING)
         return "not antialiased" if is_smoothed else None
 

@@ -30,16 +30,16 @@ from gpuload.stage.device import Accelerator, upload
 from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs
 from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
 from gpuload.stage.ragged import RaggedImages, rows_by_key
-from gpuload.stage.reference.gather import Source, crop
+from gpuload.stage.reference.gather import PixelSource, crop
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
     NOTHING,
     OPS,
     Box,
+    ChainMixture,
     Erase,
     Flip,
-    Mixture,
     Ops,
     Record,
     Turn,
@@ -153,7 +153,7 @@ class KorniaRunner:
             case Ops():
                 piece.change(rows, lambda images, indices: self._operate(images, record, indices))
                 _cut(piece, rows, before, after)
-            case Mixture():
+            case ChainMixture():
                 piece.change(rows, lambda images, indices: self._mix(images, record, indices))
                 _cut(piece, rows, before, after)
             case _:
@@ -201,7 +201,7 @@ class KorniaRunner:
         fill, mode = [level / self._unit for level in record.fill], str(record.padding_mode)
 
         def crop_group(images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-            group, source = changed[indices], Source.from_dense(images)
+            group, source = changed[indices], PixelSource.from_dense(images)
             return crop(source, corners[group], tuple(after[group[0], 2:]), record.sizes_hw[group], mode, fill)
 
         piece.change(rows[changed], crop_group, after[changed, 2:])
@@ -267,7 +267,7 @@ class KorniaRunner:
             return images
         return images[:, :1].expand(-1, record.channels, -1, -1).contiguous()  # the channels are equal
 
-    def _mix(self, images: torch.Tensor, record: Mixture, indices: np.ndarray) -> torch.Tensor:
+    def _mix(self, images: torch.Tensor, record: ChainMixture, indices: np.ndarray) -> torch.Tensor:
         weights = upload(record.weights[indices].astype(np.float32), images.device)[:, :, None, None, None]
         total = images * weights[:, 0]
         for number in range(record.codes.shape[1]):
@@ -376,7 +376,7 @@ class _Piece:
         """Read windows of the same size as floats. A single image has torch's channels-last layout on the CPU, in which
         Kornia's resize takes 60% of the time."""
         if not self._images.pixels.is_cpu:
-            images = Source.from_ragged(self._images, rows, self._windows[rows]).to_dense().to(torch.float32)
+            images = PixelSource.from_ragged(self._images, rows, self._windows[rows]).to_dense().to(torch.float32)
         elif len(rows) == 1:
             images = self._view(int(rows[0]))[None].to(torch.float32, memory_format=torch.channels_last, copy=True)
         else:
@@ -399,9 +399,9 @@ class _Piece:
     def _take_extended(self, rows: np.ndarray, height: int, width: int) -> torch.Tensor:
         """Return images extended to this size by their border pixels, N×C×H×W."""
         if all(self._homes[row] is None for row in rows.tolist()):
-            sources = [Source.from_ragged(self._images, rows, self._windows[rows])]
+            sources = [PixelSource.from_ragged(self._images, rows, self._windows[rows])]
         else:
-            sources = [Source.from_dense(self.take(row).contiguous()) for row in rows[:, None]]
+            sources = [PixelSource.from_dense(self.take(row).contiguous()) for row in rows[:, None]]
         parts = []
         for source in sources:
             axes = ((height, source.heights), (width, source.widths))

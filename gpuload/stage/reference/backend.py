@@ -11,7 +11,7 @@ from gpuload.stage.backend import Backend, LevelRunner
 from gpuload.stage.finish import Finish
 from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.single import SingleRunner
-from gpuload.transforms.program.ops import Outline
+from gpuload.transforms.program.ops import RecordOutline
 
 __all__ = ["Runner", "TorchBackend"]
 
@@ -27,7 +27,7 @@ class TorchBackend(Backend):
         super().__init__(device)
         self._is_single = device.type == "cpu" if runner is None else runner == "single"
 
-    def why_unsupported(self, outline: Outline, *, is_late: bool, follows_own: bool) -> str | None:
+    def why_unsupported(self, outline: RecordOutline, *, is_late: bool, follows_own: bool) -> str | None:
         return None
 
     def level_runner(self, finish: Finish) -> LevelRunner:

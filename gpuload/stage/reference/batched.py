@@ -18,7 +18,7 @@ import torch
 from gpuload.stage.device import upload
 from gpuload.stage.finish import MAX_LEVELS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
-from gpuload.stage.reference.gather import Source, crop, resize
+from gpuload.stage.reference.gather import PixelSource, crop, resize
 from gpuload.stage.reference.operations import OPERATIONS, mix_batch
 from gpuload.stage.reference.resample import round_to_levels
 from gpuload.stage.reference.warp import deform, warp_batch
@@ -28,10 +28,10 @@ from gpuload.transforms.program.ops import (
     NOTHING,
     OPS,
     Box,
+    ChainMixture,
     Elastic,
     Erase,
     Flip,
-    Mixture,
     Ops,
     Record,
     Turn,
@@ -90,7 +90,7 @@ class BatchRunner:
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
-        branches = Branches(Source.from_ragged(images, rows, windows[0]))
+        branches = Branches(PixelSource.from_ragged(images, rows, windows[0]))
         for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
             if isinstance(record, CHANGES_PIXELS):
                 index = slice(None) if record.rows is None else record.rows
@@ -104,7 +104,7 @@ class BatchRunner:
             result.mul_(self._constants[0]).add_(self._constants[1])
         return result
 
-    def _apply(self, source: Source, record: Record, before: np.ndarray, after: np.ndarray) -> Source:
+    def _apply(self, source: PixelSource, record: Record, before: np.ndarray, after: np.ndarray) -> PixelSource:
         match record:
             case Flip():
                 return source.flip(record.flipped, horizontally=record.axis == 1)
@@ -118,41 +118,41 @@ class BatchRunner:
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
                     return source
                 corners, mode = np.hstack([corners, before[:, :2]]), str(record.padding_mode)
-                return Source.from_dense(crop(source, corners, _size(after), record.sizes_hw, mode, record.fill))
+                return PixelSource.from_dense(crop(source, corners, _size(after), record.sizes_hw, mode, record.fill))
             case Warp():
                 return self._warp(source, record, after)
             case Erase():
-                return Source.from_dense(erase_levels(source.to_dense(), record, before, self._finish.image_dtype))
+                return PixelSource.from_dense(erase_levels(source.to_dense(), record, before, self._finish.image_dtype))
             case Elastic():
                 levels = round_to_levels(deform(source.to_dense(), record, np.arange(len(after))), self._max_level)
             case Ops():
                 levels = self._operate(source.to_dense().to(torch.float32), record).to(torch.uint8)
-            case Mixture():
+            case ChainMixture():
                 levels = mix_batch(source.to_dense().to(torch.float32), record, self._operate).to(torch.uint8)
             case _:
                 return source
-        result = Source.from_dense(levels)
+        result = PixelSource.from_dense(levels)
         return result if np.array_equal(before, after) else result.cut(after)
 
-    def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
+    def _resize(self, source: PixelSource, record: Box, before: np.ndarray, after: np.ndarray) -> PixelSource:
         """Resize boxes and return the windows. Images with the same filter are processed together."""
         corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
 
-        def resize_group(images: Source, rows: np.ndarray, filter_code: int) -> Source:
+        def resize_group(images: PixelSource, rows: np.ndarray, filter_code: int) -> PixelSource:
             levels = resize(images, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[filter_code])
-            return Source.from_dense(round_to_levels(levels, self._max_level))
+            return PixelSource.from_dense(round_to_levels(levels, self._max_level))
 
         return change_by_key(source, filter_codes(record.filters, len(before)), resize_group)
 
-    def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
-        def warp_group(images: Source, rows: np.ndarray, filter_code: int) -> Source:
+    def _warp(self, source: PixelSource, record: Warp, after: np.ndarray) -> PixelSource:
+        def warp_group(images: PixelSource, rows: np.ndarray, filter_code: int) -> PixelSource:
             if filter_code == NOT_WARPED:
                 return images.cut(after[rows])
             coefficients, interpolation = record.coefficients[rows], FILTERS[filter_code]
             levels = warp_batch(
                 images.to_dense(), coefficients, _size(after), interpolation, record.fill, corners=after[rows, :2]
             )
-            return Source.from_dense(round_to_levels(levels, self._max_level))
+            return PixelSource.from_dense(round_to_levels(levels, self._max_level))
 
         return change_by_key(
             source, np.where(record.warped, filter_codes(record.filters, len(after)), NOT_WARPED), warp_group
@@ -203,25 +203,27 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
-def change_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
+def change_by_key(
+    images: PixelSource, keys: np.ndarray, change: Callable[[PixelSource, np.ndarray, int], PixelSource]
+) -> PixelSource:
     """Change images in groups with equal `keys`, (n,): call `change` with each group, the group's indices, and its
     key."""
     groups = rows_by_key(keys.tolist())
     if len(groups) == 1:
         [(key, rows)] = groups.items()
         return change(images, rows, key)
-    return Source.merge([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
+    return PixelSource.merge([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
 
 
 class Branches:
     """The images of a batch, divided into groups, each with the batch indices of its images. The images of a branch of
     a chain stay one group while the branch's records have the same rows."""
 
-    def __init__(self, images: Source) -> None:
+    def __init__(self, images: PixelSource) -> None:
         self._all_rows = np.arange(len(images.base))
         self._groups = [(self._all_rows, images)]
 
-    def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
+    def change(self, rows: np.ndarray | None, change: Callable[[PixelSource], PixelSource]) -> None:
         """Take the images with these indices (ascending; None means all) out of their groups, change them, and put them
         back as one group."""
         rows = self._all_rows if rows is None else rows
@@ -229,13 +231,13 @@ class Branches:
             images = change(self._take(rows))
             self._groups.append((rows, images))
 
-    def take_all(self) -> Source:
+    def take_all(self) -> PixelSource:
         """Take all images of the batch out of their groups, and return them."""
         return self._take(self._all_rows)
 
-    def _take(self, rows: np.ndarray) -> Source:
+    def _take(self, rows: np.ndarray) -> PixelSource:
         groups, self._groups = self._groups, []
-        parts: list[tuple[np.ndarray, Source]] = []
+        parts: list[tuple[np.ndarray, PixelSource]] = []
         for group_rows, images in groups:
             is_selected = np.isin(group_rows, rows, assume_unique=True)
             if is_selected.all():
@@ -247,4 +249,4 @@ class Branches:
                 self._groups.append((group_rows, images))
         if len(parts) == 1:
             return parts[0][1]
-        return Source.merge([(np.searchsorted(rows, group_rows), images) for group_rows, images in parts])
+        return PixelSource.merge([(np.searchsorted(rows, group_rows), images) for group_rows, images in parts])

@@ -1,6 +1,6 @@
 """The reference backend's resampling and cropping of batches, with tensor operations.
 
-A `Source` describes where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
+A `PixelSource` describes where the pixels of a batch are in one flat tensor: pixel (y, x) of channel c of image i is at
 ``base[i] + y · row_step[i] + x · column_step[i] + c · channel_step``. Ragged batches and dense tensors are thus handled
 alike, and crops and flips only change offsets and steps on the host. Pixels move only when a result is gathered; loops
 run over the taps of a filter, never over images. For uint8 images, the arithmetic is bit-identical to Pillow's fixed
@@ -25,13 +25,13 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.resample import normalize_weights
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_indices
 
-__all__ = ["Source", "crop", "resize"]
+__all__ = ["PixelSource", "crop", "resize"]
 
 PER_IMAGE: Final = ("base", "row_step", "column_step", "heights", "widths")
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PixelSource:
     """The locations of the pixels of n images. All arrays are int64 (n,), on the host."""
 
     pixels: torch.Tensor
@@ -44,7 +44,7 @@ class Source:
     channels: int
 
     @classmethod
-    def from_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
+    def from_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> PixelSource:
         """Return windows of some images of a batch."""
         assert images.steps is None
         heights, widths, channels = images.shapes[rows].T
@@ -61,20 +61,20 @@ class Source:
         return source.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
 
     @classmethod
-    def from_dense(cls, levels: torch.Tensor) -> Source:
+    def from_dense(cls, levels: torch.Tensor) -> PixelSource:
         """Return the images of a contiguous N×C×H×W tensor."""
         n, channels, height, width = levels.shape
         ones = np.ones(n, np.int64)
         base = np.arange(n) * (channels * height * width)
         return cls(levels.view(-1), base, width * ones, ones, height * width, height * ones, width * ones, channels)
 
-    def cut(self, tlhw: np.ndarray) -> Source:
+    def cut(self, tlhw: np.ndarray) -> PixelSource:
         """Cut a box out of each image; the image must contain the box."""
         base = self.base + tlhw[:, 0] * self.row_step + tlhw[:, 1] * self.column_step
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
     @classmethod
-    def merge(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
+    def merge(cls, parts: Sequence[tuple[np.ndarray, PixelSource]]) -> PixelSource:
         """Merge the images of the parts. Each part consists of the indices of its images in the result, and the images.
         Pixels are copied unless all parts are in one tensor."""
         order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
@@ -88,18 +88,18 @@ class Source:
             result[upload(rows, result.device)] = part
         return cls.from_dense(result)
 
-    def take(self, rows: np.ndarray) -> Source:
+    def take(self, rows: np.ndarray) -> PixelSource:
         """Select images by their indices."""
         return replace(self, **{name: getattr(self, name)[rows] for name in PER_IMAGE})
 
-    def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
+    def flip(self, flipped: np.ndarray, *, horizontally: bool) -> PixelSource:
         """Mirror the images selected by `flipped`, bool (n,)."""
         step, length = (self.column_step, self.widths) if horizontally else (self.row_step, self.heights)
         base = np.where(flipped, self.base + (length - 1) * step, self.base)
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
-    def transpose(self, transposed: np.ndarray) -> Source:
+    def transpose(self, transposed: np.ndarray) -> PixelSource:
         """Swap rows and columns of the images selected by `transposed`, bool (n,)."""
         swapped_fields = {}
         for name, other_name in (("row_step", "column_step"), ("heights", "widths")):
@@ -145,7 +145,7 @@ class Source:
 
 
 def crop(
-    source: Source,
+    source: PixelSource,
     corners: np.ndarray,
     size_hw: tuple[int, int],
     frames_hw: np.ndarray,
@@ -179,7 +179,7 @@ def crop(
 
 
 def resize(
-    source: Source,
+    source: PixelSource,
     corners: np.ndarray,
     boxes_hw: np.ndarray,
     sizes_hw: np.ndarray,

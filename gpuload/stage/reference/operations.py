@@ -31,7 +31,7 @@ from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_im
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.color import ADJUST, POINTS, ImageOperation, single_colors
 from gpuload.stage.reference.jpeg import compress, compress_image
-from gpuload.transforms.program.ops import OPS, Mixture, Ops
+from gpuload.transforms.program.ops import OPS, ChainMixture, Ops
 
 __all__ = ["OPERATIONS", "image_operations", "mix_batch", "mix_image"]
 
@@ -125,7 +125,7 @@ def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None
 
 
 def mix_batch(
-    levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
+    levels: torch.Tensor, record: ChainMixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
 ) -> torch.Tensor:
     """Mix N×C×H×W float32 levels with the results of the chains in `record`; `operate` applies operations in place."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]

@@ -30,10 +30,10 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     NOTHING,
     Box,
+    ChainMixture,
     Elastic,
     Erase,
     Flip,
-    Mixture,
     Ops,
     Record,
     Turn,
@@ -104,7 +104,7 @@ class SingleRunner:
                 continue
             if step := self._make_step(record, before, after, dtype):
                 steps.append(step)
-                is_cut = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
+                is_cut = isinstance(record, Elastic | Ops | ChainMixture) and not np.array_equal(before, after)
                 if is_cut or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
                     steps.append(_make_cut_step(after))
             for step in steps:
@@ -129,7 +129,7 @@ class SingleRunner:
                 return _make_deform_step(record)
             case Ops():
                 return self._make_ops_step(record)
-            case Mixture():
+            case ChainMixture():
                 return self._make_mixture_step(record)
             case Erase():
                 return _make_erase_step(record, before, dtype)
@@ -152,7 +152,7 @@ class SingleRunner:
 
         return step
 
-    def _make_mixture_step(self, record: Mixture) -> Step:
+    def _make_mixture_step(self, record: ChainMixture) -> Step:
         chains = [self._make_ops_step(record.chain(index)) for index in range(record.codes.shape[1])]
         shares = record.weights.astype(np.float32)
 

@@ -15,7 +15,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Mix, Record
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, PartnerMix, Record
 from gpuload.transforms.program.windows import full_windows
 
 __all__ = ["IMAGE", "Program", "concat_tables", "image_table"]
@@ -78,9 +78,9 @@ class Program:
         return tuple(reversed(windows))
 
     @property
-    def mix(self) -> Mix | None:
-        """The `Mix` record; None if no transform mixes images."""
-        return next((record for record in self.records if isinstance(record, Mix)), None)
+    def mix(self) -> PartnerMix | None:
+        """The `PartnerMix` record; None if no transform mixes images."""
+        return next((record for record in self.records if isinstance(record, PartnerMix)), None)
 
     @property
     def resize(self) -> Box | None:

@@ -3,8 +3,8 @@
 Drawing a transform gives a record with the random parameters of each image. Resize, CenterCrop, RandomResizedCrop, Pad
 and RandomZoomOut all become a `Box`, rotations become a `Warp`, and colour changes become `Ops`, whose order can differ
 between images. A record applies to some images of a batch or to all images: a transform that contains other transforms
-becomes several records, each with its own images. An `Outline` describes in advance the records that a transform will
-draw.
+becomes several records, each with its own images. A `RecordOutline` describes in advance the records that a transform
+will draw.
 
 The first axis of each array corresponds to the images of the record. Sizes are int64 (n, 2): height, width. Boxes and
 windows are int64 (n, 4): top, left, height, width.
@@ -21,9 +21,35 @@ import numpy as np
 from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows, transpose_boxes
 
 __all__ = [
-    "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
-    "Erase", "Flip", "Gather", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Paste", "Record", "Reformat", "Tidy",
-    "TidyPoints", "Tile", "Turn", "Warp", "code", "filter_codes", "map_params",
+    "CHANGES_PIXELS",
+    "MOVES_PIXELS",
+    "NOTHING",
+    "OPS",
+    "VALUES",
+    "Box",
+    "Call",
+    "ChainMixture",
+    "Clamp",
+    "ClampPoints",
+    "Elastic",
+    "Erase",
+    "Flip",
+    "Gather",
+    "Numbers",
+    "Ops",
+    "PartnerMix",
+    "Paste",
+    "Record",
+    "RecordOutline",
+    "Reformat",
+    "Tidy",
+    "TidyPoints",
+    "Tile",
+    "Turn",
+    "Warp",
+    "code",
+    "filter_codes",
+    "map_params",
 ]  # fmt: skip
 
 # The operations that keep an image's size. An operation's code is its index here. Comments list the operation's values.
@@ -282,7 +308,7 @@ class Ops(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Mixture(WholeImageRecord):
+class ChainMixture(WholeImageRecord):
     """A mixture of each image with the results of several chains of operations (AugMix).
 
     Attributes:
@@ -339,9 +365,10 @@ class Erase(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Mix(Record):
+class PartnerMix(Record):
     """A mixture of each image with its partner (`gpuload.batches.mixing`). The partner's batch index is not part of the
-    record, but is passed when the record is applied. A program has at most one `Mix`, which applies to all images.
+    record, but is passed when the record is applied. A program has at most one `PartnerMix`, which applies to all
+    images.
 
     Attributes:
         share: float64 (n,), the weight of the image itself and of its label; 1 for an image that is not mixed.
@@ -476,7 +503,7 @@ def map_params(params: Any, function: Callable[[Any], Any]) -> Any:
 
 
 # The record classes defined below do not change pixels: they convert dtypes, or change boxes and keypoints.
-CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
+CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, ChainMixture, Erase, PartnerMix, Call)
 MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # `Ops` that contain "warp" also move pixels
 
 
@@ -533,13 +560,13 @@ class Reformat(Record):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Outline:
+class RecordOutline:
     """The properties of a transform's records that are known before the records are drawn.
 
     Attributes:
         kind: the class of the records.
         name: the name of the transform.
-        operations: the sorted names of all operations that `Ops` or a `Mixture` can contain.
+        operations: the sorted names of all operations that `Ops` or a `ChainMixture` can contain.
         depth: the number of operations for an image, in any order and with repetitions; None means each one once.
         is_optional: whether an image may lack a record, or any of its operations.
         filters: the names of all filters that a `Box` or warps can use.

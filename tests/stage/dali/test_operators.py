@@ -13,7 +13,7 @@ import torch
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
-from gpuload.stage.dali.engine import Engine, ndd, types
+from gpuload.stage.dali.engine import DaliEngine, ndd, types
 from gpuload.transforms.program.ops import NOTHING, OPS, Box, Erase, Flip, Ops, Turn, Warp
 from gpuload.transforms.program.windows import FILTERS
 
@@ -237,7 +237,7 @@ def test_results_are_bit_equal_to_dalis_functions(name, pictures, make_batch):
     chain = T.Chain(CHAINS[name])
     images, program = make_batch(chain, pictures, whole=True)
     results = compile_stage(chain, device="cpu", backend="dali", ragged="list")(images, program)
-    engine, is_changed = Engine(CPU), False
+    engine, is_changed = DaliEngine(CPU), False
     for row, (picture, result) in enumerate(zip(pictures, results, strict=True)):
         with engine.activate():
             batch = ndd.as_batch([torch.from_numpy(picture)], layout="HWC")

@@ -130,11 +130,11 @@ def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
 
 def test_inputs_are_not_copied(make_images):
     """What is written to the memory behind DALI's back is what DALI sees."""
-    from gpuload.stage.dali.engine import Engine
+    from gpuload.stage.dali.engine import DaliEngine
     from gpuload.stage.dali.runner import make_batch
 
     images = RaggedImages.from_arrays(make_images(4, 3))
-    with Engine(torch.device("cpu")).activate():
+    with DaliEngine(torch.device("cpu")).activate():
         batch = make_batch(images, images.regions_tlhw)
         seen = [sample.torch() for sample in batch]
         assert [sample.data_ptr() - images.pixels.data_ptr() for sample in seen] == images.offsets.tolist()

@@ -22,7 +22,7 @@ import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.jpeg import load_nvimgcodec
 from gpuload.stage.decode import choose, nvimagecodec
-from gpuload.stage.decode.backend import OutOfDeviceMemory, Pixels, Refusal, Source, fetch
+from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixels, Refusal, fetch
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec
 
 HERE = torch.device("cpu")
@@ -34,10 +34,10 @@ def library() -> Any:
     return load_nvimgcodec()
 
 
-def source(data: bytes, *, grey: bool = False) -> Source:
+def source(data: bytes, *, grey: bool = False) -> EncodedRegion:
     header = Decoder(Decode()).header(gl.Encoded(data))
     region = (0, 0, header.height, header.width)
-    return Source(np.frombuffer(data, np.uint8), header.height, header.width, grey, region)
+    return EncodedRegion(np.frombuffer(data, np.uint8), header.height, header.width, grey, region)
 
 
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")

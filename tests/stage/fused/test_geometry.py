@@ -16,7 +16,7 @@ from gpuload.stage.fused.geometry import sample_pixels, sample_row_by_row
 from gpuload.stage.fused.separable import make_weight_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.blur import blur, sharpness
-from gpuload.stage.reference.gather import Source, crop
+from gpuload.stage.reference.gather import PixelSource, crop
 from gpuload.stage.reference.gather import resize as resize_reference
 from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
@@ -170,9 +170,9 @@ def fill_of(levels: tuple[int, ...]) -> dict[int, float]:
     return {R.FILL + channel: level for channel, level in enumerate(levels)}
 
 
-def source_of(image: np.ndarray) -> Source:
+def source_of(image: np.ndarray) -> PixelSource:
     height, width = image.shape[:2]
-    return Source.from_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
+    return PixelSource.from_ragged(RaggedImages.from_arrays([image]), np.arange(1), np.array([[0, 0, height, width]]))
 
 
 def levels_of(image: np.ndarray) -> torch.Tensor:

@@ -10,7 +10,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import Key
 from gpuload.stage.finish import apply_late, default_partners
 from gpuload.stage.fused.mixing import mix
-from gpuload.transforms.program.ops import Mix
+from gpuload.transforms.program.ops import PartnerMix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
@@ -83,7 +83,7 @@ def test_what_lies_between_the_images_of_a_slice_stays():
     memory = numbers((2, 4, 20, 20), torch.float32).to(DEVICE)
     before = memory.clone()
     images = memory[:, 1:, 5:15, 2:18]
-    mix(images, Mix(np.array([0.3, 0.6]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    mix(images, PartnerMix(np.array([0.3, 0.6]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
     assert (images != before[:, 1:, 5:15, 2:18]).all()
     images.copy_(before[:, 1:, 5:15, 2:18])
     assert torch.equal(memory, before)
@@ -97,7 +97,7 @@ def test_partners_are_told():
     boxes[4] = 2, 3, 10, 5
     boxes[1] = 1, 1, 4, 4  # it has no partner
     found = images.to(DEVICE).clone()
-    mix(found, Mix(np.array([1.0, 0.5, 0.25, 1.0, 0.5, 0.5]), boxes), partners)
+    mix(found, PartnerMix(np.array([1.0, 0.5, 0.25, 1.0, 0.5, 0.5]), boxes), partners)
     found = found.cpu()
     expected = images.clone()
     expected[4, :, 2:12, 3:8] = images[0, :, 2:12, 3:8]
@@ -112,7 +112,7 @@ def test_a_share_of_one_leaves_an_image_as_it_is(lost):
     images[1] = lost
     images[0, 0] = -0.0
     found = images.to(DEVICE).clone()
-    mix(found, Mix(np.array([1.0, 0.5]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    mix(found, PartnerMix(np.array([1.0, 0.5]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
     assert same_bits(found[0].cpu(), images[0])
 
 
@@ -126,7 +126,7 @@ def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(m
 
     monkeypatch.setattr("gpuload.stage.fused.mixing._mix", Kernel())
     images = torch.empty(2, 3, 6000, 8000, dtype=torch.uint8)
-    mix(images, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    mix(images, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
     [(pieces, pairs)] = grids
     assert pieces > 65_535
     assert pairs == 1
@@ -135,10 +135,10 @@ def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(m
 def test_nothing_to_mix():
     for images, partners in ((numbers((2, 3, 4, 4), torch.float32), [0, 1]), (torch.empty(2, 3, 0, 4), [1, 0])):
         found = images.to(DEVICE).clone()
-        mix(found, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array(partners))
+        mix(found, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array(partners))
         assert torch.equal(found.cpu(), images)
 
 
 def test_images_of_different_sizes_are_refused():
     with pytest.raises(AssertionError, match="only images of one size can be mixed"):
-        mix([torch.zeros(3, 4, 4)] * 2, Mix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+        mix([torch.zeros(3, 4, 4)] * 2, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))

@@ -8,13 +8,13 @@ import torch
 
 from gpuload.stage import RaggedImages
 from gpuload.stage.reference.batched import Branches, change_by_key
-from gpuload.stage.reference.gather import Source
+from gpuload.stage.reference.gather import PixelSource
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_lies_as_it_is_wanted_is_not_copied(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
-    source = Source.from_dense(levels)
+    source = PixelSource.from_dense(levels)
     assert source.to_dense().data_ptr() == levels.data_ptr()
     assert torch.equal(source.to_dense(), levels)
     some = source.take(np.array([2, 3])).to_dense()
@@ -25,7 +25,7 @@ def test_what_lies_as_it_is_wanted_is_not_copied(channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_all_else_is_gathered(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
-    source = Source.from_dense(levels)
+    source = PixelSource.from_dense(levels)
     assert torch.equal(source.take(np.array([3, 2, 4])).to_dense(), levels[[3, 2, 4]])
     flipped = source.flip(np.array([False, True, False, True, True]), horizontally=True)
     assert torch.equal(flipped.to_dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
@@ -34,20 +34,20 @@ def test_all_else_is_gathered(channels):
         wanted = levels[row, :, top : top + height, left : left + width]
         assert torch.equal(source.cut(corners).to_dense()[row], wanted)
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
-    ragged = Source.from_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
+    ragged = PixelSource.from_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
     assert torch.equal(ragged.to_dense(), levels)
 
 
-def letters(text: str) -> Source:
+def letters(text: str) -> PixelSource:
     """Images of one pixel, each a letter."""
-    return Source.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+    return PixelSource.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
-def text(images: Source) -> str:
+def text(images: PixelSource) -> str:
     return bytes(images.to_dense().flatten().tolist()).decode()
 
 
-def upper(images: Source) -> Source:
+def upper(images: PixelSource) -> PixelSource:
     return letters(text(images).upper())
 
 
@@ -61,8 +61,8 @@ def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
 
 
 def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
-    merges, real = [], Source.merge
-    monkeypatch.setattr(Source, "merge", staticmethod(lambda parts: merges.append(parts) or real(parts)))
+    merges, real = [], PixelSource.merge
+    monkeypatch.setattr(PixelSource, "merge", staticmethod(lambda parts: merges.append(parts) or real(parts)))
     branches = Branches(letters("abcd"))
     for _ in range(3):
         branches.change(np.array([1, 2]), upper)
@@ -75,7 +75,7 @@ def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
 def test_images_of_equal_keys_are_changed_together():
     seen = []
 
-    def change(images: Source, rows: np.ndarray, key: int) -> Source:
+    def change(images: PixelSource, rows: np.ndarray, key: int) -> PixelSource:
         seen.append((text(images), rows.tolist(), key))
         return upper(images) if key == 7 else images
 

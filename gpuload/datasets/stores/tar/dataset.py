@@ -38,7 +38,7 @@ MAX_OPEN_FILES: Final = 64
 MAX_MAPPED_BYTES: Final = 16 << 30  # page tables for mappings of this size take 32 MB per worker
 
 
-class Plan(NamedTuple):
+class SamplePlan(NamedTuple):
     """The members to read for one sample."""
 
     shard: int
@@ -155,8 +155,8 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> Callable[[int], OpenFile] | dict[int, RemoteFile]:
-        """Return a function that opens a shard, given its index, and keeps the last few shards open; for URLs, a dict of
-        the shards whose size and version are known."""
+        """Return a function that opens a shard, given its index, and keeps the last few shards open; for URLs, a dict
+        of the shards whose size and version are known."""
         if self._remote is not None:
             return {}
         return lru_cache(MAX_OPEN_FILES)(partial(_open_shard, self._shards, use_mmap=self._uses_mmap()))
@@ -201,7 +201,7 @@ class TarShards(Store):
             contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.members]
         return self._build_sample(plan, contents)
 
-    def _build_sample(self, plan: Plan, contents: list[bytes]) -> Any:
+    def _build_sample(self, plan: SamplePlan, contents: list[bytes]) -> Any:
         """Build a sample from the bytes of its fields."""
         path, data = self._shards[plan.shard].path, {}
         for (name, offset, nbytes), content in zip(plan.members, contents, strict=True):
@@ -232,7 +232,7 @@ class TarShards(Store):
         shard = bisect_right(self._ends, index)
         return shard, index - (self._ends[shard - 1] if shard else 0)
 
-    def _plan_sample(self, index: int) -> Plan:
+    def _plan_sample(self, index: int) -> SamplePlan:
         shard, sample = self._locate(index)
         source = self._shards[shard]
         columns, key = source.columns, source.key(sample)
@@ -244,7 +244,7 @@ class TarShards(Store):
         for name, _, nbytes in members:
             if nbytes > limit:
                 check_size(nbytes, f"{source.path}:{key}.{name}")
-        return Plan(shard, key, fields, members)
+        return SamplePlan(shard, key, fields, members)
 
     def __repr__(self) -> str:
         path, count = self._shards[0].path, len(self._shards)

@@ -50,7 +50,7 @@ class UnusableIndex(ValueError):
     """The error for a truncated or damaged index file."""
 
 
-class Columns(NamedTuple):
+class IndexColumns(NamedTuple):
     """The parts of an index, as memoryviews: reading one number from a NumPy array takes three times as long."""
 
     first: memoryview
@@ -83,11 +83,11 @@ class Shard:
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.skipped_files = HEAD.unpack_from(table.data)
 
     @functools.cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> IndexColumns:
         """Return views of the parts of the table."""
         *parts, names = (array.data for array in _arrays(self.table))
         texts = str(names, "utf-8", "surrogateescape").split("\0") if len(names) else ()
-        return Columns._make([*parts, tuple(texts)])
+        return IndexColumns._make([*parts, tuple(texts)])
 
     def key(self, number: int) -> str:
         """Return the key of a sample."""

@@ -16,10 +16,10 @@ import numpy as np
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE, Passes
-from gpuload.transforms.program.ops import Box, Erase, Ops, Outline, Record, Turn, Warp, code
+from gpuload.transforms.program.ops import Box, Erase, Ops, Record, RecordOutline, Turn, Warp, code
 from gpuload.transforms.program.windows import FILTERS, transpose_boxes
 
-__all__ = ["Features", "Fusing", "Launch", "Plan", "Tile", "leading_erase_records", "portions"]
+__all__ = ["Features", "Fusing", "Launch", "LaunchPlan", "Tile", "leading_erase_records", "portions"]
 
 SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's second axis
 # The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
@@ -65,7 +65,7 @@ class Features(NamedTuple):
     warp_filters: int = 0
 
     @classmethod
-    def of_outlines(cls, outlines: Iterable[Outline]) -> Features:
+    def of_outlines(cls, outlines: Iterable[RecordOutline]) -> Features:
         """Return all features that records with these outlines can need."""
         return cls._combine(
             (outline.kind, _mask(map(code, outline.operations)), _filter_mask(map(FILTERS.index, outline.filters)))
@@ -139,7 +139,7 @@ class Launch(NamedTuple):
         return self.tiles, self.jobs
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """The launches of a batch's passes.
 
     Attributes:
@@ -168,7 +168,7 @@ class Plan(NamedTuple):
         on_finished: Sequence[Erase],
         tile: Tile,
         source_steps: np.ndarray | None = None,
-    ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
+    ) -> tuple[LaunchPlan, dict[str, list[np.ndarray]]]:
         """Return the plan for a batch, and a dict with the pieces of each array in `ARRAYS` that is not empty.
 
         Args:
@@ -211,8 +211,8 @@ class Fusing:
     tile: Tile
     channels_last: bool
 
-    def __call__(self, images: np.ndarray, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
-        """Return the plan of a batch, and the plan's arrays, as `Plan.build` does.
+    def __call__(self, images: np.ndarray, program: Program) -> tuple[LaunchPlan, dict[str, list[np.ndarray]]]:
+        """Return the plan of a batch, and the plan's arrays, as `LaunchPlan.build` does.
 
         Raises:
             ValueError: the batch cannot be planned here, because images differ in channels, results differ in size, or
@@ -232,7 +232,7 @@ class Fusing:
         channels, (height, width) = channels_of(images, pixel_program)[-1], size.tolist()
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         starts = np.arange(count) * (channels * height * width)
-        return Plan.build(images, pixel_program, pixel_program.windows_tlhw, starts, steps, erasing, self.tile)
+        return LaunchPlan.build(images, pixel_program, pixel_program.windows_tlhw, starts, steps, erasing, self.tile)
 
 
 def _mask(numbers: Iterable[int]) -> int:
