@@ -206,7 +206,7 @@ def _measure_restart_ms(engine: Any) -> float:
         os.kill(victim, signal.SIGKILL)
         started = time.perf_counter()
         while victim in engine.pids or not engine.ready:
-            engine.gather(0.001)
+            engine.collect_events(0.001)
         times.append(1000 * (time.perf_counter() - started))
     return statistics.median(times)
 

@@ -161,7 +161,7 @@ def discard_batches(loader: gl.Loader, epoch: int) -> Iterator[int]:
     images in each: no stage, no tensors. This uses the Loader's private feed, which users should not do."""
     session: Any = loader._session
     session.feed.begin(schedule_of(loader._options.order, loader.num_workers).batches(Place(epoch, 0)))
-    while (batch := session.feed.take()) is not None:
+    while (batch := session.feed.pop_batch()) is not None:
         yield len(batch.spec.positions)
         session.feed.release(batch)
 

@@ -27,7 +27,7 @@ from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import FORMAT_BY_ENDING
-from gpuload.inspection.gather import gather, gather_pixels
+from gpuload.inspection.measure import measure_files, measure_pixels
 from gpuload.inspection.page import (
     SIDE,
     choose_rows,
@@ -76,23 +76,23 @@ def run(
         datasets = [_open_dataset(source, store) for source in data]
         ignored = [_count_ignored(dataset, store.get("extensions")) for dataset in datasets]
         with progress(console, "files checked") as update_progress:
-            gathered = gather(
+            measurements = measure_files(
                 datasets, _unique_names(data), limit=limit, seed=seed, workers=workers, update_progress=update_progress
             )
         if pixels != "0":
             max_images = None if pixels == "all" else int(pixels)
             with progress(console, "images decoded") as update_progress:
-                gather_pixels(
-                    gathered, max_images=max_images, seed=seed, workers=workers, update_progress=update_progress
+                measure_pixels(
+                    measurements, max_images=max_images, seed=seed, workers=workers, update_progress=update_progress
                 )
-        summary = summarise(gathered, ignored=ignored)
+        summary = summarise(measurements, ignored=ignored)
         advice = advise(summary)
         if html:
-            page_workers, rows = min(workers, 2), choose_rows(gathered, images)
+            page_workers, rows = min(workers, 2), choose_rows(measurements, images)
             sides = dict.fromkeys(duplicate_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
-            sheet = make_contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
+            sheet = make_contact_sheet(measurements, rows, transforms, draws=draws, seed=seed, workers=page_workers)
             originals, recipe_text = (
-                make_pictures(gathered, sides, workers=page_workers),
+                make_pictures(measurements, sides, workers=page_workers),
                 "\n".join(map(repr, transforms)),
             )
             write_text(

@@ -308,15 +308,20 @@ def _convert_tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 
 
 def find_unrecognized_targets(
-    structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
+    structure: Structure,
+    leaves: Sequence[Any],
+    pictures: Mapping[int, Any],
+    targets: Collection[int],
+    *,
+    moves_pixels: bool,
 ) -> str:
-    """Return a warning about a sample's strays; "" if there are none.
+    """Return a warning about a sample's unrecognized targets; "" if there are none.
 
     Args:
         structure, leaves: the flattened sample.
         pictures: the sample's images as `gpuload.workers.sample.Picture` objects, keyed by leaf index.
         targets: the indices of the leaves that are targets.
-        moves: whether the transforms move pixels.
+        moves_pixels: whether the transforms move pixels.
     """
     sizes_hw = {index: (picture.height, picture.width) for index, picture in pictures.items()}
     files = {}  # format and Pillow mode of each image that is decoded to RGB, keyed by leaf index
@@ -334,9 +339,9 @@ def find_unrecognized_targets(
     for node, key_path, name in walk_key_paths(structure):
         warning = ""
         if node != LEAF:
-            if moves and _are_boxes(node) and BOX_NAME.search(name):
+            if moves_pixels and _are_boxes(node) and BOX_NAME.search(name):
                 warning = _unchanged_warning("a list", _boxes_advice("boxes", name))
-            elif moves and key_path.endswith('["bbox"]') and node[3] == (LEAF,) * 4 and not has_coco_box:
+            elif moves_pixels and key_path.endswith('["bbox"]') and node[3] == (LEAF,) * 4 and not has_coco_box:
                 has_coco_box = True  # the other objects' boxes need no warning each
                 warning = _unchanged_warning(
                     "a list", "all boxes of the image as one gpuload.Boxes([o['bbox'] for o in objects], format='xywh')"
@@ -348,7 +353,7 @@ def find_unrecognized_targets(
                     f"with Pillow mode {files[index][1]!r}, is treated as a photograph, and its values as colours; if "
                     "it is a mask, return gpuload.Mask(picture)"
                 )
-        elif moves and index not in sizes_hw and index not in targets:
+        elif moves_pixels and index not in sizes_hw and index not in targets:
             warning = _stray_warning(leaves[index], name, set(sizes_hw.values()))
         if warning:
             warnings_by_path.setdefault(key_path, f"{key_path}, {warning}")

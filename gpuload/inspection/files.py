@@ -62,7 +62,7 @@ ROW: Final = np.dtype(
 """One row per image. `digest` is a 128-bit hash of the file. `which` is the index of the dataset, `index` the index
 of the sample in that dataset, and `label` the index of the class, or -1. `measured` says whether the pixels were
 measured, `flat` whether the image is blank, and `pixels` is a hash of the pixels. Workers fill in the fields of the
-file, `FILE_FIELDS`; `gather` fills in all others."""
+file, `FILE_FIELDS`; `measure_files` fills in all others."""
 FILE_FIELDS: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images with more channels are not part of the statistics

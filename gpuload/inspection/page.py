@@ -22,7 +22,7 @@ import torch
 
 from gpuload.errors import visible
 from gpuload.inspection.files import GOOD, SelectedImages
-from gpuload.inspection.gather import Gathered
+from gpuload.inspection.measure import Measurements
 from gpuload.inspection.summary import Advice
 from gpuload.loader.loader import Loader
 from gpuload.transforms import Chain, Normalize
@@ -44,16 +44,16 @@ QUALITY: Final = 82
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def choose_rows(gathered: Gathered, images: int) -> list[int]:
+def choose_rows(measurements: Measurements, images: int) -> list[int]:
     """Return rows for a contact sheet, spread over the data and over as many classes as possible. All images have the
     mode that is most frequent among the measured images: a batch needs images with the same number of channels."""
-    rows = np.flatnonzero(gathered.rows["measured"])
+    rows = np.flatnonzero(measurements.rows["measured"])
     if not len(rows) or not images:
         return []
-    modes = gathered.rows["mode"][rows].astype(np.int64) << 16 | gathered.rows["deep"][rows]
+    modes = measurements.rows["mode"][rows].astype(np.int64) << 16 | measurements.rows["deep"][rows]
     distinct_modes, counts = np.unique(modes, return_counts=True)
     rows = rows[modes == distinct_modes[counts.argmax()]]
-    _, positions = np.unique(gathered.rows["label"][rows], return_index=True)
+    _, positions = np.unique(measurements.rows["label"][rows], return_index=True)
     if len(positions) > images:
         positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
     other_positions = np.setdiff1d(np.arange(len(rows)), positions)
@@ -76,17 +76,23 @@ def duplicate_rows(summary: dict[str, Any]) -> list[int]:
 
 
 def make_contact_sheet(
-    gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
+    measurements: Measurements,
+    rows: Sequence[int],
+    recipe: Sequence[Any],
+    *,
+    draws: int,
+    seed: int,
+    workers: int | None,
 ) -> list[dict[str, Any]]:
     """Return a dict for each image with its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``,
     `draws` random outputs of the recipe."""
-    outputs = make_pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
+    outputs = make_pictures(measurements, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
             "row": row,
-            "name": gathered.name_of(row),
-            "label": gathered.class_name(row) or "",
-            "size": gathered.rows[["width", "height"]][row].item(),
+            "name": measurements.name_of(row),
+            "label": measurements.class_name(row) or "",
+            "size": measurements.rows[["width", "height"]][row].item(),
             "after": outputs[row],
         }
         for row in rows
@@ -94,7 +100,7 @@ def make_contact_sheet(
 
 
 def make_pictures(
-    gathered: Gathered,
+    measurements: Measurements,
     sides: dict[int, int],
     recipe: Sequence[Any] | None = None,
     *,
@@ -113,7 +119,7 @@ def make_pictures(
     Raises:
         SampleError, TypeError, ValueError: the recipe cannot be applied to these images.
     """
-    rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
+    rows = [row for row in sides if measurements.rows["state"][row] == GOOD]
     if not rows:
         return {}
     uris_by_row: dict[int, list[str]] = {row: [] for row in rows}
@@ -121,7 +127,7 @@ def make_pictures(
     # Modules and mixing need a batch of images of the same size.
     needs_equal_sizes = bool(chain.modules) or chain.mixing is not None
     loader = Loader(
-        SelectedImages(gathered.datasets, gathered.rows[rows]),
+        SelectedImages(measurements.datasets, measurements.rows[rows]),
         1 if recipe is None else len(rows),  # several large images in one batch could exceed the memory
         transforms=recipe or (),
         num_workers=workers,

@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.datasets.litter import is_litter
 from gpuload.decode.options import Decode
 from gpuload.inspection.files import DAMAGED, FORMATS, GOOD, KINDS, MODES, REFUSED, SAMPLINGS
-from gpuload.inspection.gather import Gathered
+from gpuload.inspection.measure import Measurements
 
 __all__ = [
     "IN_ROOT",
@@ -40,10 +40,10 @@ IN_ROOT: Final = "(images outside of class folders)"
 LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
 
-def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
+def summarise(measurements: Measurements, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
     """Return the summary, without advice. `ignored` has a dict for each dataset: the number of skipped files, keyed by
     ending."""
-    rows = gathered.rows
+    rows = measurements.rows
     return {
         "data": [
             {
@@ -53,22 +53,22 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
                 "looked_at": int((rows["which"] == dataset_index).sum()),
                 "ignored": ignored[dataset_index],
             }
-            for dataset_index, (name, dataset) in enumerate(zip(gathered.names, gathered.datasets, strict=True))
+            for dataset_index, (name, dataset) in enumerate(zip(measurements.names, measurements.datasets, strict=True))
         ],
         "images": {
-            "samples": sum(len(dataset) for dataset in gathered.datasets),
+            "samples": sum(len(dataset) for dataset in measurements.datasets),
             "looked_at": len(rows),
             "decoded": int(rows["measured"].sum()),
-            "drawn": gathered.is_sampled,
+            "drawn": measurements.is_sampled,
             "bytes": int(rows["nbytes"].sum()),
         },
-        "damaged": _images_in_state(gathered, DAMAGED),
-        "refused": _images_in_state(gathered, REFUSED),
+        "damaged": _images_in_state(measurements, DAMAGED),
+        "refused": _images_in_state(measurements, REFUSED),
         "sizes": _sizes(rows[rows["state"] == GOOD]),
         "formats": _formats(rows[rows["width"] > 0]),
-        "classes": _classes(gathered),
-        "duplicates": _duplicates(gathered),
-        "pixels": _pixels(gathered),
+        "classes": _classes(measurements),
+        "duplicates": _duplicates(measurements),
+        "pixels": _pixels(measurements),
     }
 
 
@@ -95,19 +95,21 @@ def count_ignored_files(root: str, extensions: Sequence[str], *, classes: bool) 
     return dict(counts.most_common())
 
 
-def _images_in_state(gathered: Gathered, state: int) -> dict[str, Any]:
+def _images_in_state(measurements: Measurements, state: int) -> dict[str, Any]:
     """Return the images with this state, damaged or refused."""
-    rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_image_reference(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:MAX_LISTED]]
+    rows = np.flatnonzero(measurements.rows["state"] == state).tolist()
+    listed = [
+        {**_image_reference(measurements, row), "cause": measurements.causes.get(row, "")} for row in rows[:MAX_LISTED]
+    ]
     return {"count": len(rows), "listed": listed}
 
 
-def _image_reference(gathered: Gathered, row: int) -> dict[str, Any]:
+def _image_reference(measurements: Measurements, row: int) -> dict[str, Any]:
     return {
-        "data": gathered.names[gathered.rows["which"][row]],
-        "index": int(gathered.rows["index"][row]),
-        "name": gathered.name_of(row),
-        "path": gathered.name_of(row, full=True),
+        "data": measurements.names[measurements.rows["which"][row]],
+        "index": int(measurements.rows["index"][row]),
+        "name": measurements.name_of(row),
+        "path": measurements.name_of(row, full=True),
         "row": row,
     }
 
@@ -176,23 +178,25 @@ def _counts(codes: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
     return {names[code]: int(counts[code]) for code in np.argsort(-counts, kind="stable").tolist() if counts[code]}
 
 
-def _classes(gathered: Gathered) -> dict[str, Any]:
+def _classes(measurements: Measurements) -> dict[str, Any]:
     """Return the classes, sorted by size in descending order; an empty dict if there are no labels."""
-    labels = gathered.rows["label"]
-    if not gathered.classes or not (labels >= 0).any():
+    labels = measurements.rows["label"]
+    if not measurements.classes or not (labels >= 0).any():
         return {}
     counts_by_dataset = np.stack(
         [
             np.bincount(
-                labels[(labels >= 0) & (gathered.rows["which"] == dataset_index)], minlength=len(gathered.classes)
+                labels[(labels >= 0) & (measurements.rows["which"] == dataset_index)],
+                minlength=len(measurements.classes),
             )
-            for dataset_index in range(len(gathered.names))
+            for dataset_index in range(len(measurements.names))
         ]
     )
     counts = counts_by_dataset.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
     listed = [
-        {"name": gathered.classes[i], "count": int(counts[i]), "each": counts_by_dataset[:, i].tolist()} for i in order
+        {"name": measurements.classes[i], "count": int(counts[i]), "each": counts_by_dataset[:, i].tolist()}
+        for i in order
     ]
     smallest = listed[-1]["count"]
     return {
@@ -204,11 +208,11 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
             {
                 "data": name,
                 "classes": [
-                    gathered.classes[i]
+                    measurements.classes[i]
                     for i in np.flatnonzero(counts_by_dataset[dataset_index] == 0)[:MAX_LISTED].tolist()
                 ],
             }
-            for dataset_index, name in enumerate(gathered.names)
+            for dataset_index, name in enumerate(measurements.names)
             if (counts_by_dataset[dataset_index] == 0).any()
         ],
         "listed": listed[:MAX_LISTED] if len(listed) <= 2 * MAX_LISTED else listed[:MAX_LISTED] + listed[-MAX_LISTED:],
@@ -216,16 +220,16 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
     }
 
 
-def _duplicates(gathered: Gathered) -> dict[str, Any]:
+def _duplicates(measurements: Measurements) -> dict[str, Any]:
     """Return groups of identical files among all rows, and groups of different files with identical pixels among the
     measured rows."""
-    rows = gathered.rows
+    rows = measurements.rows
     files = group_equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
     pixels = group_equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
     pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
     return {
-        "files": _describe_groups(gathered, files),
-        "pixels": _describe_groups(gathered, pixels),
+        "files": _describe_groups(measurements, files),
+        "pixels": _describe_groups(measurements, pixels),
         "flat": int(rows["flat"].sum()),
     }
 
@@ -239,9 +243,9 @@ def group_equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     return [order[start : start + size] for start, size in zip(starts[is_group], sizes[is_group], strict=True)]
 
 
-def _describe_groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
+def _describe_groups(measurements: Measurements, groups: list[np.ndarray]) -> dict[str, Any]:
     """Describe groups of images: first groups in several datasets, then groups in several classes, then all others."""
-    dataset_indices, labels = gathered.rows["which"], gathered.rows["label"]
+    dataset_indices, labels = measurements.rows["which"], measurements.rows["label"]
     described_groups = [
         (_has_distinct(dataset_indices[group]), _has_distinct(labels[group]), group) for group in groups
     ]
@@ -252,7 +256,7 @@ def _describe_groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, 
             "several_classes": several_classes,
             "count": len(group),
             "images": [
-                {**_image_reference(gathered, row), "class": gathered.class_name(row)}
+                {**_image_reference(measurements, row), "class": measurements.class_name(row)}
                 for row in np.sort(group)[:MAX_LISTED].tolist()
             ],
         }
@@ -272,11 +276,11 @@ def _has_distinct(values: np.ndarray) -> bool:
     return len(np.unique(values[values >= 0])) > 1
 
 
-def _pixels(gathered: Gathered) -> dict[str, Any]:
+def _pixels(measurements: Measurements) -> dict[str, Any]:
     """Return the mean and std of each channel for each kind of image, and a histogram of each channel for the most
     frequent kind."""
     kinds, levels = [], []
-    for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
+    for (channels, bits), group in sorted(measurements.groups.items(), key=lambda item: -item[1].images):
         max_level, count = (1 << bits) - 1, group.pixels
         mean = [total / count / max_level for total in group.sums]
         # Use integers up to the square root: with floats, the subtraction would lose all digits.

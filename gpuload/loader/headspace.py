@@ -138,7 +138,7 @@ class Headspace(Iterator[Any]):
             self._began_s = self._synchronized_time()
         elif self._delivered == len(self):
             self._end()
-        batch = self._load_batch() if self._delivered < loader_batches else self._take_copy()
+        batch = self._load_batch() if self._delivered < loader_batches else self._next_copy()
         self._delivered += 1
         return batch
 
@@ -168,10 +168,10 @@ class Headspace(Iterator[Any]):
             f"but the loader ended after {self._delivered}; use {remedy}a loader that can be iterated over repeatedly"
         )
 
-    def _take_copy(self) -> Any:
+    def _next_copy(self) -> Any:
         """Return the next copy of the first batch. Without an accelerator, the time that this takes is not counted."""
         began_s = perf_counter()
-        batch = self._copies[self._delivered % COPIES].take()
+        batch = self._copies[self._delivered % COPIES].restore()
         if not devices.is_available():
             self._began_s += perf_counter() - began_s
         return batch
@@ -192,7 +192,7 @@ class _Copy:
         self._leaves = [_copy_leaf(leaf) for leaf in self._originals]
         self._versions = [_version(leaf) for leaf in self._leaves]
 
-    def take(self) -> Any:
+    def restore(self) -> Any:
         """Return the batch as it was, whatever the last step has done to it."""
         for index, (original, leaf) in enumerate(zip(self._originals, self._leaves, strict=True)):
             if not isinstance(leaf, torch.Tensor):

@@ -72,7 +72,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     session = _open_session(options, indices)
     try:
         session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
-        batch = session.feed.take()
+        batch = session.feed.pop_batch()
         assert batch is not None
         for error in batch.errors:
             if error.position == positions[row]:

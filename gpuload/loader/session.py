@@ -293,7 +293,7 @@ class Session:
         if not changes.pending:
             return
         if not changes.changed_data:
-            self.engine.add_changes(changes.take())
+            self.engine.add_changes(changes.pop())
         elif self.options.workers.ray_workers is not None:
             self.is_outdated = True
         else:
@@ -353,9 +353,9 @@ class Session:
         if not self.launched_batches:
             try:
                 with profiler_range(WAIT):
-                    batch = self._take(self.feed.take)
+                    batch = self._pop(self.feed.pop_batch)
             except TooManyErrors:
-                self.errors.extend(self.feed.take_errors(), warn=False)
+                self.errors.extend(self.feed.pop_errors(), warn=False)
                 raise
             if batch is None:
                 return None
@@ -369,7 +369,7 @@ class Session:
         if len(self.launched_batches) <= 1 and self.transfer.is_asynchronous and not self.options.chain.holds_state:
             while (
                 len(self.launched_batches) <= LAUNCHED_AHEAD
-                and (following_batch := self._take(self.feed.take_if_ready)) is not None
+                and (following_batch := self._pop(self.feed.pop_ready_batch)) is not None
             ):
                 self.launched_batches.append(self._launch(following_batch, info))
         due_batch = self.launched_batches[0]
@@ -409,10 +409,10 @@ class Session:
             batch.pending_warnings += self._layout_warnings(batch.value)
         batch.tensors = []
 
-    def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
+    def _pop(self, pop: Callable[[], Batch | None]) -> Batch | None:
         """Return the next batch that is not dropped, or whose error must be raised. Record the failures of dropped
         batches."""
-        while (batch := take()) is not None and batch.dropped:
+        while (batch := pop()) is not None and batch.dropped:
             if batch.fatal_error is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
             failures, batch.errors = batch.errors, []

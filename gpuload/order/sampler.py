@@ -60,13 +60,13 @@ class SamplerSchedule:
                 sampler_pass.skip(step)
             else:
                 sampler_pass.skip(sample_count)
-        keys = sampler_pass.take(size, drop_last)
+        keys = sampler_pass.read_keys(size, drop_last)
         warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
         while keys is not None:
             count, state = len(keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
             step, sample_count = step + 1, sample_count + count
-            next_keys = sampler_pass.take(size, drop_last)
+            next_keys = sampler_pass.read_keys(size, drop_last)
             if next_keys is not None:
                 after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
@@ -159,8 +159,8 @@ class _SamplerPass:
         with self._use_sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
-    def take(self, size: int | None, drop_last: bool) -> list[Any] | None:
-        """Take the keys of the next batch from the sampler; return None at the end."""
+    def read_keys(self, size: int | None, drop_last: bool) -> list[Any] | None:
+        """Read the keys of the next batch from the sampler; return None at the end."""
         with self._use_sampler_generators():
             if size is None:
                 keys = next(self._iterator, None)

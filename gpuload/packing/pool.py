@@ -135,7 +135,7 @@ def _collect_records(
             in_flight[chunk] = pending.pop(), slot
         if not in_flight:
             engine.recover_slots()  # the slots of lost parts
-        events = engine.gather(REPORT_S)
+        events = engine.collect_events(REPORT_S)
         if is_local:
             previous_progress, reported_progress = reported_progress, parts.read_progress()
             report(reported_progress[0] - previous_progress[0], reported_progress[1] - previous_progress[1])

@@ -58,13 +58,13 @@ class PackedChunk:
 
     Attributes:
         nbytes: the number of bytes that the chunk needs in its slot.
-        fits: False if the slot is too small; then nothing was written.
+        is_written: False if the slot is too small; then nothing was written.
         meta: the packed description, if it is short enough for a message.
         meta_at: otherwise, the offset and length in bytes of the description in the slot.
     """
 
     nbytes: int
-    fits: bool
+    is_written: bool
     meta: bytes = b""
     meta_at: tuple[int, int] | None = None
 

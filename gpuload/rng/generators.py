@@ -105,9 +105,9 @@ class Seeding:
         learns: whether to skip generators that the dataset does not use.
     """
 
-    def __init__(self, seed: int, *, learns: bool = True) -> None:
+    def __init__(self, seed: int, *, is_learning: bool = True) -> None:
         self._seed = seed
-        self._undrawn_count = 0 if learns else DRAWS_SEEN  # samples without a draw so far; DRAWS_SEEN after a draw
+        self._undrawn_count = 0 if is_learning else DRAWS_SEEN  # samples without a draw so far; DRAWS_SEEN after a draw
         self._states_before: GeneratorStates | None = None  # the states before the chunk
         self._is_unseeded = False  # whether Python and numpy are not seeded in this chunk
         self._is_unchanged = False  # whether this chunk did not draw from Python or numpy

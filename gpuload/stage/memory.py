@@ -49,12 +49,12 @@ class OutputPool:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < SMALL_BYTES:
             return torch.empty(*shape, dtype=dtype, device="cpu")
-        mapping = self._take(nbytes)
+        mapping = self._reserve(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
         on_collected(owner, _return_mapping, self._free, mapping)
         return torch.from_numpy(owner).view(dtype).view(*shape)
 
-    def _take(self, nbytes: int) -> mmap.mmap:
+    def _reserve(self, nbytes: int) -> mmap.mmap:
         size = -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
         for mapping in list(self._free):
             if size <= len(mapping) <= 2 * size:

@@ -124,7 +124,7 @@ class Transform:
     operations: ClassVar[tuple[str, ...]] = ()  # sorted names from `program.ops.OPS`
     depth: ClassVar[int | None] = None  # as in `program.ops.Outline`
     is_optional: ClassVar[bool] = False  # as in `program.ops.Outline`
-    crops: ClassVar[bool] = False  # the output may use only part of the input
+    is_crop: ClassVar[bool] = False  # the output may use only part of the input
     needs_full_image: ClassVar[bool] = False  # each pixel of the output can depend on the entire input
     may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`
     works_on_finished: ClassVar[bool] = False  # it and all later transforms work on images of the final type
@@ -134,7 +134,7 @@ class Transform:
     reads_boxes: ClassVar[bool] = False  # its random parameters depend on the boxes of a sample
     drops_boxes: ClassVar[bool] = False  # it can remove boxes of a sample, along with their fields
     drops_points: ClassVar[bool] = False  # it can remove keypoints, along with their fields
-    mixes: ClassVar[bool] = False  # it mixes the image with the image of another sample
+    is_mixing: ClassVar[bool] = False  # it mixes the image with the image of another sample
     gathers: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
 
     def __post_init__(self) -> None:

@@ -558,7 +558,7 @@ def find_mixing_transforms(transforms: Iterable[Transform]) -> list[MixUp | CutM
     """Return the transforms that mix images, including nested ones."""
     mixing: list[Any] = []
     for transform in flatten(transforms):
-        if transform.mixes:  # the transform itself, or one of its children
+        if transform.is_mixing:  # the transform itself, or one of its children
             mixing += find_mixing_transforms(transform.children) or [transform]
     return mixing
 
@@ -624,7 +624,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
 
 
 def _check_once(transforms: Iterable[Transform], container: str) -> None:
-    mixing = [transform for transform in flatten(transforms) if transform.mixes]
+    mixing = [transform for transform in flatten(transforms) if transform.is_mixing]
     if len(mixing) > 1:
         raise ValueError(
             f"{container} can mix an image only once, but has {mixing[0].display_name} and {mixing[1].display_name}; "
@@ -632,9 +632,9 @@ def _check_once(transforms: Iterable[Transform], container: str) -> None:
         )
     for transform in mixing:
         inner_transforms = flatten(transform.children)
-        other_transforms = [inner for inner in inner_transforms if not (inner.mixes or isinstance(inner, Identity))]
+        other_transforms = [inner for inner in inner_transforms if not (inner.is_mixing or isinstance(inner, Identity))]
         if other_transforms:
-            mixer = next(inner.display_name for inner in inner_transforms if inner.mixes)
+            mixer = next(inner.display_name for inner in inner_transforms if inner.is_mixing)
             raise ValueError(
                 f"{transform.display_name} cannot hold {other_transforms[0].display_name} together with {mixer}, which "
                 f"mixes images after all other transforms; put {other_transforms[0].display_name} into a separate "

@@ -79,12 +79,12 @@ class _Branching(_Container):
     Children must not convert uint8 images to floats, since all images of a batch have one dtype.
     """
 
-    crops: ClassVar[bool] = _nested_any_property("crops")
+    is_crop: ClassVar[bool] = _nested_any_property("is_crop")
     needs_full_image: ClassVar[bool] = _nested_any_property("needs_full_image")
     may_refuse: ClassVar[bool] = _nested_any_property("may_refuse")
     image_only: ClassVar[bool] = _nested_any_property("image_only")
     reads_boxes: ClassVar[bool] = _nested_any_property("reads_boxes")
-    mixes: ClassVar[bool] = _nested_any_property("mixes")
+    is_mixing: ClassVar[bool] = _nested_any_property("is_mixing")
     works_on_finished: ClassVar[bool] = _nested_any_property("works_on_finished")
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class _Branching(_Container):
                 transforms += leaves
                 lanes += assign_lanes(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_for_rows(transforms, lanes, uniforms, sizes_hw, rows)
-        return [self._merge_mixes(records, sizes_hw)] if self.mixes else records
+        return [self._merge_mixes(records, sizes_hw)] if self.is_mixing else records
 
     def _merge_mixes(self, records: Sequence[Record], sizes_hw: np.ndarray) -> PartnerMix:
         """Merge all `PartnerMix` records into one record for all samples. A sample without a record is not mixed."""

@@ -149,7 +149,7 @@ def _orient(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.nda
 class FixedSizeCrop(Padding):
     """Base class of crops to a fixed size, which draw only a box."""
 
-    crops: ClassVar[bool] = True
+    is_crop: ClassVar[bool] = True
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
 
@@ -337,7 +337,7 @@ class RandomResizedCrop(Resampling):
         antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
     """
 
-    crops: ClassVar[bool] = True
+    is_crop: ClassVar[bool] = True
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
     scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), by_epoch=True, above=0)
@@ -414,12 +414,12 @@ class Pad(Padding):
     padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
 
     @property
-    def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_crop(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return min(self._sides) < 0
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.crops
+        return self.is_crop
 
     @property
     def _sides(self) -> tuple[int, int, int, int]:

@@ -42,7 +42,7 @@ class Line:
         for index, transform in enumerate(self.transforms):
             if transform.needs_full_image:
                 break
-            if transform.crops:
+            if transform.is_crop:
                 length = index + 1
         return max([length, *(index + 1 for index, transform in enumerate(self.transforms) if transform.may_refuse)])
 

@@ -25,7 +25,7 @@ __all__ = ["CutMix", "MixUp"]
 @declaration
 class _Mixing(Transform):
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
-    mixes: ClassVar[bool] = True
+    is_mixing: ClassVar[bool] = True
     works_on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = PartnerMix
 

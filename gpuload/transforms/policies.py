@@ -2,9 +2,9 @@
 
 A method has an `OperationTable` of the operations named in the papers; a *kind* is an index into this table. The
 method's `Recipe` defines how many kinds are drawn, and whether they are drawn with replacement, without replacement, or
-as an entry of a policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from no
-effect to the maximum. They are computed in float32, as in torchvision, because shifts are truncated to whole pixels: a
-difference in the last bit could become a difference of one pixel. timm's methods are in
+as an entry of a policy. The method's `strengths` maps magnitudes to strengths. torchvision's magnitudes are bins from
+no effect to the maximum. They are computed in float32, as in torchvision, because shifts are truncated to whole pixels:
+a difference in the last bit could become a difference of one pixel. timm's methods are in
 `gpuload.transforms.timm_policies`. Samples with boxes, masks or keypoints are refused, as in torchvision, because the
 published methods are for classification.
 

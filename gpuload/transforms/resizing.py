@@ -233,7 +233,7 @@ class TrimBorder(Padding):
         DrawError: (when drawn) the border covers the entire image.
     """
 
-    crops: ClassVar[bool] = True
+    is_crop: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
 
     border_size: int = argument(integer, minimum=0)

@@ -53,7 +53,7 @@ class RandomIoUCrop(Padding):
         trials: the number of crops to try for each drawn overlap.
     """
 
-    crops: ClassVar[bool] = True
+    is_crop: ClassVar[bool] = True
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 

@@ -169,7 +169,7 @@ class PlannedBatch:
         table = None if self.columns is None else self.columns.images[0].table.tobytes()
         return pickle.dumps((self.starts, chunks, table), 5)
 
-    def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
+    def store(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
         """Store a worker's result; its arrays fill `data`, a view of `slot`."""
         self.plan, self.spans, self.size_hw = columns.plan
         self.columns = columns if self.columns is None else self.columns

@@ -59,7 +59,7 @@ def explain_target_conflict(chain: Chain) -> str | None:
                 f"{name} drops different keypoints in each view of a MultiView, so their labels would differ too; "
                 f"remove {name} or the MultiView, or set labels_getter=None"
             )
-        if transform.mixes:
+        if transform.is_mixing:
             return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; remove {name}"
     if chain.views is not None and (droppers := box_droppers(chain)):
         return (

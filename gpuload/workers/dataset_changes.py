@@ -131,7 +131,7 @@ class DatasetChanges:
         """The paths of the changed attributes that cannot be sent to running workers."""
         return [path for path, value in self.pending.items() if isinstance(value, Mark)]
 
-    def take(self) -> bytes:
+    def pop(self) -> bytes:
         """Return the pending changes, which are all simple, for `apply_changes`; none are pending then."""
         values, self.pending = self.pending, {}
         return pickle.dumps(values, 5)

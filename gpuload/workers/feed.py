@@ -95,7 +95,8 @@ class Feed:
             first repeated as a whole if its worker dies.
 
     Attributes:
-        decoding_s: how long `take` has waited for a batch of which only images for the device were not decoded yet.
+        decoding_s: how long `pop_batch` has waited for a batch of which only images for the device were not decoded
+            yet.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Feed:
         self._start_batches()
         return self._waiting[0].make_request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
 
-    def take(self) -> Batch | None:
+    def pop_batch(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
         The caller calls `release` once it no longer needs the batch's slots: when the feed calls `reclaim`, or at the
@@ -201,7 +202,7 @@ class Feed:
             if not self._has_too_many_errors:
                 self.pump(1.0, is_awaited=True)
 
-    def take_errors(self) -> list[ErrorRecord]:
+    def pop_errors(self) -> list[ErrorRecord]:
         """Return the records of failed samples in the batches in progress, and clear them in these batches."""
         records = [record for batch in self._batches for record in batch.errors]
         for batch in self._batches:
@@ -210,10 +211,10 @@ class Feed:
 
     @property
     def _has_too_many_errors(self) -> bool:
-        """Whether `take` will raise `TooManyErrors`. It never does with on_error="raise", which raises each failure."""
+        """Whether `pop_batch` will raise `TooManyErrors`; never with on_error="raise", which raises each failure."""
         return self.faults.on_error != "raise" and self._tally.is_exceeded
 
-    def take_if_ready(self) -> Batch | None:
+    def pop_ready_batch(self) -> Batch | None:
         """Return the next batch if it is complete, including its plan if one was requested; else None."""
         self.pump(0.0)
         return None if self._has_too_many_errors else self._pop(planned=True)
@@ -292,7 +293,7 @@ class Feed:
             timeout_s = self._await_decoding(timeout_s)
         if not self._pending_count:  # workers are still starting
             timeout_s = min(timeout_s, POLL_INTERVAL_S) if self._waiting else 0.0
-        self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
+        self._events.extend(self.engine.collect_events(0.0 if self._events else timeout_s))
         while self._events:
             self._process_event(self._events.popleft())
         if self._consumer.decoder is not None:
@@ -304,7 +305,7 @@ class Feed:
         self._is_awaited = False
         self._submit_chunks()
         while not self.engine.ready:
-            self._events.extend(self.engine.gather(POLL_INTERVAL_S))
+            self._events.extend(self.engine.collect_events(POLL_INTERVAL_S))
 
     def plan(self, batch: Batch, columns: Columns) -> None:
         """Plan a batch that was taken without a plan, if possible; `columns` are the batch's columns."""
@@ -400,7 +401,7 @@ class Feed:
             if self._consumer.reclaim(True) or self._spill():
                 continue
             if self.engine.recover_slots():
-                self._events.extend(self.engine.gather(POLL_INTERVAL_S))
+                self._events.extend(self.engine.collect_events(POLL_INTERVAL_S))
                 continue
             # Only the user can still occupy slots, with arrays of earlier batches.
             if part.need_bytes or slot_bytes <= 1:
@@ -454,7 +455,7 @@ class Feed:
     # -- processing events ------------------------------------------------------------------------------------------
 
     def _process_event(self, event: Event) -> None:
-        if self.plans.take(event):
+        if self.plans.receive(event):
             return
         slot, part = self._in_flight.pop(event.chunk)
         if part is not None:

@@ -23,7 +23,7 @@ __all__ = ["InProcessEngine"]
 
 class InProcessEngine(Engine):
     """An engine that does the workers' work in this process: it accepts chunks like a `WorkerPool`, and processes one
-    chunk in each call of `gather`.
+    chunk in each call of `collect_events`.
 
     Args:
         job: the dataset, transforms and options.
@@ -51,7 +51,7 @@ class InProcessEngine(Engine):
         self._waiting.append(request)
         return True
 
-    def gather(self, timeout_s: float) -> list[Event]:
+    def collect_events(self, timeout_s: float) -> list[Event]:
         if self._halted:
             raise RuntimeError("this Loader is closed; create a new one")
         if not self._waiting:

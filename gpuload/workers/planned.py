@@ -87,7 +87,9 @@ class Planner:
             return
         self._ring.view(slot)[: len(packed)] = np.frombuffer(packed, np.uint8)
         positions = batch.spec.positions
-        request = Request(chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True)
+        request = Request(
+            chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, is_planning=True
+        )
         if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.in_flight[chunk] = (slot, batch)
@@ -123,7 +125,7 @@ class Planner:
             return self._ring.acquire(max(nbytes, usual_bytes))
         return None
 
-    def take(self, event: Event) -> bool:
+    def receive(self, event: Event) -> bool:
         """Process an event that ends the request for a plan. Return whether it was such an event."""
         if event.chunk not in self.in_flight:
             return False
@@ -134,7 +136,7 @@ class Planner:
         if planned is not None and reply is not None and reply.status is Status.DONE:
             view = self._ring.view(slot)
             # A worker wrote this: plain values, and classes of gpuload.
-            planned.take(read_content(view, reply.meta, reply.meta_at), slot, view[: reply.nbytes])
+            planned.store(read_content(view, reply.meta, reply.meta_at), slot, view[: reply.nbytes])
             return True
         if planned is not None:
             batch.planned = None
@@ -176,7 +178,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     spans, end = spans_of(list(entries.values()))
     columns.plan = plan, dict(zip(entries, spans, strict=True)), size_hw
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
-    if not packed.fits:
+    if not packed.is_written:
         return make_reply(Status.TOO_LARGE, packed.nbytes)
     write_arrays(list(entries.values()), spans, slot)
     return make_reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)

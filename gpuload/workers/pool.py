@@ -221,7 +221,8 @@ class WorkerPool(RestartingEngine):
 
     def resize(self, workers: int) -> None:
         """Set the number of workers, which must share a queue, to a number from 1 to `max_workers`. This never waits:
-        `gather` starts added workers one at a time. If one cannot start, `gather` warns, and the pool adds no more."""
+        `collect_events` starts added workers one at a time. If one cannot start, `collect_events` warns, and the pool
+        adds no more."""
         old_size, self._target_size = self._target_size, max(1, min(workers, self.max_workers))
         if (cpus := self._cpus_for(self._target_size)) != self._cpus_for(old_size):
             move_processes(self.pids, cpus)
@@ -244,7 +245,7 @@ class WorkerPool(RestartingEngine):
         return self.read_counters()[:, field_indices["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when `gather` has something to process."""
+        """Return a descriptor that becomes readable when `collect_events` has something to process."""
         return self._epoll.fileno()
 
     def _submit(self, request: Request) -> bool:

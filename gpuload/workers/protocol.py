@@ -233,7 +233,7 @@ class Request:
     is_complete_batch: bool = False
     iterable: IterableStart | None = None
     epoch_sent: int = -1
-    plans: bool = False
+    is_planning: bool = False
     changes: int = 0
     spare_bytes: int = 0
 
@@ -243,7 +243,14 @@ class Request:
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
         samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickle_keys(indices)
-        options = self.is_complete_batch, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
+        options = (
+            self.is_complete_batch,
+            self.iterable,
+            self.epoch_sent,
+            self.is_planning,
+            self.changes,
+            self.spare_bytes,
+        )
         message = pickle.dumps((numbers, samples, options), 5)
         if len(message) > MAX_REQUEST_BYTES:
             subject = "the dataset's state_dict()" if self.iterable is not None else "the sampler's keys"
@@ -372,7 +379,7 @@ class Engine:
 
     Attributes:
         failure: the error that stopped the engine; None if it can continue.
-        waited_s: the total time that `gather` has waited for workers.
+        waited_s: the total time that `collect_events` has waited for workers.
         deaths: the deaths of workers in this epoch; the feed sets a new object at the start of each epoch.
         changes_bytes: the size of all changes to the dataset since the job was sent.
         started_at: when ``iter()`` was called, in monotonic seconds; the total time in `start` counts from here.
@@ -427,7 +434,7 @@ class Engine:
         """Cancel chunks with a smaller number; a chunk in progress ends at its next sample."""
         self._wanted_from = chunk
 
-    def gather(self, timeout_s: float) -> list[Event]:
+    def collect_events(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call; wait up to `timeout_s` seconds for one.
 
         Raises:
@@ -436,7 +443,7 @@ class Engine:
         raise NotImplementedError
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable when `gather` has something to return; None if there is none."""
+        """Return a descriptor that is readable when `collect_events` has something to return; None if there is none."""
         return None
 
     def recover_slots(self) -> bool:
@@ -449,7 +456,7 @@ class Engine:
         raise NotImplementedError
 
     def halt(self) -> None:
-        """Make a `gather` call that is running in another thread end soon."""
+        """Make a `collect_events` call that is running in another thread end soon."""
         self._halted = True
         self.cancel_before(2**63)
 

@@ -589,7 +589,7 @@ class Host:
         if pool is None or report.failure is not None:
             return
         try:
-            for event in pool.gather(0.0):
+            for event in pool.collect_events(0.0):
                 self._process_event(event)
             self._submit_chunks()
         except WorkerError as error:

@@ -17,8 +17,8 @@ class RestartingEngine(Engine):
     """Base class of engines whose workers can die: counts deaths and collects warnings.
 
     Attributes:
-        pending_warnings: warnings for the next `gather` to issue, before it collects events: if a filter turns a
-            warning into an exception, no event is lost.
+        pending_warnings: warnings for the next `collect_events` to issue, before it collects events: if a filter turns
+            a warning into an exception, no event is lost.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -28,7 +28,7 @@ class RestartingEngine(Engine):
         self._warned_topics: set[str] = set()
         self._closed = False
 
-    def gather(self, timeout_s: float) -> list[Event]:
+    def collect_events(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:

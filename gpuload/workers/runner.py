@@ -148,7 +148,7 @@ class Chunk:
         reserve = partial(self.allocate, used_bytes=used_bytes)
         options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "reserve": reserve}
         packed = write_content(columns, self.slot, used_bytes, **options)
-        if not packed.fits:
+        if not packed.is_written:
             return self.reject(Status.TOO_LARGE, packed.nbytes)
         plain = bool(packed.meta) and columns.is_plain(len(self.request.positions))
         reply = self.request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
@@ -171,7 +171,7 @@ class ChunkRunner:
         self.job = job
         self._reader = SampleReader(job)
         # A collate_fn draws from the generators as the last sample has left them, so seeding must not be skipped.
-        self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
+        self.source = Source(job.dataset, job.seed, is_learning=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_copy(job) else None
         self.counters = WorkerCounters()
         self._guards_generators = guard_generators
@@ -179,7 +179,7 @@ class ChunkRunner:
         self._collates = job.collate_fn is not None and not len(job.chain)
         self._keeps_types = job.collate_fn is not None or job.is_unbatched
         # Samples that turn out to be plain data are stacked, unless other code needs single samples.
-        self._stacks = job.plain and not self._keeps_types
+        self._should_stack = job.plain and not self._keeps_types
         self._batches: dict[Any, Collated] = {}  # collated batches that are not in a slot yet
         self._can_send_batches = False  # becomes True when a collated batch is sent
 
@@ -205,7 +205,7 @@ class ChunkRunner:
         with the number of bytes that will be written to the slot, before they are written."""
         chunk = Chunk(request, slot, write_row, is_wanted, populate, dataset=self.job.dataset)
         counters, start = self._counters, clock()
-        if request.plans:
+        if request.is_planning:
             write_row(len(request.positions))  # a row past the end means that no sample is being processed
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
@@ -258,17 +258,17 @@ class ChunkRunner:
         read_sample = self.source.open(
             request, lambda is_replay: chunk.write_row(REPLAYING if is_replay else min(done_count, rows - 1))
         )
-        if self._stacks and (plain_columns := self.source.select_plain_samples(request)) is not None:
+        if self._should_stack and (plain_columns := self.source.select_plain_samples(request)) is not None:
             chunk.write_row(0)
             chunk.columns = _stacked_columns(range(rows), *plain_columns)
             counters.samples += rows
             return True
         samples: dict[int, Any] = {}  # keyed by row; used only if samples are stacked
-        is_wanted, write_row, add_read_time, stacks = (
+        is_wanted, write_row, add_read_time, should_stack = (
             chunk.is_wanted,
             chunk.write_row,
             self.source.add_read_time,
-            self._stacks,
+            self._should_stack,
         )
         read_start = clock()
         for row in range(rows):
@@ -277,9 +277,11 @@ class ChunkRunner:
             write_row(row)
             try:
                 sample = read_sample(row)
-                if not stacks or clock() - read_start > FLUSH_NS:  # timing each small sample would double its time
+                if (
+                    not should_stack or clock() - read_start > FLUSH_NS
+                ):  # timing each small sample would double its time
                     read_start = add_read_time(read_start)
-                if stacks:
+                if should_stack:
                     samples[row] = sample
                 else:
                     chunk.samples.append(self._reader.read(row, sample))
@@ -292,7 +294,7 @@ class ChunkRunner:
                     done_count += 1
                     break
             done_count += 1
-        if stacks:
+        if should_stack:
             add_read_time(read_start)
         if self.source.seeding is not None and self.source.seeding.has_drawn_unseeded():
             chunk.samples, chunk.errors = [], []
@@ -310,7 +312,7 @@ class ChunkRunner:
         if (columns := transpose_samples([*samples.values()])) is not None:
             chunk.columns = _stacked_columns(samples, *columns)
             return
-        self._stacks = False
+        self._should_stack = False
         for row, sample in samples.items():
             chunk.write_row(row)
             try:

@@ -288,7 +288,7 @@ class SampleReader:
     def _search_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Search a sample for unrecognized targets, and for targets in another unit than pixels."""
         warning = find_unrecognized_targets(
-            sample.structure, leaves, sample.images, targets, moves=self._job.moves_pixels
+            sample.structure, leaves, sample.images, targets, moves_pixels=self._job.moves_pixels
         )
         if not warning and (self._job.chain.moves_pixels or self._needs_boxes) and not self._has_warned_of_sizes:
             paths, image = key_paths_of(sample.structure), next(iter(sample.images.values()))

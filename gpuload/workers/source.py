@@ -72,11 +72,13 @@ class Source:
             position of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
 
-    def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
+    def __init__(self, dataset: Any, seed: int, *, is_learning: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
         self.seeding = (
-            None if is_deterministic(dataset, allow_plain_containers=learns) else Seeding(seed, learns=learns)
+            None
+            if is_deterministic(dataset, allow_plain_containers=is_learning)
+            else Seeding(seed, is_learning=is_learning)
         )
         self._uses_getitems = uses_getitems(dataset)
         self.counters = WorkerCounters()
@@ -228,7 +230,7 @@ class Source:
         """Store the keys of the epoch's next chunk, to announce them later, even if another worker will read the
         chunk."""
         self._keys_to_announce = []  # the chunk whose keys were stored before is being read now
-        if request is not None and not request.plans and request.iterable is None:
+        if request is not None and not request.is_planning and request.iterable is None:
             self._keys_to_announce = _keys_of(request)
 
     def _announce_next(self, count: int) -> None:

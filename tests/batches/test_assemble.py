@@ -315,7 +315,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool
     job = Job(Made(make), Chain(transforms), Decode(), 0)
     feed = Feed(InProcessEngine(job, ring), ring, chunk_size=chunk, ahead=1)
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     return batch.join_columns([0] * len(batch.parts), splits_blocks=spread)
 

@@ -242,7 +242,7 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(pool_module, "time", Later)
                 looks = pool._checked_at
-                pool.gather(0.0)
+                pool.collect_events(0.0)
                 assert pool._checked_at > looks + 3500
                 pool._checked_at = looks
         assert seen == list(range(64))
@@ -322,7 +322,7 @@ def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two
         assert numbers(loader_) == list(range(48))
         assert len(loader_.errors) == 0
         pool, ring = loader_._session.engine, loader_._session.ring
-        wait_until(lambda: pool.gather(0.01) or not pool.recover_slots(), "no slot is written off")
+        wait_until(lambda: pool.collect_events(0.01) or not pool.recover_slots(), "no slot is written off")
         assert ring.used_bytes == 0
         slots = [ring.acquire(GRANULE_BYTES) for _ in range(3)]
         assert [slot is None for slot in slots] == [False, False, True]

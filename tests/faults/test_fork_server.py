@@ -172,7 +172,7 @@ def test_sessions_outlive_their_server(succeed_with):
         assert len(importers("library")) == 2
         os.kill(made[0], signal.SIGKILL)  # the new one comes from the new server
         whole(loader)
-        wait_until(lambda: loader._session.engine.gather(0.0) or len(templates()) == 2, "there is another")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "there is another")
         loader.close()
         other.close()
         assert left()[1] == 0

@@ -288,11 +288,11 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
     def ready(feed):  # the workers are always ahead of the consumer
         while feed._batches and feed._batches[0].open_part_count:
             feed.pump(1.0)
-        return take_if_ready(feed)
+        return pop_ready_batch(feed)
 
-    take_if_ready = Feed.take_if_ready
+    pop_ready_batch = Feed.pop_ready_batch
     monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)
-    monkeypatch.setattr(Feed, "take_if_ready", ready)
+    monkeypatch.setattr(Feed, "pop_ready_batch", ready)
     with loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader_:
         batches, seen = iter(loader_), 0
 

@@ -40,7 +40,7 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, wh
             process.Template.fork = killed
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        wait_until(lambda: loader._session.engine.gather(0.0) or len(templates()) == 1, "there is another")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 1, "there is another")
         assert templates() != [first]
         assert torch.cat(list(loader)).tolist() == list(range(40))
         loader.close()
@@ -127,7 +127,7 @@ def test_ends_of_what_was_made_at_import_are_left_to_the_template(succeed, tmp_p
         engine = loader._session.engine
         engine.resize(1)  # a worker leaves in order
         for batch in loader: pass
-        wait_until(lambda: engine.gather(0.0) or len(workers()) == 1, "one has left")
+        wait_until(lambda: engine.collect_events(0.0) or len(workers()) == 1, "one has left")
         for batch in loader: pass
         assert sorted(os.listdir({str(tmp_path / "told")!r})) == ["left"]
         loader.close()

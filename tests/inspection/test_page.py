@@ -20,7 +20,7 @@ from PIL import Image
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.inspection import page as page_module
-from gpuload.inspection.gather import Gathered, gather, gather_pixels
+from gpuload.inspection.measure import Measurements, measure_files, measure_pixels
 from gpuload.inspection.page import choose_rows, duplicate_rows, make_contact_sheet, make_pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
@@ -65,8 +65,8 @@ class Page(HTMLParser):
 
 
 def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int | None = None) -> str:
-    found = gather(datasets, names[: len(datasets)], workers=0)
-    gather_pixels(found, max_images=most, workers=0)
+    found = measure_files(datasets, names[: len(datasets)], workers=0)
+    measure_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
     rows = choose_rows(found, 4)
     whole = make_pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
@@ -175,15 +175,15 @@ def test_a_browser_opens_it_without_complaint(tmp_path: Path) -> None:
 GREY = np.full((40, 60, 3), (200, 100, 50), np.uint8)
 
 
-def gathered(dataset: Any) -> Gathered:
-    found = gather([dataset], ["x"], workers=0)
-    gather_pixels(found, max_images=None, workers=0)
+def measurements(dataset: Any) -> Measurements:
+    found = measure_files([dataset], ["x"], workers=0)
+    measure_pixels(found, max_images=None, workers=0)
     return found
 
 
 def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
     """The contact sheet, with each image ``before`` the recipe."""
-    found = gathered(dataset)
+    found = measurements(dataset)
     rows = choose_rows(found, images)
     before = make_pictures(found, dict.fromkeys(rows, 32), workers=0)
     strips = make_contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
@@ -226,7 +226,7 @@ def test_an_empty_recipe_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return gl.Loader(dataset, batch_size, **options)
 
     monkeypatch.setattr(page_module, "Loader", loader)
-    found = gathered([gl.Image(GREY)] * 3)
+    found = measurements([gl.Image(GREY)] * 3)
     make_pictures(found, dict.fromkeys(range(3), 32), workers=0)
     make_pictures(found, dict.fromkeys(range(3), 32), [], workers=0)
     assert sizes == [1, 3]
@@ -244,7 +244,7 @@ def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> N
 
 
 def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
-    found = gathered(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
+    found = measurements(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
     assert {found.class_name(row) for row in choose_rows(found, 4)} == set("abcd")
     assert len(choose_rows(found, 3)) == 3
     assert len(choose_rows(found, 100)) == 14
@@ -278,7 +278,7 @@ def test_deep_and_grey_images_are_shown() -> None:
 
 def test_what_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3}))
-    found = gathered(dataset)
+    found = measurements(dataset)
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")  # meanwhile
     found.rows["state"][2] = 2
     assert list(make_pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]

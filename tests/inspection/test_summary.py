@@ -14,13 +14,13 @@ from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
-from gpuload.inspection.gather import gather, gather_pixels
+from gpuload.inspection.measure import measure_files, measure_pixels
 from gpuload.inspection.summary import IN_ROOT, advise, count_ignored_files, group_equal_rows, is_bad, summarise
 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
-    found = gather(datasets, ["train", "val", "test"][: len(datasets)], workers=0)
-    gather_pixels(found, max_images=most, workers=0)
+    found = measure_files(datasets, ["train", "val", "test"][: len(datasets)], workers=0)
+    measure_pixels(found, max_images=most, workers=0)
     summary = summarise(found, ignored=[ignored or {} for _ in datasets])
     assert json.loads(json.dumps(summary)) == summary
     return summary

@@ -580,7 +580,7 @@ def test_workers_are_set_free_when_there_are_more_of_them_than_cpus_and_come_bac
         pool.resize(2)
         assert os.sched_getaffinity(pool.pids[0]) == OWN
         while not pool.is_steady:
-            pool.gather(0.1)
+            pool.collect_events(0.1)
         assert [os.sched_getaffinity(pid) for pid in pool.pids] == [OWN, OWN]
         pool.resize(1)
         assert {frozenset(os.sched_getaffinity(pid)) for pid in pool.pids} == {frozenset({LAST})}

@@ -93,7 +93,7 @@ def test_short_chunks_and_those_that_are_not_to_learn_are_seeded_for():
     chunk(seeding, lambda row: None)
     found, _ = chunk(seeding, lambda row: draws(), POSITIONS[: MIN_UNSEEDED_CHUNK - 1])
     assert found[2] == seeded_one_by_one(102)
-    strict = Seeding(7, learns=False)
+    strict = Seeding(7, is_learning=False)
     chunk(strict, lambda row: None)
     assert chunk(strict, lambda row: draws())[0][2] == seeded_one_by_one(102)
 

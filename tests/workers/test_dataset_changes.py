@@ -71,10 +71,10 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
     ]
     assert changes.changed_data == []
     copy.read = 5
-    first = changes.take()
+    first = changes.pop()
     data.epoch = 3
     changes.record()
-    apply_changes(copy, first + changes.take())
+    apply_changes(copy, first + changes.pop())
     assert (copy.mosaic, copy.transform.transforms[1].size, copy.new, copy.epoch) == (False, (64, 64), {"a": 1}, 3)
     assert (copy.read, copy.transform.transforms[0].size) == (5, (32, 32))
     assert changes.record() == []

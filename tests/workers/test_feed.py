@@ -64,7 +64,7 @@ class Engine:
 
     def close(self) -> None: ...
 
-    def gather(self, timeout_s: float) -> list[Event]:
+    def collect_events(self, timeout_s: float) -> list[Event]:
         if not self.queue:
             return []
         place = 0 if self.rng is None else int(self.rng.integers(len(self.queue)))
@@ -90,7 +90,7 @@ class Engine:
         table, values = np.array(rows, IMAGE), {1: ValueColumn([int(i) for i in request.indices])}
         content = Columns(list(range(n)), [LEAF], [ImageColumn(table, [0])], values, [None] * n)
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
-        if not packed.fits:
+        if not packed.is_written:
             return Reply(request.chunk, Status.TOO_LARGE, packed.nbytes, b"")
         return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at, data=data)
 
@@ -116,7 +116,7 @@ def read(feed: Feed, batch: Batch) -> list[int]:
 
 def drain(feed: Feed) -> list[list[int]]:
     result = []
-    while (batch := feed.take()) is not None:
+    while (batch := feed.pop_batch()) is not None:
         result.append(read(feed, batch))
         feed.release(batch)
     while not feed.is_idle():
@@ -166,7 +166,7 @@ def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
     sizes[21] = 5 << 20
     feed, _ = make(sizes)
     feed.begin(batches(8, 8))
-    batch = feed.take()
+    batch = feed.pop_batch()
     records = [record for part in batch.parts for _, record in part.content.errors]
     assert [record.index for record in records] == [21]
     assert (
@@ -178,7 +178,7 @@ def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
 def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
     feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
     feed.begin(batches(40, 40))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     assert [read(feed, batch)] == expected(40, 40)
     assert any(part.slot is None for part in batch.parts)
@@ -203,7 +203,7 @@ def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
     for _ in range(50):
         feed.pump(0)
     for indices in expected(40, 4):
-        batch = feed.take()
+        batch = feed.pop_batch()
         assert batch is not None
         assert read(feed, batch) == indices
         assert all(part.slot is not None for part in batch.parts)
@@ -227,7 +227,7 @@ def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ri
             feed.pump(0)
         if len(feed.batches) > 2:
             most_batches, most_bytes = max(most_batches, len(feed.batches)), max(most_bytes, feed.ring.used_bytes)
-        batch = feed.take()
+        batch = feed.pop_batch()
         assert batch is not None
         assert read(feed, batch) == indices
         feed.release(batch)
@@ -241,7 +241,7 @@ def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_
     consumer = Consumer(plan_job=job, part_offsets=lambda batch: [0] * len(batch.parts))
     feed, _ = make(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=consumer)
     feed.begin(batches(400, 8))
-    feed.release(feed.take())
+    feed.release(feed.pop_batch())
     assert len(feed.batches) == count
     assert all(batch.planned is None for batch in feed.batches)
 
@@ -258,7 +258,7 @@ def test_large_images_are_loaded_once_with_a_long_look_ahead():
 def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones():
     feed, engine = make()
     feed.begin(batches(40, 8, epoch=0))
-    feed.release(feed.take())
+    feed.release(feed.pop_batch())
     feed.begin(batches(40, 8, epoch=1))
     assert drain(feed) == expected(40, 8)
     assert {request.epoch for request in engine.seen if request.chunk >= engine.wanted_from} == {1}
@@ -266,7 +266,7 @@ def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones(
     slots = feed.ring.slots
     for epoch in range(2, 12):
         feed.begin(batches(40, 8, epoch))
-        feed.release(feed.take())
+        feed.release(feed.pop_batch())
     feed.abandon()
     while not feed.is_idle():
         feed.pump(0)
@@ -283,7 +283,7 @@ def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
     feed, _ = make(consumer=Consumer(reclaim=reclaim))
     feed.begin(batches(800, 8))
     most = 0
-    while (batch := feed.take()) is not None:
+    while (batch := feed.pop_batch()) is not None:
         read(feed, batch)
         ended.append(batch)
         most = max(most, feed.ring.slots)
@@ -306,7 +306,7 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
     feed.begin(batches(small + 80, 8))
     in_slots, free = [], []
     for indices in expected(small + 80, 8):
-        batch = feed.take()
+        batch = feed.pop_batch()
         assert batch is not None
         assert read(feed, batch) == indices
         in_slots.append(not in_own_memory([batch]))
@@ -315,7 +315,7 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
     assert in_slots == [True] * (small // 8) + [False] * ahead + [True] * (10 - ahead)
     assert all(free)
     assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
-    assert feed.take() is None
+    assert feed.pop_batch() is None
     assert feed.ring.used_bytes == 0
 
 
@@ -345,7 +345,7 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
 
     feed, _ = make(fate=fate)
     feed.begin(batches(8, 8))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     assert len(batch.errors) == 8
     assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
@@ -412,7 +412,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
 
     feed, engine = make(fate=fate)
     feed.begin(batches(8, 8))
-    batch = feed.take()
+    batch = feed.pop_batch()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
     assert (record.index, record.position) == (35, 5)
     assert record.cause == "WorkerError: 2 workers died while processing only this sample: killed by SIGSEGV"
@@ -428,7 +428,7 @@ def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue
     feed, engine = make(fate=fate, capacity=1, chunk_size=1, ahead=1)
     start = IterableStart(0, 0, 0, None, 1, 0) if is_iterable else None
     feed.begin(replace(spec, iterable=start) for spec in batches(3, 3))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert [record.index for record in batch.errors] == [0]
     assert [request.indices[0] for request in engine.seen] == [0, 0, *([7, 14] if is_iterable else [])]
 
@@ -455,7 +455,7 @@ def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
 
     feed, _ = make(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
     feed.begin(batches(1, 1))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch.parts[-1].content.values[1].values == [14]
     assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 7), (7, 14)]
 
@@ -469,7 +469,7 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
     candidates = with_candidates({0: [14, 21], 1: [28]})
     feed, engine = make(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
     feed.begin(batches(2, 2))
-    batch = feed.take()
+    batch = feed.pop_batch()
     loaded = [part.content.values[1].values for part in batch.parts if part.sample_count]
     assert sorted(loaded) == [[21], [28]]
     assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 14), (7, 28), (14, 21)]
@@ -510,7 +510,7 @@ def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fail
 
     engine.recover_slots = recover_slots
     feed.begin(batches(16, 8))
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert read(feed, batch) == expected(16, 8)[0]
     assert batch.errors == []
 
@@ -540,7 +540,7 @@ def test_after_the_first_batches_no_slot_is_made(seed):
     feed = Feed(Declaring(ring, (areas * 500 * 375 * 3).astype(int)), ring, chunk_size=16, ahead=2)
     feed.begin(batches(count * size, size))
     given: deque[Batch] = deque()
-    while (batch := feed.take()) is not None:
+    while (batch := feed.pop_batch()) is not None:
         given.append(batch)
         if len(given) == 3:
             feed.release(given.popleft())
@@ -584,7 +584,7 @@ class SleepingWorkers(Engine):
             self.begin_chunks()
         self.now_ms = max(self.now_ms, until_ms)
 
-    def gather(self, timeout_s: float) -> list[Event]:
+    def collect_events(self, timeout_s: float) -> list[Event]:
         if not self.ended and timeout_s:
             self.advance(self.running[0][0])
         replies: list[Event] = [self.do(request) for request in self.ended]
@@ -602,7 +602,7 @@ def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: fl
     for step in range(120):
         if step == 20:
             engine.starved_count = 0
-        feed.release(feed.take())
+        feed.release(feed.pop_batch())
         engine.advance(engine.now_ms + load * 1.93 * size / workers)
     feed.abandon()
     ring.close()

@@ -49,13 +49,13 @@ class Engine(InProcessEngine):
 
     fate: Any = None
 
-    def gather(self, timeout_s: float) -> list[Event]:
-        if self._waiting and self._waiting[0].plans and self.fate is not None:
+    def collect_events(self, timeout_s: float) -> list[Event]:
+        if self._waiting and self._waiting[0].is_planning and self.fate is not None:
             if self.fate == "later":
                 self._waiting.rotate(-1)
                 return []
             return self.fate(self._waiting.popleft())
-        return super().gather(timeout_s)
+        return super().collect_events(timeout_s)
 
 
 def part_offsets(batch: Batch) -> list[int]:
@@ -96,7 +96,7 @@ def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_
     feed, _ = made(6 * SIZE)
     for step in range(6):
         pump(feed)
-        batch = feed.take_if_ready()
+        batch = feed.pop_ready_batch()
         assert batch is not None
         if step == 0:  # the loop might have waited for it
             assert batch.planned is None
@@ -119,14 +119,14 @@ def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_
             np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
         assert (len(batch.planned), batch.planned.results_hw.tolist()) == (SIZE, [[8, 8]])
         feed.release(batch)
-    assert feed.take() is None
+    assert feed.pop_batch() is None
     assert busy(feed) == 0
 
 
 def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
     feed, _ = made(SIZE)
     pump(feed)
-    batch = feed.take_if_ready()
+    batch = feed.pop_ready_batch()
     assert batch is not None
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
@@ -147,7 +147,7 @@ def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chu
 
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed, engine = made(SIZE)
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     assert batch.planned is None
     assert not engine._waiting
@@ -157,11 +157,11 @@ def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
 def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
     feed, engine = made(12 * SIZE, ahead=6)
     for _ in range(6):
-        batch = feed.take()  # the loop waits
+        batch = feed.pop_batch()  # the loop waits
         assert batch is not None
         assert batch.planned is None
         feed.release(batch)
-    assert not any(request.plans for request in engine._waiting)
+    assert not any(request.is_planning for request in engine._waiting)
     feed, engine = made(12 * SIZE, ahead=6)
     feed._submit_chunks()
     engine._waiting.rotate(-2)  # the first batch will be the last to be complete
@@ -174,10 +174,10 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     feed, engine = made(2 * SIZE)
     engine.fate = "later"
     pump(feed)
-    feed.release(feed.take_if_ready())
-    assert feed.take_if_ready() is None  # it waits for its plan
+    feed.release(feed.pop_ready_batch())
+    assert feed.pop_ready_batch() is None  # it waits for its plan
     assert feed._pending_count == 1  # the plan, which has a slot
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     engine.fate = None
     pump(feed)
@@ -190,7 +190,7 @@ def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
     feed, _ = made(SIZE)
     while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     assert batch.planned is not None
     feed.release(batch)
@@ -206,7 +206,7 @@ def test_a_batch_whose_plan_is_lost_does_without():
 
     engine.fate = fate
     pump(feed)
-    batch = feed.take_if_ready()
+    batch = feed.pop_ready_batch()
     assert batch is not None
     assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
@@ -218,7 +218,7 @@ def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
     """There it is an error that names its images: they differ in channels."""
     feed, _ = made(SIZE, Pictures(grey=2))
     pump(feed)
-    batch = feed.take_if_ready()
+    batch = feed.pop_ready_batch()
     assert batch is not None
     assert batch.planned is None
     feed.release(batch)
@@ -232,7 +232,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     do = engine._runner.run
 
     def run(request: Request, slot: np.ndarray, *others: Any) -> Reply:
-        if request.plans:
+        if request.is_planning:
             asked.append(len(slot))
             slot = slot[:1024] if len(asked) == 1 else slot  # as if it were of so many bytes
         return do(request, slot, *others)
@@ -241,7 +241,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     found = []
     for _ in range(4):
         pump(feed)
-        batch = feed.take_if_ready()
+        batch = feed.pop_ready_batch()
         assert batch is not None
         found.append(batch.planned is not None)
         feed.release(batch)
@@ -257,7 +257,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
     begin(feed)
     engine.fate = None
     count = 0
-    while (batch := feed.take()) is not None:
+    while (batch := feed.pop_batch()) is not None:
         count += 1
         assert batch.planned is None or len(batch.copied_parts) == 3
         feed.release(batch)
@@ -275,7 +275,7 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     feed._discard_result(batch.parts[0])
     assert (batch.planned, len(batch.copied_parts), batch.open_part_count) == (None, 2, 1)
     pump(feed)
-    again = feed.take_if_ready()
+    again = feed.pop_ready_batch()
     assert again is not None
     assert again.planned is not None
     assert again.planned is not first
@@ -289,7 +289,7 @@ def test_a_small_ring_is_for_pixels():
     feed.plans._need_bytes = 1 << 16
     engine.fate = lambda request: pytest.fail("a plan was asked for")
     pump(feed)
-    batch = feed.take_if_ready()
+    batch = feed.pop_ready_batch()
     assert batch is not None
     assert batch.planned is None
     feed.release(batch)
@@ -297,7 +297,7 @@ def test_a_small_ring_is_for_pixels():
 
 def taken(feed: Feed) -> tuple[Batch, Columns]:
     """Take a batch that no worker has planned."""
-    batch = feed.take()
+    batch = feed.pop_batch()
     assert batch is not None
     assert batch.planned is None
     return batch, batch.join_columns(part_offsets(batch))
@@ -349,7 +349,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
     slot, given = np.zeros(1 << 16, np.uint8), planned.pack_input(())
     slot[: len(given)] = np.frombuffer(given, np.uint8)
-    reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, plans=True), slot)
+    reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, is_planning=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
     launches, spans, _ = content.plan

@@ -42,7 +42,7 @@ class Team:
         self.pool = WorkerPool(job, workers, self.ring, **options)
         self.slots = {}
         if forked:
-            wait_until(lambda: self.pool.gather(0.01) or len(self.pool.pids) == workers, "workers are forked")
+            wait_until(lambda: self.pool.collect_events(0.01) or len(self.pool.pids) == workers, "workers are forked")
 
     def ask(self, chunk: int, indices, **options) -> None:
         slot = self.ring.acquire(1 << 20)
@@ -55,7 +55,7 @@ class Team:
         found, deadline = [], time.monotonic() + LIMIT_S
         while len(found) < count:
             assert time.monotonic() < deadline, f"only {found} after {LIMIT_S} s"
-            found += [event for event in self.pool.gather(1.0) if isinstance(event, kinds)]
+            found += [event for event in self.pool.collect_events(1.0) if isinstance(event, kinds)]
         return found
 
     def content(self, reply: Reply):
@@ -342,7 +342,7 @@ def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_
 
 def test_where_this_process_has_too_many_files_open_a_larger_slot_is_asked_for(team):
     team_ = team(Calls(large))
-    wait_until(lambda: team_.pool.gather(0.01) or team_.pool.ready, "the worker is ready")
+    wait_until(lambda: team_.pool.collect_events(0.01) or team_.pool.ready, "the worker is ready")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
@@ -403,7 +403,7 @@ def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
     while not team_.pool.ready:  # one that is not ready cannot have the chunk
-        team_.pool.gather(0.01)
+        team_.pool.collect_events(0.01)
     wait_until(lambda: team_.pool._in_flight == {} and 1 not in chunks_on_board(team_), "nobody is at the first chunk")
     for pid in team_.pool.pids:
         os.kill(pid, signal.SIGSTOP)
@@ -463,7 +463,7 @@ class Hesitates:
 def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(team, tmp_path):
     team_ = team(Hesitates(2, tmp_path), workers=2)
     while not team_.pool.ready:
-        team_.pool.gather(0.01)
+        team_.pool.collect_events(0.01)
     team_.ask(2, [5])
     wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
     [idle] = set(team_.pool.pids) - {int((tmp_path / "taken").read_text())}
@@ -472,7 +472,7 @@ def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(tea
     assert (lost.chunk, lost.row) == (2, None)
     assert len(team_.ring._busy) == 1
     (tmp_path / "go").touch()
-    wait_until(lambda: team_.pool.gather(0.01) or not team_.ring._busy, "the late reply comes")
+    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.ring._busy, "the late reply comes")
     assert team_.values([1, 2], chunk=3) == [1, 2]
     assert len(team_.ring._busy) == 1  # that of the last chunk
 
@@ -481,7 +481,7 @@ def test_idle_workers_are_replaced_where_the_slots_that_they_might_write_to_are_
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
     while not team_.pool.ready:
-        team_.pool.gather(0.01)
+        team_.pool.collect_events(0.01)
     wait_until(lambda: 1 not in chunks_on_board(team_), "nobody is at the first chunk")
     assert not team_.pool.recover_slots()
     for pid in team_.pool.pids:
@@ -494,7 +494,7 @@ def test_idle_workers_are_replaced_where_the_slots_that_they_might_write_to_are_
     os.kill(second, signal.SIGCONT)
     team_.wait(1, Lost)
     assert len(team_.ring._busy) == 2
-    wait_until(lambda: team_.pool.gather(0.01) or not team_.pool.recover_slots(), "the other one has left")
+    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.pool.recover_slots(), "the other one has left")
     assert len(team_.ring._busy) == 1
     assert not alive(second)
     assert team_.values([3, 4], chunk=3) == [3, 4]
@@ -595,13 +595,13 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     team_ = team(Calls(hang))
     team_.ask(1, [7])
     while not (team_.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
-        team_.pool.gather(0.1)
+        team_.pool.collect_events(0.1)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
     def gather_until_it_is_told() -> None:
-        wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
-        team_.pool.gather(2.0)
+        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
+        team_.pool.collect_events(2.0)
 
     with pytest.warns(RuntimeWarning, match=expected) as warned:
         gather_until_it_is_told()
@@ -623,7 +623,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
     with pytest.warns(
         RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
-        wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
+        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
 
 
 # -- more and fewer workers -----------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ def steady(team_, workers: int) -> None:
     chunk, deadline = max([0, *team_.slots]), time.monotonic() + LIMIT_S
     while not team_.pool.is_steady or len(team_.pool.pids) > workers:
         assert time.monotonic() < deadline, f"{team_.pool.pids} after {LIMIT_S} s"
-        team_.pool.gather(0.05)
+        team_.pool.collect_events(0.05)
         if team_.pool.size < len(team_.pool.pids):
             chunk += 1
             team_.ask(chunk, [0])
@@ -655,7 +655,7 @@ def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team)
     team_ = team(Calls(who), max_workers=3)
     [first] = team_.pool.pids
     team_.pool.resize(3)
-    team_.pool.gather(0.0)
+    team_.pool.collect_events(0.0)
     assert team_.pool.size == 2  # one at a time
     steady(team_, 3)
     assert team_.pool.pids[0] == first
@@ -684,7 +684,7 @@ def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team)
 
 def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
     team_ = team(Calls(lambda index: index), workers=3)
-    team_.pool.gather(0.0)
+    team_.pool.collect_events(0.0)
     for chunk in range(1, 51):
         team_.ask(chunk, [chunk])
     replies = team_.wait(5)
@@ -706,7 +706,7 @@ def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
     team_ = team(range(1000), max_workers=2, worker_init_fn=init)
     team_.values([1], chunk=1)
     team_.pool.resize(2)
-    team_.pool.gather(0.0)
+    team_.pool.collect_events(0.0)
     assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
     assert team_.values([5], chunk=2) == [5]  # by the other one
     go.touch()
@@ -763,10 +763,10 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
 
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
     team_.pool.resize(4)
-    team_.pool.gather(0.0)
+    team_.pool.collect_events(0.0)
     text = r"^a worker could not be added: \[Errno 24\] Too many open files\. The number of workers stays at 1$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        team_.pool.gather(0.0)
+        team_.pool.collect_events(0.0)
     assert len(warned) == 1
     team_.pool.resize(4)
     assert (team_.pool.size, team_.pool.max_workers, team_.pool.is_steady) == (1, 1, True)
@@ -783,14 +783,14 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
 
     team_ = team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
     while not team_.pool.ready:
-        team_.pool.gather(0.1)
+        team_.pool.collect_events(0.1)
     fails.touch()
     team_.pool.resize(4)
     text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
     def gather_until_they_have_failed() -> None:
-        wait_until(lambda: team_.pool.gather(0.1) or team_.pool.is_steady, "the new ones have failed")
-        team_.pool.gather(0.0)
+        wait_until(lambda: team_.pool.collect_events(0.1) or team_.pool.is_steady, "the new ones have failed")
+        team_.pool.collect_events(0.0)
 
     with pytest.warns(RuntimeWarning, match=text) as warned:
         gather_until_they_have_failed()
@@ -861,7 +861,7 @@ def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():
     team_ = Team(Calls(lambda index: index), workers=2, max_workers=3)
     team_.values([0])
     team_.pool.resize(3)
-    team_.pool.gather(0.0)
+    team_.pool.collect_events(0.0)
     assert len(team_.pool._team) == 3
     pids = team_.pool.pids
     team_.pool.resize(1)
@@ -967,7 +967,7 @@ def test_a_forked_child_that_closes_the_pool_leaves_its_parents_workers_alone(te
     if pid == 0:
         try:
             team_.close()
-            team_.pool.gather(0)
+            team_.pool.collect_events(0)
         except RuntimeError as error:
             os._exit("workers are closed" in str(error))
         os._exit(2)

@@ -68,7 +68,7 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     do(source, 3, 4)
     source.store_next_keys(None)
     do(source, 5, 6)
-    source.store_next_keys(replace(request(7, 8), plans=True))  # its positions are no indices
+    source.store_next_keys(replace(request(7, 8), is_planning=True))  # its positions are no indices
     do(source, 5, 6)
     assert dataset.told == [[5, 6]]
     source._slow_chunks_left = CHUNKS_AHEAD

@@ -146,7 +146,7 @@ def loader_of(dataset, workers=2):
 def all_ready(loader):
     """Its statistics, once all workers are ready, which may be after the end of an epoch."""
     while not loader._session.engine.ready:
-        loader._session.engine.gather(0.05)
+        loader._session.engine.collect_events(0.05)
     return loader.stats()
 
 

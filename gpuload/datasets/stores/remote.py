@@ -323,11 +323,11 @@ class Client:
             return []
         from fsspec.asyn import get_loop, sync
 
-        async def gather() -> list[Any]:
+        async def request_all() -> list[Any]:
             return await asyncio.gather(*[request() for request in requests], return_exceptions=True)
 
         self.requests += len(requests)
-        responses: Any = sync(get_loop(), gather)
+        responses: Any = sync(get_loop(), request_all)
         for error in filter(lambda response: isinstance(response, BaseException), responses):
             raise error
         return responses

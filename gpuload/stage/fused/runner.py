@@ -144,8 +144,8 @@ class FusedRunner:
             torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
         ]
         results = outputs if isinstance(outputs, torch.Tensor) else outputs[0]  # offsets count from the first result
-        column_stride = 0 if features.transposes else results.stride(-1)
-        quantiles = quantile_table(pixels.device) if plan.erases else self._constants
+        column_stride = 0 if features.has_transposes else results.stride(-1)
+        quantiles = quantile_table(pixels.device) if plan.has_erasing else self._constants
         with use_device_of(pixels):
             for launch in plan.launches:
                 source = pixels if launch.number == 0 else buffers[(launch.number - 1) % 2]
@@ -182,7 +182,7 @@ class FusedRunner:
                     FILTERS=filters,
                     OPERATIONS=features.operations,
                     FINISHED=launch.finished and target.dtype != torch.uint8,
-                    ERASES=launch.finished and plan.erases,
+                    ERASES=launch.finished and plan.has_erasing,
                     ROWS=self.tile.rows,
                     COLUMNS=self.tile.columns,
                     **compiler_options(launch.geometry, self.tile.warps),

@@ -111,7 +111,7 @@ def level_variants(
     (channels, out_channels), dtype = result_format.channels, result_format.dtype
     last_kinds, earlier_kinds, has_counts = _possible_geometries(steps)
     features = Features.of_outlines(outline for outlines in steps for outline in outlines)
-    column_stride = 0 if features.transposes else result_format.column_stride
+    column_stride = 0 if features.has_transposes else result_format.column_stride
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     variants: set[Variant] = set()
     passes = [

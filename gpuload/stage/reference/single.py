@@ -239,7 +239,7 @@ def _make_crop_step(record: Box, before: np.ndarray, after: np.ndarray, dtype: n
     if not is_changed.any():
         return None  # the decoded or resampled window is already the crop
 
-    def gather(row: int, canvas: Canvas) -> None:
+    def crop(row: int, canvas: Canvas) -> None:
         if not is_changed[row]:
             return
         axis_indices = []
@@ -249,7 +249,7 @@ def _make_crop_step(record: Box, before: np.ndarray, after: np.ndarray, dtype: n
         canvas.set(canvas.image()[axis_indices[0][:, None], axis_indices[1]])
 
     if mode != "constant":
-        return gather
+        return crop
     # With a constant fill, the part inside the image is copied as a block, or is a view if there is nothing to fill.
     # Gathering pixels instead made a detection recipe take three times as long.
     inset = np.clip(-starts, 0, after[:, 2:])

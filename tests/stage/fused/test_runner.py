@@ -286,7 +286,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     runner = FusedRunner(UNCHANGED, outputs.device)
     expected_plan, expected_arrays = runner.prepare(images, levels, levels.windows_tlhw, outputs, late.records)
     assert plan == expected_plan
-    assert plan.erases
+    assert plan.has_erasing
     for name, parts in arrays.items():
         expected = expected_arrays[name].cpu().numpy()
         np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))

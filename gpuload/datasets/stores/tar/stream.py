@@ -127,7 +127,7 @@ class TarPass:
         return self
 
     def __next__(self) -> Any:
-        raw = self._buffer.take(self._next_raw)  # if this raises an error, the next call continues
+        raw = self._buffer.draw(self._next_raw)  # if this raises an error, the next call continues
         if raw is None:
             raise StopIteration
         fields, path = self._stream.fields, self._shards[raw.place[0]]
@@ -279,7 +279,7 @@ class ShuffleBuffer:
         self._hole: int | None = None  # the slot of the last drawn item
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
-    def take(self, read: Callable[[], Any]) -> Any:
+    def draw(self, read: Callable[[], Any]) -> Any:
         """Return the next item in the shuffled order; None if there is none.
 
         `read` returns the next item of the input, or None at its end. If it raises an error, the next call continues.
@@ -318,7 +318,7 @@ class ShuffleBuffer:
         self.slots, self._hole = numbers.tolist(), None
         self.items_drawn, self.ended = replaced, ended
         for _ in range(replaced, items_drawn):
-            self.take(lambda: None)
+            self.draw(lambda: None)
         self.ended = ended
 
     def _draws(self, start: int, count: int) -> np.ndarray:

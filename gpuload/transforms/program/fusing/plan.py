@@ -60,7 +60,7 @@ class Features(NamedTuple):
     """
 
     operations: int = 0
-    transposes: bool = False
+    has_transposes: bool = False
     resize_filters: int = 0
     warp_filters: int = 0
 
@@ -93,7 +93,7 @@ class Features(NamedTuple):
     def __or__(self, other: Features) -> Features:
         return Features(
             self.operations | other.operations,
-            self.transposes or other.transposes,
+            self.has_transposes or other.has_transposes,
             self.resize_filters | other.resize_filters,
             self.warp_filters | other.warp_filters,
         )
@@ -154,7 +154,7 @@ class LaunchPlan(NamedTuple):
     channels: int
     out_channels: int
     features: Features
-    erases: bool
+    has_erasing: bool
     scratch_bytes: tuple[int, int]
 
     @classmethod

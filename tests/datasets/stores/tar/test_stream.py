@@ -309,7 +309,7 @@ def test_arguments(tmp_path: Path) -> None:
 
 def ordered(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
     """All that comes out."""
-    return list(iter(lambda: buffer.take(lambda: next(source, None)), None))
+    return list(iter(lambda: buffer.draw(lambda: next(source, None)), None))
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(1, 5), (3, 0), (3, 2), (3, 3), (3, 40), (50, 40), (7, 700)])

@@ -18,7 +18,7 @@ from gpuload.inspection.files import DAMAGED, FILE_FIELDS, GOOD, PIXELS, ROW, In
 from gpuload.loader.loader import Loader
 from gpuload.workers.faults import Faults
 
-__all__ = ["Gathered", "ProgressCallback", "gather", "gather_pixels"]
+__all__ = ["Measurements", "ProgressCallback", "measure_files", "measure_pixels"]
 
 BATCH_SIZE: Final = 256
 MAX_CAUSES: Final = 10_000  # the maximum number of stored causes; all damaged images are counted
@@ -50,7 +50,7 @@ class PixelSums:
 
 
 @dataclass
-class Gathered:
+class Measurements:
     """The rows of all inspected images of several datasets, and the causes of damage.
 
     Attributes:
@@ -99,7 +99,7 @@ class Gathered:
         return f"sample {index}"
 
 
-def gather(
+def measure_files(
     datasets: Sequence[Any],
     names: Sequence[str],
     *,
@@ -107,7 +107,7 @@ def gather(
     seed: int = 0,
     workers: int | None = None,
     update_progress: ProgressCallback = lambda done, total: None,
-) -> Gathered:
+) -> Measurements:
     """Check the files of all samples, or of `limit` random samples of each dataset.
 
     Raises:
@@ -118,7 +118,7 @@ def gather(
     rows = np.zeros(sum(map(len, chosen_indices)), ROW)
     rows["index"], rows["label"] = np.concatenate(chosen_indices), -1
     rows["which"] = np.repeat(np.arange(len(chosen_indices)), [len(indices) for indices in chosen_indices])
-    gathered = Gathered(list(names), list(datasets), rows)
+    measurements = Measurements(list(names), list(datasets), rows)
     classes = [str(name) for dataset in datasets for name in getattr(dataset, "classes", None) or ()]
     labels = {name: label for label, name in enumerate(dict.fromkeys(classes))}
 
@@ -126,7 +126,7 @@ def gather(
         return labels.setdefault(name, len(labels)) if name and len(labels) <= MAX_CLASSES else -1
 
     for row_indices, records, class_names in _inspect(
-        gathered, np.arange(len(rows)), workers, update_progress, pixels=False
+        measurements, np.arange(len(rows)), workers, update_progress, pixels=False
     ):
         for name in FILE_FIELDS:
             rows[name][row_indices] = records[name]
@@ -136,12 +136,12 @@ def gather(
     if len(labels) > MAX_CLASSES:
         rows["label"] = -1
     else:
-        gathered.classes = list(labels)
-    return gathered
+        measurements.classes = list(labels)
+    return measurements
 
 
-def gather_pixels(
-    gathered: Gathered,
+def measure_pixels(
+    measurements: Measurements,
     *,
     max_images: int | None,
     seed: int = 0,
@@ -149,12 +149,12 @@ def gather_pixels(
     update_progress: ProgressCallback = lambda done, total: None,
 ) -> None:
     """Decode all undamaged images, or at most `max_images` images drawn at random, and add up their pixels."""
-    rows = gathered.rows
+    rows = measurements.rows
     good_rows = np.flatnonzero(rows["state"] == GOOD)
     selected_rows = _draw_subset(np.random.default_rng(seed), good_rows, max_images)
-    gathered.is_sampled = len(selected_rows) < len(good_rows)
+    measurements.is_sampled = len(selected_rows) < len(good_rows)
     for indices, records, _ in (
-        _inspect(gathered, selected_rows, workers, update_progress, pixels=True) if len(selected_rows) else ()
+        _inspect(measurements, selected_rows, workers, update_progress, pixels=True) if len(selected_rows) else ()
     ):
         # A sample that replaces a skipped sample occurs twice.
         is_new = (records["bits"] > 0) & ~rows["measured"][indices]
@@ -166,7 +166,7 @@ def gather_pixels(
         )
         keys = records[["channels", "bits"]]
         for key in np.unique(keys):
-            gathered.groups.setdefault(key.item(), PixelSums()).add(records[keys == key])
+            measurements.groups.setdefault(key.item(), PixelSums()).add(records[keys == key])
 
 
 def _draw_subset(rng: np.random.Generator, values: np.ndarray, count: int | None) -> np.ndarray:
@@ -177,11 +177,19 @@ def _draw_subset(rng: np.random.Generator, values: np.ndarray, count: int | None
 
 
 def _inspect(
-    gathered: Gathered, indices: np.ndarray, workers: int | None, update_progress: ProgressCallback, *, pixels: bool
+    measurements: Measurements,
+    indices: np.ndarray,
+    workers: int | None,
+    update_progress: ProgressCallback,
+    *,
+    pixels: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect the rows with these `indices`. For each batch, yield the row indices, the `ROW` or `PIXELS`
     records, and the class names. Record images that are damaged or that killed a worker."""
-    images, dtype = InspectedImages(gathered.datasets, gathered.rows, indices, pixels=pixels), PIXELS if pixels else ROW
+    images, dtype = (
+        InspectedImages(measurements.datasets, measurements.rows, indices, pixels=pixels),
+        PIXELS if pixels else ROW,
+    )
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with (
         Loader(images, BATCH_SIZE, num_workers=workers, device="cpu", faults=faults) as loader,
@@ -192,9 +200,9 @@ def _inspect(
         for batch, (row_indices, records, labels, causes) in enumerate(loader, 1):
             for row, cause in zip(row_indices.tolist(), causes, strict=True):
                 if cause:
-                    gathered.record_damage(row, cause)
+                    measurements.record_damage(row, cause)
             yield row_indices.numpy(), records.numpy().view(dtype)[:, 0], labels
             update_progress(min(len(images), batch * BATCH_SIZE), len(images))
         for error in loader.errors:
             position: Any = error.index
-            gathered.record_damage(int(indices[position]), error.cause)
+            measurements.record_damage(int(indices[position]), error.cause)

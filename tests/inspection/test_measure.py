@@ -14,16 +14,16 @@ from tars import shards_of_pictures
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.inspection.files import DAMAGED, GOOD
-from gpuload.inspection.gather import Gathered, gather, gather_pixels
+from gpuload.inspection.measure import Measurements, measure_files, measure_pixels
 
 
-def gathered(*datasets: Any, workers: int = 0, most: int | None = None, **options: Any) -> Gathered:
-    found = gather(datasets, [f"data {at}" for at in range(len(datasets))], workers=workers, **options)
-    gather_pixels(found, max_images=most, workers=workers)
+def measurements(*datasets: Any, workers: int = 0, most: int | None = None, **options: Any) -> Measurements:
+    found = measure_files(datasets, [f"data {at}" for at in range(len(datasets))], workers=workers, **options)
+    measure_pixels(found, max_images=most, workers=workers)
     return found
 
 
-def measured(found: Gathered) -> list[int]:
+def measured(found: Measurements) -> list[int]:
     return np.flatnonzero(found.rows["measured"]).tolist()
 
 
@@ -31,7 +31,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3, "b": 2}))
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")
     told: list[tuple[int, int]] = []
-    found = gather([dataset], ["x"], workers=0, update_progress=lambda done, total: told.append((done, total)))
+    found = measure_files([dataset], ["x"], workers=0, update_progress=lambda done, total: told.append((done, total)))
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD, GOOD, GOOD]
     assert found.rows["width"].tolist() == [56, 0, 56, 56, 64]
     assert found.rows["nbytes"].tolist() == [os.path.getsize(path) for path in dataset.paths]
@@ -44,7 +44,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
 
 def test_sums_are_those_of_all_pixels(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 4}))
-    found = gathered(dataset)
+    found = measurements(dataset)
     decoder = Decoder(Decode())
     images = [decoder.decode(image, decoder.header(image)) for image, _ in dataset]
     every = np.concatenate([image.reshape(-1, 3) for image in images]).astype(np.int64)
@@ -61,7 +61,7 @@ def test_sums_are_those_of_all_pixels(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_workers_gather_the_same(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 20, "b": 20}))
-    alone, shared = gathered(dataset), gathered(dataset, workers=2)
+    alone, shared = measurements(dataset), measurements(dataset, workers=2)
     assert alone.rows.tobytes() == shared.rows.tobytes()
     assert alone.groups[3, 8].squares.tolist() == shared.groups[3, 8].squares.tolist()
 
@@ -80,7 +80,7 @@ class Deadly:
 
 @pytest.mark.processes
 def test_a_file_that_kills_workers_is_a_damaged_one() -> None:
-    found = gather([Deadly()], ["x"], workers=1)
+    found = measure_files([Deadly()], ["x"], workers=1)
     assert np.flatnonzero(found.rows["state"] == DAMAGED).tolist() == [7]
     assert "worker" in found.causes[7]
     assert (found.rows["state"] == GOOD).sum() == 19
@@ -104,12 +104,12 @@ class Changing:
 @pytest.mark.processes
 def test_no_image_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that would be empty is filled with a sample that has come already."""
-    from gpuload.inspection import gather as module
+    from gpuload.inspection import measure as module
 
     monkeypatch.setattr(module, "BATCH_SIZE", 2)
-    found = gather([Changing(tmp_path / "sign")], ["x"], workers=1)
+    found = measure_files([Changing(tmp_path / "sign")], ["x"], workers=1)
     (tmp_path / "sign").touch()
-    gather_pixels(found, max_images=None, workers=1)
+    measure_pixels(found, max_images=None, workers=1)
     assert found.rows["state"].tolist() == [GOOD, GOOD, DAMAGED]
     assert measured(found) == [0, 1]
     assert found.groups[3, 8].images == 2
@@ -122,7 +122,7 @@ def test_what_a_dataset_raises_is_damage() -> None:
                 raise RuntimeError("no such row")
             return super().__getitem__(index)
 
-    found = gather([Broken([gl.Encoded(picture(0)), None, 3])], ["x"], workers=0)
+    found = measure_files([Broken([gl.Encoded(picture(0)), None, 3])], ["x"], workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, DAMAGED]
     assert found.causes == {1: "RuntimeError: no such row", 2: "TypeError: the sample has no image, only int"}
 
@@ -132,25 +132,25 @@ def test_damage_that_only_decoding_finds(tmp_path: Path) -> None:
     data = bytearray(picture(1, 200, 200))
     data[-200:-100] = b"\xff\xda" * 50
     (tmp_path / "a" / "1.jpg").write_bytes(data)
-    found = gather([dataset], ["x"], workers=0)
+    found = measure_files([dataset], ["x"], workers=0)
     assert found.rows["state"].tolist() == [GOOD] * 3
-    gather_pixels(found, max_images=None, workers=0)
+    measure_pixels(found, max_images=None, workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD]
     assert measured(found) == [0, 2]
     assert "cannot be decoded" in found.causes[1]
 
 
 def test_a_file_that_is_gone_meanwhile_is_damaged(tmp_path: Path) -> None:
-    found = gather([gl.ImageFolder(folder(tmp_path, {"a": 3}))], ["x"], workers=0)
+    found = measure_files([gl.ImageFolder(folder(tmp_path, {"a": 3}))], ["x"], workers=0)
     (tmp_path / "a" / "1.jpg").unlink()
-    gather_pixels(found, max_images=None, workers=0)
+    measure_pixels(found, max_images=None, workers=0)
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD]
     assert measured(found) == [0, 2]
 
 
 def test_a_limit_draws_from_each_data_set() -> None:
     sets = [[gl.Encoded(picture(0), source=str(at)) for at in range(count)] for count in (30, 4, 50)]
-    found = gathered(*sets, limit=10, seed=3, most=6)
+    found = measurements(*sets, limit=10, seed=3, most=6)
     assert np.bincount(found.rows["which"]).tolist() == [10, 4, 10]
     for which in range(3):
         own = found.rows["index"][found.rows["which"] == which].tolist()
@@ -158,9 +158,9 @@ def test_a_limit_draws_from_each_data_set() -> None:
         assert max(own) < len(sets[which])
     assert found.is_sampled
     assert len(measured(found)) == 6
-    other = gathered(*sets, limit=10, seed=4, most=6)
+    other = measurements(*sets, limit=10, seed=4, most=6)
     assert other.rows["index"].tolist() != found.rows["index"].tolist()
-    assert measured(gathered(*sets, limit=10, seed=3, most=6)) == measured(found)
+    assert measured(measurements(*sets, limit=10, seed=3, most=6)) == measured(found)
     assert found.name_of(0) == str(found.rows["index"][0])
 
 
@@ -169,16 +169,16 @@ def test_classes_are_the_same_by_name(tmp_path: Path) -> None:
     train = gl.ImageFolder(folder(tmp_path / "train", {"cat": 1, "dog": 1}))
     val = gl.ImageFolder(folder(tmp_path / "val", {"bird": 1, "cat": 1}))
     shards = gl.TarShards(shards_of_pictures(tmp_path, 1, 3), fields=("jpg", "cls"))
-    found = gathered(train, val, shards)
+    found = measurements(train, val, shards)
     named = [found.classes[label] for label in found.rows["label"]]
     assert named == ["cat", "dog", "bird", "cat", *(str(label) for _, label in shards)]
     assert found.name_of(4) == shards.keys[0]
 
 
 def test_captions_are_no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuload.inspection import gather as module
+    from gpuload.inspection import measure as module
 
     monkeypatch.setattr(module, "MAX_CLASSES", 3)
-    found = gathered([(gl.Encoded(picture(at)), f"a text {at}") for at in range(6)])
+    found = measurements([(gl.Encoded(picture(at)), f"a text {at}") for at in range(6)])
     assert found.classes == []
     assert (found.rows["label"] == -1).all()
