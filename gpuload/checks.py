@@ -175,7 +175,7 @@ def numbers(
 def pair(name: str, value: Any, *, form: str, single: bool = False, **options: Any) -> tuple[Any, Any]:
     """Return two numbers, as `form` names them; if `single`, one number can stand for both. Other options are as for
     `numbers`."""
-    ends = numbers(name, value, form=f"a pair {form}", counts=(1, 2)[not single :], single=single, **options)
+    ends = numbers(name, value, form=f"a pair {form}", counts=(1, 2) if single else (2,), single=single, **options)
     return ends[0], ends[-1]
 
 

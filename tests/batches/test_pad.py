@@ -343,19 +343,11 @@ def test_arrays_that_are_no_numbers() -> None:
         ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
         ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
         ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
-        ({"value": "0"}, TypeError, "value must be a number, got '0'"),
-        ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None"),
+        ({"value": "0"}, TypeError, "value must be a number, got '0' (str)"),
+        ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None (NoneType)"),
         ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
-        (
-            {"to": (5, -4)},
-            TypeError,
-            "to must be a tuple with one size (or None) per axis, got (5, -4)",
-        ),
-        (
-            {"to": {"boxes": (5, 4.0)}},
-            TypeError,
-            "to['boxes'] must be a tuple with one size (or None) per axis, got (5, 4.0)",
-        ),
+        ({"to": (5, -4)}, ValueError, "to must be at least 0, got -4"),
+        ({"to": {"boxes": (5, 4.0)}}, TypeError, "to['boxes'] must be an integer, got 4.0 (float)"),
     ],
 )
 def test_options_that_do_not_suit(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -65,7 +65,7 @@ def test_functions_are_called_one_after_the_other(array):
 
 
 def test_what_cannot_be_called_is_refused(array):
-    with pytest.raises(TypeError, match=r"^map\(\) takes a function that converts a sample, got \{'a': 1\}$"):
+    with pytest.raises(TypeError, match=r"^map\(fn=…\) must be callable, got \{'a': 1\} \(dict\)$"):
         array.map({"a": 1})
 
 

@@ -174,7 +174,7 @@ def test_a_registry_that_refuses_once_is_asked_again(registry, monkeypatch):
 
 
 def test_a_name_is_a_text(registry):
-    with pytest.raises(TypeError, match=r"name must be a str, the label of this loader, got int: 3"):
+    with pytest.raises(TypeError, match=r"name must be a string, got 3 \(int\)"):
         gl.exporters.Prometheus(loader_of(), name=3, registry=registry)
 
 

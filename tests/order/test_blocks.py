@@ -256,6 +256,6 @@ def test_what_excludes_a_shuffle_excludes_a_block_shuffle(options, text):
 
 
 def test_another_word_is_refused():
-    text = "shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got 'blocks'"
+    text = "shuffle, unless it is 'block' or a gpuload.BlockShuffle, must be True or False, got 'blocks' (str)"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         loader(Numbers(9), shuffle="blocks")

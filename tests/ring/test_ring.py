@@ -206,11 +206,6 @@ def test_more_than_the_whole_ring_is_an_error(ring: Ring):
         ring.acquire((1 << 20) + 1)
 
 
-def test_ring_bytes_must_be_positive():
-    with pytest.raises(ValueError, match="ring_bytes must be positive, got 0"):
-        Ring(0)
-
-
 def test_new_and_retired_slots_are_announced():
     events: list[tuple[str, int]] = []
     ring = Ring(2 * GRANULE_BYTES)
