@@ -164,7 +164,10 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("'flag'", "return every sample with the same structure"),
     ),
     "a sampler and shuffle": (lambda: load(int, None, sampler=range(8), shuffle=True), ("leave one of them out",)),
-    "shuffle='yes'": (lambda: load(int, None, shuffle="yes"), ("shuffle must be True or False",)),
+    "shuffle='yes'": (
+        lambda: load(int, None, shuffle="yes"),
+        ("shuffle, unless it is 'block' or a gpuload.BlockShuffle, must be True or False",),
+    ),
     "paths as a dataset": (lambda: load(["a.jpg", "b.jpg"] * 4), ("gpuload.read(path)", "gpuload.ImageFiles")),
     "a folder as a dataset": (
         lambda: load("data/train"),
