@@ -221,7 +221,7 @@ class DecodingThreads:
 
     def _work(self, decoder: NvImageCodec) -> None:
         """Process calls, in a thread."""
-        stream = None if self._accelerator is None else self._accelerator.new_stream(urgent=True)
+        stream = None if self._accelerator is None else self._accelerator.new_stream()
         while (call := self._queue.get()) is not None:
             try:
                 if not call.is_cancelled:
