@@ -157,8 +157,8 @@ class Decoder:
             grey = Encoded(encoded.data, "L", encoded.source)
             self.decode(grey, header, region_tlhw, out[:, :, None])
             return
-        opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
-        values, complaint = run_and_capture(opened.values, self._as_stored(header, region_tlhw))
+        assert header.opened is not None
+        values, complaint = run_and_capture(header.opened.values, self._as_stored(header, region_tlhw))
         if values is None:
             hints = f"{remedy(header.format, encoded.data)}{truncated_flag_hint()}"
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{hints}")

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import one_line
 
-__all__ = ["NativeMessages", "native_messages", "run_and_capture", "run_and_describe"]
+__all__ = ["native_messages", "run_and_capture", "run_and_describe"]
 
 T = TypeVar("T")
 UNBUFFERED = 2

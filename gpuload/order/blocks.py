@@ -69,7 +69,7 @@ class Blocks:
     """
 
     def __init__(self, n: int, options: BlockShuffle, bounds: np.ndarray | None = None) -> None:
-        self.n, self.length, self.window = n, min(options.block, max(1, n)), options.window
+        self.n, self.length = n, min(options.block, max(1, n))
         self.bounds = None if bounds is None else _join_blocks(bounds, self.length)
         self.count = -(-n // self.length) if self.bounds is None else len(self.bounds) - 1
         self.window = min(options.window, max(1, self.count))

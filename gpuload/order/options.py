@@ -259,10 +259,6 @@ class OrderOptions:
                 "which reads each dataset in its own order; leave it out, or read the datasets without Mix"
             )
 
-    @property
-    def _verb(self) -> str:
-        return "mixes" if self.combining_transform in MIXING_TRANSFORMS else "combines"
-
     def _check_groups(self) -> None:
         """Refuse a batch size that would split groups of neighbours; batches of a batch_sampler can have any size."""
         size, name, group = self.batch_size, self.combining_transform, self.group_size
@@ -274,8 +270,9 @@ class OrderOptions:
                 f"batch_size=None yields samples one by one, so {name} has no neighbours to mix; pass "
                 + ("an even batch_size" if group == 2 else f"a batch_size that is {requirement}")
             )
+        verb = "mixes" if name in MIXING_TRANSFORMS else "combines"
         raise ValueError(
-            f"batch_size must be {requirement} with {name}, which {self._verb} the samples of a batch in "
+            f"batch_size must be {requirement} with {name}, which {verb} the samples of a batch in "
             f"{'pairs' if group == 2 else 'fours'}, got {size}; use batch_size={-(-size // group) * group}"
             + (f" or {size // group * group}" if size > group else "")
         )

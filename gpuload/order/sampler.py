@@ -56,10 +56,7 @@ class SamplerSchedule:
         size, drop_last = None if self._yields_batches else self._order.size, self._order.drop_last
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.is_restored:
-            if self._yields_batches:
-                sampler_pass.skip(step)
-            else:
-                sampler_pass.skip(sample_count)
+            sampler_pass.skip(step if self._yields_batches else sample_count)
         keys = sampler_pass.read_keys(size, drop_last)
         warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
         while keys is not None:

@@ -19,7 +19,6 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = [
     "Schedule",
-    "SharesSchedule",
     "check_has_batches",
     "order_name",
     "ranks_of",

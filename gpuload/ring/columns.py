@@ -1,5 +1,5 @@
-"""The samples of a chunk, a batch or an entire dataset as columns: plain values, and the locations of bytes. This
-module does not import torch.
+"""The samples of a chunk or a batch as columns: plain values, and the locations of bytes. This module does not import
+torch.
 
 A sample is a tree (nested dicts, lists and tuples), and a *leaf* is a value in it. Leaves are numbered depth-first by
 `gpuload.datasets.tree.flatten`, and keep their numbers until the batch is built. A column holds the values of one leaf
@@ -7,10 +7,9 @@ for the rows that have it. Samples can differ in structure. Their first images (
 they go through the stage together; the column records the leaf number of each image.
 
 A worker builds the columns of a chunk and `gpuload.ring.packing` sends them. The main process joins the columns of a
-batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, to insert a substitute, or
-to read arbitrary samples from a device cache. Pixels and blocks stay in the memory that a worker wrote them to, and
-columns only refer to it. Offsets count from the chunk's first byte and, once columns are joined, from the first byte of
-the memory that holds all chunks.
+batch (`Columns.concat`) and selects rows (`Columns.take`) to drop a sample that failed late, or to insert a substitute.
+Pixels and blocks stay in the memory that a worker wrote them to, and columns only refer to it. Offsets count from the
+chunk's first byte and, once columns are joined, from the first byte of the memory that holds all chunks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ __all__ = [
     "SEPARATOR",
     "Block",
     "Collated",
-    "Column",
     "Columns",
     "EncodedImage",
     "ImageColumn",
@@ -73,7 +71,7 @@ class Column:
         if self.rows is None:
             return rows, None
         entries = self.rows.searchsorted(rows)
-        positions = np.flatnonzero(self.rows.take(entries, mode="clip") == rows) if len(self.rows) else entries[:0]
+        positions = np.flatnonzero(self.rows.take(entries, mode="clip") == rows)
         return entries[positions], None if len(positions) == len(rows) else positions
 
 
@@ -222,7 +220,7 @@ class Block:
 
 @dataclass(slots=True)
 class Columns:
-    """The samples of a chunk, a batch or a dataset as columns.
+    """The samples of a chunk or a batch as columns.
 
     Attributes:
         rows: the rows of the request that were loaded successfully, or arbitrary integers once chunks are joined. Row

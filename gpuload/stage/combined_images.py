@@ -43,10 +43,10 @@ def gather(
     program: Program,
     windows_tlhw: tuple[np.ndarray, ...],
     outputs: Outputs,
-    late_program: Program | None = None,
-) -> Program | None:
+    late_program: None,
+) -> None:
     """Apply the only record of a program that combines images. This function has the interface of
-    `gpuload.stage.backend.LevelRunner`; `images` must be complete."""
+    `gpuload.stage.backend.LevelRunner`, but never finishes images; `images` must be complete."""
     assert images.steps is None
     [record] = [record for record in program.records if isinstance(record, Tile | Paste)]
     levels = [
@@ -55,7 +55,7 @@ def gather(
     ]
     if isinstance(record, Tile):
         tile(record, levels, windows_tlhw[-1], outputs, record.fill)
-        return late_program
+        return
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
         window = slice(top, top + height), slice(left, left + width)
@@ -66,7 +66,6 @@ def gather(
             pasted = levels[partner] if has_same_size else _resize_image(images, partner, record.sizes_hw[row])
             image = torch.where(paste_mask[window], pasted[:, *window], image)
         outputs[row].copy_(image)
-    return late_program
 
 
 def tile(

@@ -99,9 +99,9 @@ class Accelerator:
         self._has_timing = True
         torch.empty(0, device=device)  # creates the device's context, or raises torch's own error
 
-    def new_stream(self, *, urgent: bool = False) -> torch.Stream:
-        """Create a side stream; with `urgent`, the device schedules its work ahead of other streams' work."""
-        return torch.Stream(self.device, priority=HIGH_PRIORITY if urgent else 0)
+    def new_stream(self) -> torch.Stream:
+        """Create a side stream, whose work the device schedules ahead of other streams' work."""
+        return torch.Stream(self.device, priority=HIGH_PRIORITY)
 
     def current_stream(self) -> torch.Stream:
         """Return the caller's current stream on this device."""

@@ -71,9 +71,9 @@ class Finish:
         factor, dtype_of_chain, normalize, late_channels = None, None, None, None
         unit = 1 / (MAX_LEVELS[image_dtype] or 1)
         outlines = ((transform.works_on_finished, outline) for transform in transforms for outline in transform.outline)
-        for is_late, record in (
-            (is_late, outline.numbers) for is_late, outline in outlines if outline.numbers is not None
-        ):
+        for is_late, outline in outlines:
+            if (record := outline.numbers) is None:
+                continue
             if is_late:
                 late_channels = _channels_of(record) if record.mean else late_channels
             elif record.mean:

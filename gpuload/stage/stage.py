@@ -173,7 +173,7 @@ class Stage:
         without_inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
         with without_inference, torch.no_grad(), without_autocast, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
-                outputs = self._empty_list(channels, sizes, dtype)
+                outputs = [self._empty((1, channels, *size), dtype)[0] for size in sizes.tolist()]
                 runner(images, program, outputs)
                 return outputs
             size = padded_hw(sizes, self._pad_to) if self._ragged == "pad" else sizes[0].tolist()
@@ -302,9 +302,6 @@ class Stage:
         if self._channels_last:
             return self._pool.empty((n, height, width, channels), dtype).permute(0, 3, 1, 2)
         return self._pool.empty(tuple(shape), dtype)
-
-    def _empty_list(self, channels: int, sizes_hw: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
-        return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
 
 
 def _channels_after(steps: Sequence[PlanStep], channels: int, label: str, dtype: str, backend_name: str | None) -> int:

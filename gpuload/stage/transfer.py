@@ -168,7 +168,7 @@ class CudaTransfer(CpuTransfer):
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
         self._device = devices.Accelerator(device)
-        self._stream = self._device.new_stream(urgent=True)
+        self._stream = self._device.new_stream()
         self._copies: deque[tuple[HostEvent, Callable[[], None]]] = (
             deque()
         )  # events, and the functions that free the slots

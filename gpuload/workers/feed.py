@@ -325,7 +325,7 @@ class Feed:
     @property
     def _pending_count(self) -> int:
         """The number of chunks and plans that the engine will report on."""
-        return len(self._in_flight) + self.plans.pending_count
+        return len(self._in_flight) + len(self.plans.in_flight)
 
     def is_idle(self) -> bool:
         """Return whether no chunk and no plan is in progress, of this epoch or an earlier one."""

@@ -65,11 +65,6 @@ class Planner:
         self._need_bytes = 0
         self.in_flight: dict[int, tuple[Slot, Batch]] = {}
 
-    @property
-    def pending_count(self) -> int:
-        """Return the number of plans that the engine will report on."""
-        return len(self.in_flight)
-
     def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
         """Request the plan of a complete batch, with `chunk` as its chunk number, in a slot of at least `usual_bytes`
         bytes. Request no plan if the batch is unusual or no slot is free."""

@@ -28,7 +28,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -54,8 +54,6 @@ from gpuload.workers.start import Start
 
 __all__ = [
     "FORK_LIMIT_S",
-    "KEEP_MEMORY",
-    "Ending",
     "ForkedProcess",
     "Forker",
     "ForkerLost",
@@ -66,7 +64,6 @@ __all__ = [
     "check_platform",
     "describe_exit",
     "interpreter_command",
-    "make_environment",
     "worker_environment",
 ]
 
@@ -79,14 +76,17 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
     "TBB_NUM_THREADS",
 )
-# glibc settings that keep freed memory in the worker. Otherwise, glibc returns some of this memory to the system, and
-# allocates it again for the next images. This causes up to 10 page faults per image and takes 1% of the CPU time, or a
-# fifth of it while `gpuload pack` makes JPEGs cuttable. By default, glibc would raise its limit to 64 MB only after a
-# single block of 32 MB was freed.
-KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
-# Pixels that are copied to a slot are next read by another core, so make `memcpy` bypass the caches (non-temporal
-# stores). This saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
-STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
+GLIBC_TUNABLES = {
+    # Keep freed memory in the worker. Otherwise, glibc returns some of this memory to the system, and allocates it
+    # again for the next images. This causes up to 10 page faults per image and takes 1% of the CPU time, or a fifth of
+    # it while `gpuload pack` makes JPEGs cuttable. By default, glibc would raise its limit to 64 MB only after a single
+    # block of 32 MB was freed.
+    "glibc.malloc.mmap_threshold": 32 << 20,
+    "glibc.malloc.trim_threshold": 64 << 20,
+    # Pixels that are copied to a slot are next read by another core, so make `memcpy` bypass the caches (non-temporal
+    # stores). This saves 16 of 35 µs per image, and leaves the cache to the file that is decoded next.
+    "glibc.cpu.x86_non_temporal_threshold": 96 << 10,
+}
 # Without this, pyarrow's allocator starts a thread, and a process with threads cannot be forked.
 FORK_SETTINGS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # These waits are limited, because a process that is stuck in the kernel (on a dead network mount, say) ignores all
@@ -591,15 +591,10 @@ def _launch(role: int | str, descriptors: Sequence[int]) -> subprocess.Popen[byt
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment in which workers, templates and the fork server start."""
-    return make_environment({**KEEP_MEMORY, **STREAM_COPIES})
-
-
-def make_environment(tunables: Mapping[str, int]) -> dict[str, str]:
-    """Return the environment for a worker: this process's environment with no GPU, one thread, and these glibc tunables
-    unless the user has set them."""
+    """Return the environment in which workers, templates and the fork server start: this process's environment with no
+    GPU, one thread, and `GLIBC_TUNABLES` unless the user has set them."""
     inherited = os.environ.get("GLIBC_TUNABLES", "")
-    added = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
+    added = [f"{name}={value}" for name, value in GLIBC_TUNABLES.items() if name not in inherited]
     settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *added)))}
     return {**FORK_SETTINGS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 

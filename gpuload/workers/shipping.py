@@ -144,7 +144,7 @@ class _Pickler(cloudpickle.Pickler):
             is sent empty.
     """
 
-    def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, is_remote: bool) -> None:
+    def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any], *, is_remote: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
         self._is_remote = is_remote
         reducers: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
@@ -290,16 +290,9 @@ def _dump(
     buffers."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
-
-    def can_pickle(part: Any) -> bool:
-        with contextlib.suppress(Exception):
-            _Pickler(_NullFile(), None, is_remote=is_remote).dump(part)
-            return True
-        return False
-
     try:
         with pickle_by_value():
-            settings = LibrarySettings.collect(can_pickle)
+            settings = LibrarySettings.collect(lambda part: _pickling_error(part, {}, is_remote) is None)
             settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler

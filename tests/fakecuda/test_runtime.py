@@ -102,7 +102,7 @@ def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
         runtime().watch_waits(waits.append)
         for index in range(2):
             device = Accelerator(torch.device("cuda", index))
-            for stream in (device.current_stream(), device.new_stream(urgent=True)):
+            for stream in (device.current_stream(), device.new_stream()):
                 for record, name, what in (
                     (device.record, "cudaEventCreate", "event"),
                     (device.record_for_host, "cudaEventCreate, blocking", "blocking event"),

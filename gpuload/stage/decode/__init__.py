@@ -1,9 +1,9 @@
 """Decoding on the device: workers only read files, and the main process decodes a batch's files on the stage's device.
 
-`choose` decides which decoder a device uses; `backend` is the interface of decoders, and `nvimagecodec` is the only
-implementation. `images` turns a batch's files into the same pixels and tables that workers would have produced, so
-later code sees no difference; `threads` calls the decoders next to the loop. `crops` contains the kernel that copies a
-batch's crops.
+`choose` decides which decoder a device uses; `backend` has the types that a decoder takes and returns, and
+`nvimagecodec` is the only decoder. `images` turns a batch's files into the same pixels and tables that workers would
+have produced, so later code sees no difference; `threads` calls the decoders next to the loop. `crops` contains the
+kernel that copies a batch's crops.
 """
 
 from __future__ import annotations

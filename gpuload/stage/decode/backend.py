@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from gpuload.decode.header import turn_upright
 
 __all__ = [
     "DESTINATION",
-    "BatchDecoder",
     "EncodedRegion",
     "OutOfDeviceMemory",
     "Pixels",
@@ -72,13 +71,6 @@ class Refusal(NamedTuple):
     """The reason why an image was not decoded."""
 
     reason: str
-
-
-class BatchDecoder(Protocol):
-    """A decoder of several images at a time, for use by one thread."""
-
-    def decode(self, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]: ...
-    def close(self) -> None: ...
 
 
 def copy_crops(pixels: Sequence[Pixels], destinations: np.ndarray, target: torch.Tensor) -> None:

@@ -38,7 +38,8 @@ import numpy as np
 import torch
 
 from gpuload.ring.ring import reserve_standard_streams
-from gpuload.stage.decode.backend import BatchDecoder, EncodedRegion, OutOfDeviceMemory, Pixels, Refusal, copy_crops
+from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixels, Refusal, copy_crops
+from gpuload.stage.decode.nvimagecodec import NvImageCodec
 from gpuload.stage.device import Accelerator, HostEvent
 
 __all__ = ["DecodedMemory", "DecodingCall", "DecodingThreads"]
@@ -159,7 +160,7 @@ class DecodingThreads:
         memory: limits the size of the decoded images.
     """
 
-    def __init__(self, decoders: Sequence[BatchDecoder], device: torch.device, memory: DecodedMemory) -> None:
+    def __init__(self, decoders: Sequence[NvImageCodec], device: torch.device, memory: DecodedMemory) -> None:
         self._decoders, self._device, self._memory = decoders, device, memory
         self._accelerator = None if device.type == "cpu" else Accelerator(device)
         self._queue: queue.SimpleQueue[DecodingCall | None] = queue.SimpleQueue()
@@ -218,9 +219,9 @@ class DecodingThreads:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
-    def _work(self, decoder: BatchDecoder) -> None:
+    def _work(self, decoder: NvImageCodec) -> None:
         """Process calls, in a thread."""
-        stream = None if self._accelerator is None else self._accelerator.new_stream(urgent=True)
+        stream = None if self._accelerator is None else self._accelerator.new_stream()
         while (call := self._queue.get()) is not None:
             try:
                 if not call.is_cancelled:
@@ -231,7 +232,7 @@ class DecodingThreads:
             del call  # otherwise this thread would keep the batch's memory while it waits
             os.eventfd_write(self._wake_fd, 1)
 
-    def _decode(self, decoder: BatchDecoder, call: DecodingCall, stream: Any) -> None:
+    def _decode(self, decoder: NvImageCodec, call: DecodingCall, stream: Any) -> None:
         accelerator = self._accelerator
         current = contextlib.nullcontext() if accelerator is None else accelerator.make_current(stream)
         with torch.inference_mode(False), torch.no_grad(), current:
@@ -242,7 +243,7 @@ class DecodingThreads:
                 if accelerator is not None:
                     call.event, call.host_event = accelerator.record(stream), accelerator.record_for_host(stream)
 
-    def _decode_pieces(self, decoder: BatchDecoder, call: DecodingCall, stream: Any) -> None:
+    def _decode_pieces(self, decoder: NvImageCodec, call: DecodingCall, stream: Any) -> None:
         """Decode as many images at a time as fit in memory, and copy their crops."""
         assert call.memory is not None
         ends, start = call.nbytes.cumsum(), 0
@@ -272,7 +273,7 @@ class DecodingThreads:
             start += count
 
     def _decode_piece(
-        self, decoder: BatchDecoder, sources: Sequence[EncodedRegion], nbytes: int
+        self, decoder: NvImageCodec, sources: Sequence[EncodedRegion], nbytes: int
     ) -> Sequence[Pixels | Refusal] | None:
         """Decode images, whose memory stays reserved. None means that the device ran out of memory, that nothing is
         reserved, and that fewer images may fit."""

@@ -57,7 +57,7 @@ from gpuload.stage.fused.pixels import (
 )
 from gpuload.stage.fused.separable import blur, resize
 
-__all__ = ["sample_pixels", "sample_row_by_row", "sample_tile"]
+__all__ = ["sample_pixels", "sample_row_by_row"]
 
 
 @triton.jit

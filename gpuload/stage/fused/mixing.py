@@ -47,7 +47,7 @@ def mix(outputs: Outputs, record: PartnerMix, partners: np.ndarray) -> None:
     """Mix finished images with each other, in place.
 
     Args:
-        outputs: N×C×H×W, float32, float16, bfloat16 or uint8.
+        outputs: N×C×H×W, float32, float16, bfloat16 or uint8; contiguous or channels-last.
         record: the record with the random shares and boxes.
         partners: int64 (N,), the index of each image's partner, or the image's own index if it has no partner; partners
             are mutual.
@@ -58,7 +58,8 @@ def mix(outputs: Outputs, record: PartnerMix, partners: np.ndarray) -> None:
     count = channels * height * width
     if not len(pairs) or not count:
         return
-    is_channels_last = outputs.is_contiguous(memory_format=torch.channels_last)
+    is_contiguous = outputs.is_contiguous()
+    assert is_contiguous or outputs.is_contiguous(memory_format=torch.channels_last)
     with use_device_of(outputs):
         programs = triton.cdiv(count, BLOCK)
         for portion in portions(len(pairs), programs=programs):
@@ -67,10 +68,8 @@ def mix(outputs: Outputs, record: PartnerMix, partners: np.ndarray) -> None:
                 upload(pairs[portion].view(np.int64), outputs.device),
                 height,
                 width,
-                *outputs.stride(),
                 CHANNELS=channels,
-                DENSE=is_channels_last or outputs.is_contiguous(),
-                CHANNELS_LAST=is_channels_last and not outputs.is_contiguous(),
+                CHANNELS_LAST=not is_contiguous,
                 ALIGNED=count % LANES == 0,
                 BLOCK=BLOCK,
                 **OPTIONS,
@@ -94,44 +93,33 @@ def _make_pairs(mix: PartnerMix, partners: np.ndarray) -> np.ndarray:
 
 # These arguments depend on the size of the results, which can change from epoch to epoch; see
 # `gpuload.stage.fused.erasing`.
-@triton.jit(do_not_specialize=["height", "width", "image_stride", "channel_stride", "row_stride", "column_stride"])
+@triton.jit(do_not_specialize=["height", "width"])
 def _mix(
     images_ptr,
     pairs_ptr,
     height,
     width,
-    image_stride,
-    channel_stride,
-    row_stride,
-    column_stride,
     CHANNELS: tl.constexpr,
-    DENSE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mix a piece of a pair. Grid: (pieces, pairs). With `DENSE`, elements are indexed in memory order; with
-    `ALIGNED`, the size of an image is a multiple of `LANES`."""
+    """Mix a piece of a pair. Grid: (pieces, pairs). Elements are indexed in memory order. With `ALIGNED`, the size of
+    an image is a multiple of `LANES`."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     side1_ptr = pair_ptr + 2
     side2_ptr = side1_ptr + _SIDE
     indices = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = CHANNELS * height * width
-    if ALIGNED:
+    if ALIGNED:  # images then also begin at multiples of `LANES`, which allows wide loads
         count = tl.multiple_of(count, _LANES)
-        # Dense images then also begin at multiples of `LANES`, which allows wide loads.
-        image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
     is_inside = indices < count
     if CHANNELS_LAST:
-        channel, x, y = indices % CHANNELS, indices // CHANNELS % width, indices // CHANNELS // width
+        x, y = indices // CHANNELS % width, indices // CHANNELS // width
     else:
-        x, y, channel = indices % width, indices // width % height, indices // width // height
-    if DENSE:
-        offsets = indices
-    else:
-        offsets = channel.to(tl.int64) * channel_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
-    image1_ptrs = images_ptr + tl.load(pair_ptr) * image_stride + offsets
-    image2_ptrs = images_ptr + tl.load(pair_ptr + 1) * image_stride + offsets
+        x, y = indices % width, indices // width % height
+    image1_ptrs = images_ptr + tl.load(pair_ptr) * count + indices
+    image2_ptrs = images_ptr + tl.load(pair_ptr + 1) * count + indices
     image1_blends = tl.load(side1_ptr + 2) < 0
     image2_blends = tl.load(side2_ptr + 2) < 0
     if image1_blends & image2_blends:  # read both images completely, in wide loads

@@ -143,14 +143,10 @@ def late_variants(steps: Iterable[Sequence[RecordOutline]], *, result_format: Re
     channels, dtype = result_format.channels[1], result_format.dtype
     for outline in (outline for outlines in steps for outline in outlines):
         if outline.kind is PartnerMix:
-            constants = {
-                "CHANNELS": channels,
-                "DENSE": True,
-                "CHANNELS_LAST": 1 < channels == result_format.column_stride,
-            }
+            constants = {"CHANNELS": channels, "CHANNELS_LAST": 1 < channels == result_format.column_stride}
             for is_aligned in (False, True):
                 constants |= {"ALIGNED": is_aligned, "BLOCK": mixing.BLOCK}
-                variants.add(_make_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
+                variants.add(_make_variant("mix", (dtype, I64, NUMBER, NUMBER), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
             args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, result_format.column_stride)

@@ -67,7 +67,7 @@ class SingleRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late_program: Program | None = None,
+        late_program: Program | None,
     ) -> Program | None:
         """Apply records as specified in `gpuload.stage.backend.LevelRunner`. Return `late_program`, which is not
         applied."""

@@ -41,7 +41,7 @@ from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import nearest_methods, scaled_pixels
 
-__all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
+__all__ = ["deform", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -69,23 +69,18 @@ def warp_image(
     Returns:
         An H'×W'×C array of the image's dtype, in new memory.
     """
-    channels = image.shape[2]
+    channels, is_uint8 = image.shape[2], image.dtype == np.uint8
     levels = np.broadcast_to(np.asarray(fill, image.dtype), channels)
-    if image.dtype != np.uint8 and interpolation != "nearest":
+    if channels == 3 and is_uint8:
+        return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
+    if interpolation != "nearest" or (channels == 1 and is_uint8):
+        # Channels are warped one by one, because Pillow treats the last of two or four channels as alpha.
+        pixels = image.astype(np.uint8 if is_uint8 else np.float32, copy=False)
         planes = [
-            _transform(image[:, :, channel].astype(np.float32), coefficients, size_hw, interpolation, float(level))
-            for channel, level in enumerate(levels)
+            _transform(pixels[:, :, channel], coefficients, size_hw, interpolation, level)
+            for channel, level in enumerate(levels.tolist())
         ]
         return round_to_dtype(np.stack(planes, axis=2), image.dtype)
-    if channels == 3 and image.dtype == np.uint8:
-        return _transform(image, coefficients, size_hw, interpolation, tuple(levels.tolist()))
-    if interpolation != "nearest" or (channels == 1 and image.dtype == np.uint8):
-        # Channels are warped one by one, because Pillow treats the last of two or four channels as alpha.
-        planes = [
-            _transform(image[:, :, channel], coefficients, size_hw, interpolation, int(level))
-            for channel, level in enumerate(levels)
-        ]
-        return np.stack(planes, axis=2)
     height, width = image.shape[:2]
     pixel_indices = np.arange(height * width, dtype=np.int32).reshape(height, width)
     indices = _transform(pixel_indices, coefficients, size_hw, interpolation, -1)

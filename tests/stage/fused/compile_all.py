@@ -76,8 +76,8 @@ for channels in (1, 3):
     compiled(statistics._tabulate, CHANNELS=channels)
     compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
 for images in ("*fp32", "*fp16", "*u8"):
-    compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
-compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
+    compiled(mixing._mix, images, CHANNELS=3, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
+compiled(mixing._mix, CHANNELS=1, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
 ALL_FILTERS, BILINEAR = 1 << jobs.NEAREST | 1 << jobs.BILINEAR | 1 << jobs.BICUBIC, 1 << jobs.BILINEAR
 for kind, filters in ((jobs.RESIZE, ALL_FILTERS), (jobs.BLUR, 0)):
