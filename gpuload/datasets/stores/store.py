@@ -73,12 +73,8 @@ class Store(Dataset):
     def _normalize_indices(self, indices: Iterable[SupportsIndex]) -> list[int]:
         """Convert indices to the range 0 … n−1; negative indices count from the end."""
         count = len(self)
-        return [
-            index
-            if type(index) is int and 0 <= index < count
-            else normalize_index(index, count, f"{type(self).__name__}({self.path!r}) has {count} samples")
-            for index in indices
-        ]
+        describe = lambda: f"{type(self).__name__}({self.path!r}) has {count} samples"  # noqa: E731
+        return [normalize_index(index, count, describe) for index in indices]
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:

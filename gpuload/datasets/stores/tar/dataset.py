@@ -221,7 +221,7 @@ class TarShards(Store):
         if self._uses_mmap() and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # the kernel reads ahead itself, which costs less and makes copying faster
         for index in indices:
-            plan = self._plan_sample(normalize_index(index, len(self), repr(self)))
+            plan = self._plan_sample(normalize_index(index, len(self), lambda: repr(self)))
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)
