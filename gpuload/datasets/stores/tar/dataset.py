@@ -21,10 +21,10 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import LazySequence, normalize_index
 from gpuload.datasets.stores.opening import OpenFile, client, remote_options
-from gpuload.datasets.stores.store import Store
+from gpuload.datasets.stores.store import Patterns, Store, as_list
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
-from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards, open_shards
+from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import THIS_PROCESS
 
