@@ -14,7 +14,6 @@ their first few samples, and warn once.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from gpuload.datasets.tree import (
     Structure,
     describe_leaf,
     dtype_of,
+    innermost_names_of,
     is_tensor,
     key_paths_of,
     leaf_count,
@@ -212,7 +212,7 @@ def _find_undeclared_image(structure: Structure, leaves: Sequence[Any], targets:
     candidates = [n for n in possible_indices if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
-    key_paths, names = key_paths_of(structure), _names_of(structure)
+    key_paths, names = key_paths_of(structure), innermost_names_of(structure)
     unmasked = [n for n in candidates if not MASK_NAME.search(names[n])]
     if not unmasked:
         _refuse(key_paths[candidates[0]], leaves[candidates[0]], "has the name of a mask")
@@ -245,12 +245,6 @@ def _refuse(key_path: str, leaf: Any, reason: str) -> NoReturn:
         f"{key_path}, {describe_leaf(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
         "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
     )
-
-
-@functools.lru_cache(64)
-def _names_of(structure: Structure) -> list[str]:
-    """Return the innermost name in each leaf's key path."""
-    return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
 
 
 def _find_leaf_lists(node: Structure, first: int = 0) -> Iterator[range]:

@@ -28,6 +28,7 @@ __all__ = [
     "difference",
     "dtype_of",
     "flatten",
+    "innermost_names_of",
     "is_plain_tensor",
     "is_tensor",
     "is_tensor_type",
@@ -248,6 +249,12 @@ def walk_key_paths(node: Structure, key_path: str = "sample", name: str = "") ->
 def key_paths_of(structure: Structure) -> list[str]:
     """Return the key path of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
     return [key_path for node, key_path, _ in walk_key_paths(structure) if node == LEAF]
+
+
+@functools.lru_cache(64)
+def innermost_names_of(structure: Structure) -> list[str]:
+    """Return the innermost name in the key path of each leaf, in depth-first order."""
+    return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
 
 
 def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:
