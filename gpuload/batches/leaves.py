@@ -23,10 +23,11 @@ from gpuload.datasets.tree import (
     describe,
     describe_leaf,
     flatten,
+    innermost_names_of,
+    key_paths_of,
     leaf_count,
     rebuild,
     unflatten,
-    walk_key_paths,
 )
 
 __all__ = ["BatchTree", "Leaf"]
@@ -130,7 +131,8 @@ class BatchTree:
         structure = flatten(batch, values)
         self._structure = _fold_lists(structure, iter(values), folded_leaves)
         self._sample_structure = _sample_structure(self._structure)
-        located = [(path.replace("sample", "batch", 1), name) for path, name in _names_of(self._sample_structure)]
+        paths = [path.replace("sample", "batch", 1) for path in key_paths_of(self._sample_structure)]
+        located = list(zip(paths, innermost_names_of(self._sample_structure), strict=True))
         if images is not None:
             _check_names(images, located)
         self.leaves = []
@@ -239,11 +241,6 @@ def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
     columns = [next(values) for _ in range(leaf_count(children[0]))]
     parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
     return parts if container == "list" else tuple(parts)
-
-
-def _names_of(structure: Structure) -> list[tuple[str, str]]:
-    """Return the key path and the innermost name of each leaf."""
-    return [(path, name) for node, path, name in walk_key_paths(structure) if node == LEAF]
 
 
 def _check_names(images: Set[str], located: Sequence[tuple[str, str]]) -> None:

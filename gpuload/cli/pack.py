@@ -16,7 +16,7 @@ from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.errors import GpuloadError
 from gpuload.packing.manifest import MANIFEST
-from gpuload.packing.pack import Packed, pack
+from gpuload.packing.pack import Packed, describe_bad_sample, pack
 from gpuload.packing.verify import verify
 
 __all__ = ["parse_bytes", "run_index", "run_pack", "run_verify"]
@@ -127,7 +127,7 @@ def _print_summary(console: Console, packed: Packed) -> None:
     for why, count in packed.kept.items():
         echo(console, f"{format_count(count, 'image')} kept unchanged, {why}")
     for item in packed.left_out[:SHOWN]:
-        echo(console, f"skipped: {item['source'] or 'sample ' + str(item['index'])}: {item['cause']}", "yellow")
+        echo(console, f"skipped: {describe_bad_sample(item)}", "yellow")
     if len(packed.left_out) > SHOWN:
         echo(console, f"skipped: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
     echo(console, f"Read it with {packed.read}", to_copy=True)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpuload.datasets.file_id import FileId, FileMappings, check_replaced_size
+from gpuload.datasets.kinds import type_name
 
 __all__ = ["ArrowRows", "PickledDataset", "Unsuitable", "reduce_mapped_table"]
 
@@ -188,15 +189,14 @@ class PickledDataset:
 
 
 def _is_plain(feature: Any) -> bool:
-    type_name = type(feature).__module__, type(feature).__name__
     if isinstance(feature, Mapping):
         return all(map(_is_plain, feature.values()))
     if isinstance(feature, list | tuple):
         return all(map(_is_plain, feature))
-    if type_name in LISTS:
+    if type_name(feature) in LISTS:
         return _is_plain(feature.feature)
     # pyarrow imports pandas for nanosecond timestamps and for time zones.
-    return type_name in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
+    return type_name(feature) in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
 def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table], mappings: FileMappings) -> TableGrid:
@@ -214,7 +214,7 @@ def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappin
         if (file_id := _identify(table, mappings)) is not None:
             return _convert_mapped_table(table, file_id)
     elif not _is_in_memory(table):
-        raise Unsuitable(f"its table is a {type(table).__module__}.{type(table).__name__}")
+        raise Unsuitable(f"its table is a {'.'.join(type_name(table))}")
     for field in table.table.schema:
         if isinstance(field.type, pa.BaseExtensionType):
             raise Unsuitable(f"column {field.name!r} is stored as {field.type}")
@@ -224,11 +224,11 @@ def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappin
 
 
 def _is_in_memory(table: Any) -> bool:
-    return (type(table).__module__, type(table).__name__) == ("datasets.table", "InMemoryTable")
+    return type_name(table) == ("datasets.table", "InMemoryTable")
 
 
 def _is_mapped(table: Any) -> bool:
-    return (type(table).__module__, type(table).__name__) == ("datasets.table", "MemoryMappedTable")
+    return type_name(table) == ("datasets.table", "MemoryMappedTable")
 
 
 def _identify(table: Any, mappings: FileMappings) -> FileId | None:

@@ -89,9 +89,8 @@ class ImageFileDataset(Dataset):
         return [self._make_sample(number, Encoded(data, self.mode, display_path(path))) for number, path, data in files]
 
     def _normalize_index(self, index: SupportsIndex) -> int:
-        if type(index) is int and 0 <= index < len(self.paths):
-            return index
-        return normalize_index(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
+        describe = lambda: f"{type(self).__name__}({self.root!r}) has {len(self)} images"  # noqa: E731
+        return normalize_index(index, len(self.paths), describe)
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:

@@ -136,9 +136,8 @@ class Cached(View):
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Return several samples; all samples that are not cached are read from the dataset in one call."""
-        numbers = [
-            normalize_index(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices
-        ]
+        describe = lambda: f"the cached dataset has {len(self)} samples"  # noqa: E731
+        numbers = [normalize_index(index, len(self), describe) for index in indices]
         entries = self._entries
         stamped_samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing_numbers := [number for number, entry in stamped_samples.items() if entry is None]:

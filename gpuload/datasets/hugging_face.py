@@ -18,6 +18,7 @@ from gpuload.checks import integer, one_of
 from gpuload.datasets.file_id import FileMappings
 from gpuload.datasets.files import read_file
 from gpuload.datasets.joined import Dataset
+from gpuload.datasets.kinds import type_name
 from gpuload.datasets.recognise import BOX_NAME, MASK_NAME, POINT_NAME
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
@@ -224,7 +225,7 @@ class _ImagePlan(NamedTuple):
 
 
 def _is_image(feature: Any) -> bool:
-    return (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image")
+    return type_name(feature) == ("datasets.features.image", "Image")
 
 
 def _item_feature(feature: Any) -> Any:

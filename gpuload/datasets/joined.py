@@ -116,7 +116,7 @@ class Joined(Dataset):
 
     def _locate(self, index: SupportsIndex) -> tuple[int, int]:
         """Return the index of the dataset that has a sample, and the sample's index in that dataset."""
-        number = normalize_index(index, len(self), f"the joined datasets have {len(self)} samples")
+        number = normalize_index(index, len(self), lambda: f"the joined datasets have {len(self)} samples")
         dataset_index = bisect_right(self.cumulative_sizes, number)
         return dataset_index, number - (self.cumulative_sizes[dataset_index - 1] if dataset_index else 0)
 

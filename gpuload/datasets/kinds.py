@@ -23,6 +23,7 @@ __all__ = [
     "maps_samples",
     "natural_blocks",
     "row_bytes",
+    "type_name",
     "uses_getitems",
 ]
 
@@ -60,13 +61,14 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def _type_name(dataset: Any) -> tuple[str, str]:
-    return type(dataset).__module__, type(dataset).__name__
+def type_name(value: Any) -> tuple[str, str]:
+    """Return the module and the name of an object's type."""
+    return type(value).__module__, type(value).__name__
 
 
 def _inner_datasets(dataset: Any) -> list[Any]:
     """Return the datasets inside a container of gpuload or torch; an empty list for any other dataset."""
-    if _type_name(dataset) not in CONTAINERS:
+    if type_name(dataset) not in CONTAINERS:
         return []
     datasets = vars(dataset).get("datasets")
     return list(datasets.values() if isinstance(datasets, dict) else datasets or [dataset.dataset])
@@ -79,7 +81,7 @@ def is_deterministic(dataset: Any, *, allow_plain_containers: bool = False) -> b
     StackDataset of deterministic datasets."""
     if allow_plain_containers and (type(dataset) in PLAIN_CONTAINERS or is_plain_tensor(type(dataset))):
         return True
-    if (kind := _type_name(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
+    if (kind := type_name(dataset)) == MAPPED or (kind == STACK and not allow_plain_containers):
         return False
     if kind in CONTAINERS:
         return all(
@@ -97,9 +99,9 @@ def uses_getitems(dataset: Any) -> bool:
     A dataset with functions passed to ``map()`` qualifies only if these functions are still called one by one
     (`lazy_reader`): they may draw random numbers, and the generators are seeded for each sample.
     """
-    kind, inner_datasets = _type_name(dataset), _inner_datasets(dataset)
+    kind, inner_datasets = type_name(dataset), _inner_datasets(dataset)
     if maps_samples(dataset):
-        inner_datasets = [part.dataset if _type_name(part) == MAPPED else part for part in inner_datasets]
+        inner_datasets = [part.dataset if type_name(part) == MAPPED else part for part in inner_datasets]
         return (
             kind in (MAPPED, *JOINED)
             and any(map(uses_getitems, inner_datasets))
@@ -120,7 +122,7 @@ def uses_getitems(dataset: Any) -> bool:
 
 def maps_samples(dataset: Any) -> bool:
     """Return whether functions passed to ``map()`` change the samples of a dataset, or of one of its inner datasets."""
-    return _type_name(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
+    return type_name(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
 def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
@@ -143,7 +145,7 @@ def fetch_samples(dataset: Any, indices: list[int]) -> list[Any]:
 def forget(dataset: Any, index: Any) -> list[str]:
     """Remove a damaged sample from all caches, so that it is read again. Return the names of the caches that had the
     sample."""
-    if _type_name(dataset) == SUBSET:
+    if type_name(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
     return dataset._forget(index) if _has_gpuload_method(dataset, "_forget") else []
 
@@ -181,7 +183,7 @@ def natural_blocks(dataset: Any) -> np.ndarray | None:
 
 def row_bytes(dataset: Any) -> int:
     """Return the size of an image in bytes if workers copy the images unchanged from an array; otherwise 0."""
-    return dataset._row_bytes if _type_name(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
+    return dataset._row_bytes if type_name(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -7,14 +7,13 @@ array that can be an image is used: a uint8 H×W×C array or C×H×W tensor of o
 or a clip with one more axis. If another leaf could also be the image, or if the array has the name of a mask, a
 TypeError is raised instead.
 
-*Strays* are leaves that were probably meant to be targets: masks, boxes and keypoints in plain arrays, which stay
-unchanged while the transforms move their image, and images that look like masks. Workers look for strays in their first
-few samples, and warn once.
+*Unrecognized targets* are leaves that were probably meant to be targets: masks, boxes and keypoints in plain arrays,
+which stay unchanged while the transforms move their image, and images that look like masks. Workers look for them in
+their first few samples, and warn once.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,10 +27,10 @@ from gpuload.datasets.tree import (
     Structure,
     describe_leaf,
     dtype_of,
+    innermost_names_of,
     is_tensor,
     key_paths_of,
     leaf_count,
-    unfold,
     walk_key_paths,
 )
 from gpuload.errors import DecodeError
@@ -44,14 +43,13 @@ __all__ = [
     "find_unrecognized_targets",
     "is_image_array",
     "is_pillow_image",
-    "subsample_clips",
     "unfold_clips",
 ]
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
 POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
-MAX_STRAYS: Final = 3  # strays that a warning names
+MAX_LISTED: Final = 3  # unrecognized targets that a warning names
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 UNDECLARED = NEVER_IMAGES | META | {np.ndarray}  # types that do not declare an image
 Images = dict[int, Encoded | Image]
@@ -132,57 +130,46 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 def unfold_clips(
     structure: Structure, leaves: list[Any], images: Images, targets: Targets, counts: Sequence[int] = ()
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Turn each frame of a sample's clips into a separate image leaf. With `counts`, keep only the frames that
-    `subsample_clips` would keep."""
+    """Turn each frame of a sample's clip arrays into a separate image leaf. With `counts`, also reduce each clip, an
+    array or a list of images, to evenly spaced frames, as torch's ``linspace`` spaces them. `counts` are the numbers of
+    frames of consecutive reductions.
+
+    Raises:
+        TypeError: there are `counts`, but no clip.
+    """
     clips = {index: image.array for index, image in images.items() if type(image) is Image and image.array.ndim == 4}
-    if not clips:
+    if not clips and not counts:
         return structure, leaves, images, targets
-    chosen_frames = {index: _evenly_spaced_frames(counts, len(clip)) for index, clip in clips.items()}
+    single_images, has_clip = images.keys() - clips.keys(), bool(clips)
     unfolded: list[Any] = []
     unfolded_images: Images = {}
     unfolded_targets: Targets = {}
-    for index, leaf in enumerate(leaves):
-        if index in clips:
-            frames = [Image(clips[index][frame], "HWC") for frame in chosen_frames[index]]
-            unfolded_images |= enumerate(frames, len(unfolded))
-            unfolded += frames
-            continue
+
+    def add(index: int) -> None:
         if index in images:
             unfolded_images[len(unfolded)] = images[index]
         elif index in targets:
             unfolded_targets[len(unfolded)] = targets[index]
-        unfolded.append(leaf)
-    return (
-        unfold(structure, {index: len(frames) for index, frames in chosen_frames.items()}),
-        unfolded,
-        unfolded_images,
-        unfolded_targets,
-    )
-
-
-def subsample_clips(
-    counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
-) -> tuple[Structure, list[Any], Images, Targets]:
-    """Reduce each clip of a sample to evenly spaced frames, as torch's ``linspace`` spaces them. `counts` are the
-    numbers of frames of consecutive reductions. A clip is either a list of images, or comes from `unfold_clips`, which
-    has already chosen its frames.
-
-    Raises:
-        TypeError: there is no clip.
-    """
-    remaining_indices: list[int] = []  # of the leaves to keep, in order
-    clips: list[range] = []
+        unfolded.append(leaves[index])
 
     def walk(node: Structure, index: int) -> Structure:
+        nonlocal has_clip
         if node == LEAF:
-            remaining_indices.append(index)
-            return LEAF
+            if index not in clips:
+                add(index)
+                return LEAF
+            chosen = _evenly_spaced_frames(counts, len(clips[index]))
+            frames = [Image(clips[index][frame], "HWC") for frame in chosen]
+            unfolded_images.update(enumerate(frames, len(unfolded)))
+            unfolded.extend(frames)
+            return ("clip", None, None, (LEAF,) * len(frames))
         kind, cls, keys, children = node
-        frames = range(index, index + len(children))
-        if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
-            clips.append(frames)
-            chosen = [*frames] if kind == "clip" else [frames[i] for i in _evenly_spaced_frames(counts, len(frames))]
-            remaining_indices.extend(chosen)
+        indices = range(index, index + len(children))
+        if counts and kind == "list" and set(children) == {LEAF} and single_images >= set(indices):
+            has_clip = True
+            chosen = _evenly_spaced_frames(counts, len(indices))
+            for frame in chosen:
+                add(indices[frame])
             return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []
         for child in children:
@@ -191,14 +178,12 @@ def subsample_clips(
         return (kind, cls, keys, tuple(parts))
 
     structure = walk(structure, 0)
-    if not clips:
+    if not has_clip:
         raise TypeError(
             "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
             "a list of images, but this sample has none; remove the transform, or return a clip"
         )
-    remaining_images = {new: images[old] for new, old in enumerate(remaining_indices) if old in images}
-    remaining_targets = {new: targets[old] for new, old in enumerate(remaining_indices) if old in targets}
-    return structure, [leaves[index] for index in remaining_indices], remaining_images, remaining_targets
+    return structure, unfolded, unfolded_images, unfolded_targets
 
 
 def _evenly_spaced_frames(counts: Sequence[int], length: int) -> list[int]:
@@ -227,7 +212,7 @@ def _find_undeclared_image(structure: Structure, leaves: Sequence[Any], targets:
     candidates = [n for n in possible_indices if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
-    key_paths, names = key_paths_of(structure), _names_of(structure)
+    key_paths, names = key_paths_of(structure), innermost_names_of(structure)
     unmasked = [n for n in candidates if not MASK_NAME.search(names[n])]
     if not unmasked:
         _refuse(key_paths[candidates[0]], leaves[candidates[0]], "has the name of a mask")
@@ -260,12 +245,6 @@ def _refuse(key_path: str, leaf: Any, reason: str) -> NoReturn:
         f"{key_path}, {describe_leaf(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
         "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"
     )
-
-
-@functools.lru_cache(64)
-def _names_of(structure: Structure) -> list[str]:
-    """Return the innermost name in each leaf's key path."""
-    return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
 
 
 def _find_leaf_lists(node: Structure, first: int = 0) -> Iterator[range]:
@@ -354,14 +333,14 @@ def find_unrecognized_targets(
                     "it is a mask, return gpuload.Mask(picture)"
                 )
         elif moves_pixels and index not in sizes_hw and index not in targets:
-            warning = _stray_warning(leaves[index], name, set(sizes_hw.values()))
+            warning = _array_warning(leaves[index], name, set(sizes_hw.values()))
         if warning:
             warnings_by_path.setdefault(key_path, f"{key_path}, {warning}")
-    suffix = f"; and {len(warnings_by_path) - MAX_STRAYS} more" if len(warnings_by_path) > MAX_STRAYS else ""
-    return "; ".join([*warnings_by_path.values()][:MAX_STRAYS]) + suffix
+    suffix = f"; and {len(warnings_by_path) - MAX_LISTED} more" if len(warnings_by_path) > MAX_LISTED else ""
+    return "; ".join([*warnings_by_path.values()][:MAX_LISTED]) + suffix
 
 
-def _stray_warning(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
+def _array_warning(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
     """Return a warning if a plain array seems to belong to an image whose pixels move, else ""."""
     if not isinstance(value, np.ndarray) and not is_tensor(value):
         return ""

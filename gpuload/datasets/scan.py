@@ -197,17 +197,19 @@ def full_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(full)
 
 
-def normalize_index(index: SupportsIndex, count: int, text: str) -> int:
-    """Convert an index that may be negative to an index that counts from 0; `text` is the end of the IndexError's
-    message.
+def normalize_index(index: SupportsIndex, count: int, describe: Callable[[], str]) -> int:
+    """Convert an index that may be negative to an index that counts from 0; `describe` returns the end of the
+    IndexError's message.
 
     Raises:
         TypeError: the index is not an integer.
         IndexError: the index is out of range.
     """
+    if type(index) is int and 0 <= index < count:  # the fast path for samples
+        return index
     number = integer("an index", index)
     if not -count <= number < count:
-        raise IndexError(f"index {number} is out of range: {text}")
+        raise IndexError(f"index {number} is out of range: {describe()}")
     return number % count
 
 
@@ -227,9 +229,7 @@ class LazySequence(Sequence[Entry]):
         if isinstance(index, slice):
             return [self._build_entry(i) for i in range(*index.indices(len(self)))]
         count = len(self)
-        if type(index) is int and 0 <= index < count:  # the fast path for samples, without formatting a message
-            return self._build_entry(index)
-        return self._build_entry(normalize_index(index, count, f"there are {count} {self._entry_noun}"))
+        return self._build_entry(normalize_index(index, count, lambda: f"there are {count} {self._entry_noun}"))
 
 
 class Paths(LazySequence[str]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -29,6 +28,7 @@ __all__ = [
     "difference",
     "dtype_of",
     "flatten",
+    "innermost_names_of",
     "is_plain_tensor",
     "is_tensor",
     "is_tensor_type",
@@ -41,7 +41,6 @@ __all__ = [
     "sorted_keys",
     "transpose_samples",
     "unflatten",
-    "unfold",
     "walk_key_paths",
 ]
 
@@ -115,19 +114,6 @@ def _transpose(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure
         columns = zip(*samples, strict=True)
     children = [_transpose(column, leaves) for column in columns]
     return None if None in children else (cls.__name__, None, keys, tuple(children))
-
-
-def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
-    """Replace leaves with clips whose frames are leaves; `lengths` maps the index of a leaf to its number of frames."""
-    return _unfold(structure, itertools.count(), lengths)
-
-
-def _unfold(node: Structure, leaf_indices: Iterator[int], lengths: Mapping[int, int]) -> Structure:
-    if node == LEAF:
-        length = lengths.get(next(leaf_indices))
-        return LEAF if length is None else ("clip", None, None, (LEAF,) * length)
-    kind, cls, keys, children = node
-    return (kind, cls, keys, tuple([_unfold(child, leaf_indices, lengths) for child in children]))
 
 
 def sorted_keys(keys: Iterable[Any]) -> tuple[Any, ...]:
@@ -263,6 +249,12 @@ def walk_key_paths(node: Structure, key_path: str = "sample", name: str = "") ->
 def key_paths_of(structure: Structure) -> list[str]:
     """Return the key path of each leaf in its sample, such as ``sample[1]["masks"]``, in depth-first order."""
     return [key_path for node, key_path, _ in walk_key_paths(structure) if node == LEAF]
+
+
+@functools.lru_cache(64)
+def innermost_names_of(structure: Structure) -> list[str]:
+    """Return the innermost name in the key path of each leaf, in depth-first order."""
+    return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
 
 
 def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, SupportsIndex
 
 from gpuload.datasets.base import LabelledPaths, pack_labels
 from gpuload.datasets.files import prefetch
+from gpuload.datasets.kinds import type_name
 from gpuload.datasets.sample import Encoded, read
 from gpuload.datasets.scan import Paths
 
@@ -31,14 +32,14 @@ def without_torch(dataset: Any) -> Any:
     """
     if not has_copy(dataset):
         return dataset
-    if _kind(dataset) == SUBSET:
+    if type_name(dataset) == SUBSET:
         return SubsetCopy(without_torch(dataset.dataset), dataset.indices)
     return FolderCopy(dataset.samples)
 
 
 def has_copy(dataset: Any) -> bool:
     """Return whether `without_torch` returns a copy of a dataset."""
-    kind = _kind(dataset)
+    kind = type_name(dataset)
     if kind == SUBSET:
         return _is_unchanged(dataset, "__getitem__", "__getitems__", "__len__") and has_copy(dataset.dataset)
     transforms = [getattr(dataset, name, None) for name in ("transform", "target_transform", "transforms")]
@@ -49,10 +50,6 @@ def has_copy(dataset: Any) -> bool:
         and _is_unchanged(dataset, "__getitem__", "__len__")
         and not hasattr(dataset, "__getitems__")
     )
-
-
-def _kind(dataset: Any) -> tuple[str, str]:
-    return type(dataset).__module__, type(dataset).__qualname__
 
 
 def _is_unchanged(dataset: Any, *methods: str) -> bool:

@@ -19,7 +19,7 @@ from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_class_conflicts
 from gpuload.datasets.coco import WrappedCoco, check_selection
 from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
-from gpuload.datasets.kinds import check_dataset, is_iterable
+from gpuload.datasets.kinds import check_dataset, is_iterable, type_name
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths
 from gpuload.errors import one_line
@@ -204,7 +204,7 @@ def _check_methods(cls: type, module: str, names: Sequence[str], prefix: str) ->
 
 def _check_transforms(dataset: Any, prefix: str) -> None:
     joint_fn = dataset.transforms
-    if (type(joint_fn).__module__, type(joint_fn).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
+    if type_name(joint_fn) == ("torchvision.datasets.vision", "StandardTransform"):
         joint_fn = joint_fn.transform  # its target_transform stays
     for name, function in (("transform", dataset.transform), ("transforms", joint_fn)):
         if function is not None:

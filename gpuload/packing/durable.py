@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Final
 
+import numpy as np
+
 from gpuload.datasets.drafts import replace_when_done
 from gpuload.errors import GpuloadError, one_line
 
 __all__ = [
-    "WORK_FOLDER", "encode_json", "explain_full_disk", "hash_of", "open_draft", "read_json", "size_and_hash",
-    "sync_names", "write_file",
+    "WORK_FOLDER", "encode_json", "encode_npy", "explain_full_disk", "hash_of", "open_draft", "read_json",
+    "size_and_hash", "sync_names", "write_file",
 ]  # fmt: skip
 
 WORK_FOLDER: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
@@ -84,6 +86,13 @@ def write_file(path: str, data: bytes, work_folder: str, *, sync: bool = True) -
 def encode_json(value: Any) -> bytes:
     """Encode a value as JSON. Equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def encode_npy(array: np.ndarray) -> bytes:
+    """Encode an array in NumPy's format. Equal arrays give equal bytes."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
+    return file.getvalue()
 
 
 def read_json(path: str) -> Any:

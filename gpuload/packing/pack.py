@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
 import os
 import shutil
@@ -30,14 +29,14 @@ from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import durable, manifest
-from gpuload.packing.durable import WORK_FOLDER, encode_json, write_file
+from gpuload.packing.durable import WORK_FOLDER, encode_json, encode_npy, write_file
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, find_difference
 from gpuload.packing.plan import PackJob, Store, identity_of, load_plan, plan_job, source_stamp
 from gpuload.packing.pool import make_parts
 from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, move_array, part_file, record_path
 
-__all__ = ["BadSamples", "Packed", "Progress", "pack"]
+__all__ = ["BadSamples", "Packed", "Progress", "describe_bad_sample", "pack"]
 
 PLAN: Final = "plan.json"
 MAX_WORKERS: Final = 16
@@ -59,7 +58,7 @@ class BadSamples(GpuloadError):
 
     def __init__(self, bad: list[dict[str, Any]], total: int, folder: str) -> None:
         self.bad = bad
-        listed = "".join(f"\n  {_describe_bad_sample(sample)}" for sample in bad[:MAX_LISTED])
+        listed = "".join(f"\n  {describe_bad_sample(sample)}" for sample in bad[:MAX_LISTED])
         suffix = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
         super().__init__(
             f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{suffix}\n"
@@ -343,7 +342,7 @@ def _make_missing_parts(
         raise BadSamples(bad_samples, sample_count, job.folder)
     if len(bad_samples) == sample_count:
         raise GpuloadError(
-            f"all {sample_count:,} samples are damaged; the first is {_describe_bad_sample(bad_samples[0])}"
+            f"all {sample_count:,} samples are damaged; the first is {describe_bad_sample(bad_samples[0])}"
         )
     return ordered_records, taken_up
 
@@ -362,12 +361,12 @@ def _is_done(job: PackJob, record: dict[str, Any], skip_bad: bool, committed: in
 def _finish(job: PackJob, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
     """Move the finished files into the set's folder, then write the manifest."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
-    files = {manifest.SUMS: _encode_npy(sums)}
+    files = {manifest.SUMS: encode_npy(sums)}
     classes = getattr(job.dataset, "classes", None)
     if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
         files[manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
     if job.to == "array" and job.form == "pair":
-        files[manifest.LABELS] = _encode_npy(np.array([label for record in records for label in record["labels"]]))
+        files[manifest.LABELS] = encode_npy(np.array([label for record in records for label in record["labels"]]))
     hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
     files[manifest.SOURCES] = encode_json([record["sources"] for record in records])
     if job.to == "array":
@@ -409,11 +408,6 @@ def _summarize(folder: str, contents: dict[str, Any], taken_up: int) -> Packed:
     )
 
 
-def _encode_npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
-    return file.getvalue()
-
-
-def _describe_bad_sample(sample: dict[str, Any]) -> str:
+def describe_bad_sample(sample: dict[str, Any]) -> str:
+    """Return a line with the sample's source, or its index, and the cause of the damage."""
     return f"{sample['source'] or 'sample ' + str(sample['index'])}: {sample['cause']}"

@@ -9,7 +9,6 @@ was written. So a sample that the store cannot represent is refused, and the err
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask, plain_meta
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
 from gpuload.errors import DecodeError
+from gpuload.packing.durable import encode_npy
 from gpuload.packing.images import ImageConverter, UnfitSample
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
@@ -184,9 +184,7 @@ def _encode_file(value: Any, converter: ImageConverter) -> tuple[str, bytes, tup
     if isinstance(value, str):
         return "txt", _encode_utf8(value), _equivalent_extensions("txt")
     if isinstance(value, np.ndarray):
-        file = io.BytesIO()
-        np.lib.format.write_array(file, value, (1, 0), allow_pickle=False)
-        return "npy", file.getvalue(), _equivalent_extensions("npy")
+        return "npy", encode_npy(value), _equivalent_extensions("npy")
     try:
         return "json", json.dumps(value, allow_nan=False).encode(), _equivalent_extensions("json")
     except (TypeError, ValueError) as error:

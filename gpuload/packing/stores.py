@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.datasets.stores.opening import OpenFile, buffered_read_at
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
 from gpuload.datasets.stores.tar.shards import save_index
@@ -267,14 +268,9 @@ def append_to_lmdb(job: PackJob, part_number: int) -> None:
 
 def _read_pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and the value of each entry of a part, sorted by key."""
-    with open(path, "rb", buffering=BUFFER_BYTES) as file:
-
-        def read_at(offset: int, nbytes: int) -> bytes:
-            file.seek(offset)
-            return file.read(nbytes)
-
-        for name, _, start, nbytes in members(read_at, path):
-            yield name, read_at(start, nbytes)
+    read_at = buffered_read_at(OpenFile(path), BUFFER_BYTES)
+    for name, _, start, nbytes in members(read_at, path):
+        yield name, read_at(start, nbytes)
 
 
 # -- array ------------------------------------------------------------------------------------------------------------

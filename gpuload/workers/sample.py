@@ -22,7 +22,6 @@ from gpuload.datasets.recognise import (
     find_leaves,
     find_unrecognized_targets,
     is_pillow_image,
-    subsample_clips,
     unfold_clips,
 )
 from gpuload.datasets.sample import (
@@ -229,8 +228,6 @@ class SampleReader:
             structure, leaves, plain=self._job.plain, keeps_pillow_images=self._keeps_pillow_images
         )
         structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets, self._frames)
-        if self._frames:
-            structure, leaves, declared, targets = subsample_clips(self._frames, structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import stat
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.drafts import replace_when_done
+from gpuload.datasets.stores.store import read_npy_header
 
 __all__ = ["cache_folder", "load_or_build"]
 
@@ -96,18 +96,14 @@ def load_or_build(
 def _read(path: str, identity: bytes) -> Arrays | None:
     """Return the arrays in a file; None if the file has another identity, or its sizes are inconsistent."""
     with zipfile.ZipFile(path) as file:
-        # A damaged zip directory or array header must not allocate more memory than the file has bytes.
+        # A damaged zip directory must not allocate more memory than the file has bytes.
         if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path) or file.read(IDENTITY) != identity:
             return None
         arrays: Arrays = {}
         for entry in file.infolist()[1:]:
             with file.open(entry) as member:
-                np.lib.format.read_magic(member)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-            if math.prod(shape) * dtype.itemsize > entry.file_size:
-                return None
-            with file.open(entry) as member:
-                arrays[entry.filename] = np.load(member, allow_pickle=False)
+                shape, _, dtype = read_npy_header(member)
+                arrays[entry.filename] = np.frombuffer(bytearray(member.read()), dtype).reshape(shape)
         return arrays
 
 

@@ -12,19 +12,17 @@ import functools
 import glob
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.checks import flag, integer, one_of, optional, strings
 from gpuload.datasets.files import byte_limit, check_expanded
-from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import MODES, Encoded, Mode, as_meta
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import (
-    client,
     display_path,
     is_url,
     open_seekable,
@@ -33,11 +31,14 @@ from gpuload.datasets.stores.opening import (
     without_query,
 )
 from gpuload.datasets.stores.store import (
+    Patterns,
     Store,
     absolute_path,
+    as_list,
     check_stamp,
     decode_error_at,
     existing_file,
+    match_pattern,
     replace_errors,
     stamp,
 )
@@ -91,7 +92,7 @@ class Parquet(Store):
     @dataset_arguments
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        paths: Patterns,
         *,
         image: str = "image.bytes",
         target: str | None = "label",
@@ -105,9 +106,7 @@ class Parquet(Store):
         cache_bytes = integer("cache_bytes", cache_bytes, minimum=0)
         self.mode: Mode = one_of("mode", mode, MODES)
         self.exif = optional(flag, "exif", exif)
-        patterns: list[Any] = (
-            [paths] if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
-        )
+        patterns = as_list(paths)
         self._remote = remote_options(patterns, storage_options)
         self.files = _find_files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
@@ -281,13 +280,13 @@ def _find_files(patterns: list[Any], remote: Remote | None) -> list[str]:
             name = without_query(location)
             pattern = location if "*" in name else f"{location}/*.parquet"
             is_file = pattern != location and name.endswith(".parquet")
-            matches = [location] if is_file else remove_litter(client(remote).glob(pattern), pattern)
+            matches = [location] if is_file else match_pattern(pattern, remote)
             problem = f"no files match {display_path(pattern)!r}"
         elif os.path.isdir(location):
             matches = sorted(glob.glob(os.path.join(glob.escape(location), "*.parquet")))
             problem = f"the folder {location!r} contains no *.parquet files"
         elif glob.has_magic(location) and not os.path.exists(location):
-            matches = remove_litter(sorted(glob.glob(location, recursive=True)), location)
+            matches = match_pattern(location)
         else:
             matches = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
         if not matches:

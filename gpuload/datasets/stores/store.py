@@ -9,6 +9,7 @@ and are reopened in a child after a fork.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -18,14 +19,17 @@ import numpy as np
 
 from gpuload.datasets.files import KINDS, decode_error_at
 from gpuload.datasets.joined import Dataset
+from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path, normalize_index
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 
 __all__ = [
-    "Store", "absolute_path", "check_stamp", "decode_error_at", "existing_file", "labels_array", "read_npy_header",
-    "replace_errors", "stamp", "value_of",
+    "Patterns", "Store", "absolute_path", "as_list", "check_stamp", "decode_error_at", "existing_file", "labels_array",
+    "match_pattern", "read_npy_header", "replace_errors", "stamp", "value_of",
 ]  # fmt: skip
+
+Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class Store(Dataset):
@@ -73,12 +77,8 @@ class Store(Dataset):
     def _normalize_indices(self, indices: Iterable[SupportsIndex]) -> list[int]:
         """Convert indices to the range 0 … n−1; negative indices count from the end."""
         count = len(self)
-        return [
-            index
-            if type(index) is int and 0 <= index < count
-            else normalize_index(index, count, f"{type(self).__name__}({self.path!r}) has {count} samples")
-            for index in indices
-        ]
+        describe = lambda: f"{type(self).__name__}({self.path!r}) has {count} samples"  # noqa: E731
+        return [normalize_index(index, count, describe) for index in indices]
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -108,6 +108,19 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, allow_streams:
         kind = KINDS.get(stat.S_IFMT(os.stat(location).st_mode), "a special file")
         raise OSError(f"{location!r} is {kind}; expected {expected}, as a regular file")
     return location
+
+
+def as_list(patterns: Patterns) -> list[Any]:
+    """Return the patterns as a list, even if there is only one, or something that is not a pattern."""
+    if isinstance(patterns, str | bytes | os.PathLike) or not isinstance(patterns, Iterable):
+        return [patterns]
+    return list(patterns)
+
+
+def match_pattern(pattern: str, remote: Any = None) -> list[str]:
+    """Return the files that match an absolute pattern with wildcards, sorted, without files of other programs."""
+    paths = client(remote).glob(pattern) if is_url(pattern) else sorted(glob.glob(pattern, recursive=True))
+    return remove_litter(paths, pattern)
 
 
 @contextlib.contextmanager

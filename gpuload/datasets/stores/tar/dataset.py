@@ -21,10 +21,10 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import LazySequence, normalize_index
 from gpuload.datasets.stores.opening import OpenFile, client, remote_options
-from gpuload.datasets.stores.store import Store
+from gpuload.datasets.stores.store import Patterns, Store, as_list
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
-from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards, open_shards
+from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import THIS_PROCESS
 
@@ -221,7 +221,7 @@ class TarShards(Store):
         if self._uses_mmap() and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
             return  # the kernel reads ahead itself, which costs less and makes copying faster
         for index in indices:
-            plan = self._plan_sample(normalize_index(index, len(self), repr(self)))
+            plan = self._plan_sample(normalize_index(index, len(self), lambda: repr(self)))
             if plan.members:
                 begin = plan.members[0][1]
                 end = max(offset + nbytes for _, offset, nbytes in plan.members)

@@ -21,10 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.drafts import replace_when_done
-from gpuload.datasets.litter import remove_litter
 from gpuload.datasets.scan import full_path
-from gpuload.datasets.stores.opening import client, display_path, is_url, open_file, scope_of, without_query
-from gpuload.datasets.stores.store import stamp
+from gpuload.datasets.stores.opening import display_path, is_url, open_file, scope_of, without_query
+from gpuload.datasets.stores.store import Patterns, as_list, match_pattern, stamp
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, UnusableIndex
@@ -36,16 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUFFIX",
-    "Patterns",
-    "as_list",
     "build_in_this_process",
     "expand",
     "find_shards",
     "open_shards",
     "save_index",
 ]
-
-Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 MAX_SHARDS: Final = 10_000_000
@@ -290,7 +285,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             if os.path.lexists(path):
                 paths.append(path)
             elif glob.has_magic(path):
-                matches = remove_litter(sorted(glob.glob(path, recursive=True)), path)
+                matches = match_pattern(path)
                 if not matches:
                     raise FileNotFoundError(f"no shards match {name!r} (searched for {path!r})")
                 paths += matches
@@ -307,17 +302,10 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
     return paths
 
 
-def as_list(patterns: Patterns) -> list[Any]:
-    """Return the patterns as a list, even if there is only one, or something that is not a pattern."""
-    if isinstance(patterns, str | bytes | os.PathLike) or not isinstance(patterns, Iterable):
-        return [patterns]
-    return list(patterns)
-
-
 def _expand_url(name: str, remote: Remote | None) -> list[str]:
     if "*" not in without_query(name):  # ? and [ are not wildcards in a URL
         return [name]
-    if not (matches := remove_litter(client(remote).glob(name), name)):
+    if not (matches := match_pattern(name, remote)):
         raise FileNotFoundError(f"no shards match {display_path(name)!r}")
     return matches
 

@@ -27,10 +27,11 @@ from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_options
+from gpuload.datasets.stores.store import Patterns, as_list
 from gpuload.datasets.stores.tar.fields import Fields
 from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, members, truncated_error
 from gpuload.datasets.stores.tar.index import fields_of
-from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
+from gpuload.datasets.stores.tar.shards import find_shards
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import DecodeError
 from gpuload.rng.generators import current_sample
