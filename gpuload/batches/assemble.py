@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -119,7 +119,7 @@ class Assembly:
     def __init__(self, options: BatchOptions, stage: Stage, transfer: Any) -> None:
         self._options, self._transfer = options, transfer
         self.copy_s = self.stage_s = self.collate_s = 0.0
-        self._inner_s = 0.0  # the time of the steps within the current step, which have been counted
+        self._step, self._began_s = "", 0.0  # the current step, and when it began, see `_begin`
         self._pool = None if transfer.is_asynchronous else OutputPool()
         self._transform = BatchTransform(options.chain, stage, options.seed, repeats=options.repeats)
         chain = options.chain
@@ -140,46 +140,51 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be collated.
         """
-        options, finished = self._options, None
-        with self._measure("collate_s"):
-            starts = self._transfer.part_offsets(batch)
-            columns = batch.join_columns(starts, splits_blocks=options.rebuilds_samples)
-            if columns.collated is not None:
-                release()  # unpickling has copied the batch
-                collate_batch = partial(self._move_to_device, _value_from_worker(columns))
-            else:
-                outline = None if options.rebuilds_samples else outline_of(columns)
-                finished = self.finish(batch, columns, release, make_plan)
-                collate_batch = partial(self._collate, batch.spec.epoch, finished, outline)
-            warning = batch.spec.warning
-            if columns.has_targets and not (self._has_checked_targets or warning):
-                self._has_checked_targets, warning = True, target_warning(options.chain, columns)
-            batch_info = self._make_info(batch, columns) if info else None
+        return self._measure(partial(self._assemble, batch, info, release, make_plan))
 
-            def run_last_steps() -> Any:
-                with self._measure("collate_s"):
-                    value = collate_batch()
-                    return value if batch_info is None else (value, batch_info)
-
-            launched = LaunchedBatch(after=batch.spec.after, pending_warnings=[("", warning)] if warning else [])
-            if finished is not None and self._transfer.is_asynchronous and self._reads_state(columns):
-                launched.last_steps = run_last_steps
-                launched.tensors = _find_tensors([finished.images, finished.cells, finished.full_columns, batch_info])
-            else:
-                launched.value = run_last_steps()
-                launched.tensors = _find_tensors(launched.value)
-        return launched
-
-    @contextlib.contextmanager
-    def _measure(self, name: str) -> Iterator[None]:
-        """Return a context that adds its time to an attribute, except the time of such contexts within it."""
-        outer_s, self._inner_s, began_s = self._inner_s, 0.0, perf_counter()
+    def _measure(self, assemble: Callable[[], Any]) -> Any:
+        """Return the result of a function; add its time to `collate_s`, or to the steps that it begins."""
+        self._begin("collate_s")
         try:
-            yield
+            return assemble()
         finally:
-            total_s = perf_counter() - began_s
-            setattr(self, name, getattr(self, name) + total_s - self._inner_s)
-            self._inner_s = outer_s + total_s
+            self._begin("")
+
+    def _begin(self, step: str) -> None:
+        """Begin a step: add the time since the last call to the attribute of the step that ends. "" begins no step."""
+        now_s = perf_counter()
+        if self._step:
+            setattr(self, self._step, getattr(self, self._step) + now_s - self._began_s)
+        self._step, self._began_s = step, now_s
+
+    def _assemble(self, batch: Batch, info: bool, release: Callable[[], None], make_plan: MakePlan) -> LaunchedBatch:
+        options, finished = self._options, None
+        starts = self._transfer.part_offsets(batch)
+        columns = batch.join_columns(starts, splits_blocks=options.rebuilds_samples)
+        if columns.collated is not None:
+            release()  # unpickling has copied the batch
+            collate_batch = partial(self._move_to_device, _value_from_worker(columns))
+        else:
+            outline = None if options.rebuilds_samples else outline_of(columns)
+            finished = self.finish(batch, columns, release, make_plan)
+            collate_batch = partial(self._collate, batch.spec.epoch, finished, outline)
+        warning = batch.spec.warning
+        if columns.has_targets and not (self._has_checked_targets or warning):
+            self._has_checked_targets, warning = True, target_warning(options.chain, columns)
+        batch_info = self._make_info(batch, columns) if info else None
+
+        def run_last_steps() -> Any:
+            value = collate_batch()
+            return value if batch_info is None else (value, batch_info)
+
+        launched = LaunchedBatch(after=batch.spec.after, pending_warnings=[("", warning)] if warning else [])
+        if finished is not None and self._transfer.is_asynchronous and self._reads_state(columns):
+            launched.last_steps = partial(self._measure, run_last_steps)
+            launched.tensors = _find_tensors([finished.images, finished.cells, finished.full_columns, batch_info])
+        else:
+            launched.value = run_last_steps()
+            launched.tensors = _find_tensors(launched.value)
+        return launched
 
     def _reads_state(self, columns: Columns) -> bool:
         """Return whether user code (a `collate_fn` or the modules at the end of the transforms) may read values that
@@ -196,8 +201,9 @@ class Assembly:
         else:
             finished = FinishedColumns(columns)
             if columns.blocks and self._pool is None:
-                with self._measure("copy_s"):
-                    memory.load()
+                self._begin("copy_s")
+                memory.load()
+        self._begin("collate_s")
         finished.full_columns |= memory.take_blocks()
         memory.release()
         return finished
@@ -207,32 +213,32 @@ class Assembly:
     ) -> FinishedColumns:
         """Return the columns of a batch with the images and targets. The images are in lent slots, are made from a
         plan, or from programs."""
-        transform, epoch = self._transform, batch.spec.epoch
+        transform = self._transform
         if self._lends_images and not (columns.has_targets or batch.has_device_images):
-            with self._measure("stage_s"):
-                finished = transform.draw(epoch, columns, columns.positions)
-                transform.check(finished, memory.read)
-                finished.images = [[images] for images in memory.lend_images()]
-            return finished
-        with self._measure("stage_s"):
-            if batch.planned is None and make_plan is not None:
-                make_plan(batch, columns)
-        with self._measure("copy_s"):
-            memory.load()
-        with self._measure("stage_s"):
-            if batch.planned is None:
-                return transform(epoch, columns, self._combination_numbers(batch, columns), memory.read)
-            leaves = memory.read_plan(batch.planned)
-            images = transform.stage(memory.read(columns.images[0]), batch.planned)
-            return FinishedColumns(columns, transform.has_views, images=[[images]], full_columns=leaves)
+            self._begin("stage_s")
+            transform.check(columns, memory.read)
+            return FinishedColumns(columns, images=[[images] for images in memory.lend_images()])
+        if batch.planned is None and make_plan is not None:
+            self._begin("stage_s")
+            make_plan(batch, columns)
+        self._begin("copy_s")
+        memory.load()
+        self._begin("stage_s")
+        if batch.planned is None:
+            return transform(batch.spec.epoch, columns, self._combination_numbers(batch, columns), memory.read)
+        finished = FinishedColumns(columns, transform.has_views, full_columns=memory.read_plan(batch.planned))
+        finished.images = [[transform.stage(memory.read(columns.images[0]), batch.planned)]]
+        return finished
 
     def end_images(self, epoch: int, finished: FinishedColumns, *, splits_images: bool) -> None:
         """Call the modules at the end of the transforms on the images, on the current stream. If samples have targets,
         or `splits_images`, put each image into a cell."""
-        with self._measure("stage_s"):
+        if self._options.chain.modules:
+            self._begin("stage_s")
             self._transform.call_modules(epoch, finished)
-            if splits_images or finished.columns.has_targets:
-                finished.split_images()
+            self._begin("collate_s")
+        if splits_images or finished.columns.has_targets:
+            finished.split_images()
 
     def _collate(self, epoch: int, finished: FinishedColumns, outline: Outline | None) -> Any:
         """Collate the finished columns into the user's batch. If `outline` is None, rebuild the samples first."""
@@ -249,7 +255,7 @@ class Assembly:
             return self._move_to_device(soften(value, pairing, finished.columns.name))
 
     def _combination_numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return the numbers that determine which samples are combined; see `BatchTransform.draw`."""
+        """Return the numbers that determine which samples are combined; see `BatchTransform`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions

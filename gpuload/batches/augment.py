@@ -291,7 +291,8 @@ class Augment(torch.nn.Module):
         finished.images = [
             list(map(source.join_frames, views)) for source, views in zip(sources, finished.images, strict=True)
         ]
-        compiled.call_modules(epoch, finished)
+        if self._chain.modules:
+            compiled.call_modules(epoch, finished)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves

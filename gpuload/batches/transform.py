@@ -55,53 +55,39 @@ class BatchTransform:
     def _masks(self) -> MaskStage:
         return MaskStage(self.stage.device)
 
-    def draw(self, epoch: int, columns: Columns, numbers: np.ndarray) -> FinishedColumns:
-        """Draw the random parameters of a batch, of which nothing is finished yet.
+    def __call__(self, epoch: int, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
+        """Transform a batch, except for the modules at the end.
 
         Args:
             epoch, columns: the epoch, and the batch.
             numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last
                 bit (for pairs) or the last two bits (for groups of four).
+            read: returns the pixels of a column of images or masks. Of clips, it returns all frames, clip after clip.
 
         Raises:
             DrawError: the parameters of a transform cannot be drawn for an image.
-            CollateError: the samples cannot be mixed.
+            ValueError, CollateError: the transforms cannot be applied to the batch.
         """
-        chain, mixing = self._chain, self._chain.mixing
-        programs = self._draw_programs(epoch, columns)
+        chain, programs, partners = self._chain, self._draw_programs(epoch, columns), None
+        finished = FinishedColumns(columns, self.has_views, programs)
+        if chain.mixing is not None:
+            partners = partners_of(numbers, columns.positions // self._repeats)
+            finished.pairing = Pairing.of(chain.mixing, partners, columns, [views[0] for views in programs])
         if chain.gathers:
             for record in (record for views in programs for program in views for record in program.records):
                 if isinstance(record, Gather):
                     record.groups = groups_of(numbers, record.group_size)
-        pairing = None
-        if mixing is not None:
-            partners = partners_of(numbers, columns.positions // self._repeats)
-            pairing = Pairing.of(mixing, partners, columns, [views[0] for views in programs])
-        return FinishedColumns(columns, self.has_views, programs, pairing)
-
-    def __call__(self, epoch: int, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
-        """Transform a batch, except for the modules at the end.
-
-        Args:
-            epoch, columns, numbers: as for `draw`.
-            read: returns the pixels of a column of images or masks. Of clips, it returns all frames, clip after clip.
-
-        Raises:
-            DrawError, ValueError, CollateError: the transforms cannot be applied to the batch.
-        """
-        finished = self.draw(epoch, columns, numbers)
         if columns.has_targets:
-            (combine_targets if self._chain.gathers else transform_targets)(finished, self._masks, read)
-        for images, programs in zip(columns.images, finished.programs, strict=True):
-            partners = None if finished.pairing is None else finished.pairing.partners
+            (combine_targets if chain.gathers else transform_targets)(finished, self._masks, read)
+        for images, views in zip(columns.images, programs, strict=True):
             pixels = _restore_dtype(images, read(images))
-            finished.images.append(self._make_views(pixels, len(pixels) // len(images), programs, partners))
+            finished.images.append(self._make_views(pixels, len(pixels) // len(images), views, partners))
         return finished
 
-    def check(self, finished: FinishedColumns, read: ReadImages) -> None:
-        """Check the images of a batch that has been drawn, as `stage` does before it makes them."""
-        for images, programs in zip(finished.columns.images, finished.programs, strict=True):
-            self.stage.check(_restore_dtype(images, read(images)), programs[0])
+    def check(self, columns: Columns, read: ReadImages) -> None:
+        """Check images that are not transformed, as `stage` checks them otherwise."""
+        for images in columns.images:
+            self.stage.check(_restore_dtype(images, read(images)))
 
     def _make_views(
         self, pixels: RaggedImages, frames: int, programs: Sequence[Program], partners: np.ndarray | None
@@ -117,8 +103,6 @@ class BatchTransform:
     def call_modules(self, epoch: int, finished: FinishedColumns) -> None:
         """Call the modules at the end of the transforms on the images, on the current stream. Modules are called once
         for each frame of clips, with this frame of all clips."""
-        if not self._chain.modules:
-            return
         # The seeds depend on the first position of the batch, which is the same when an epoch is resumed.
         key, position = philox.epoch_key(self._seed, epoch), finished.columns.positions[:1]
         for index, views in enumerate(finished.images):

@@ -160,7 +160,13 @@ class Stage:
             ValueError: the images differ in their number of channels, or, with ``ragged="error"``, in size; or they do
                 not fit the program or the transforms (colour transforms accept only uint8).
         """
-        channels = self.check(images, program, view)
+        if len(images) == 0 or len(images) != len(program):
+            raise ValueError(
+                "a batch must have at least one image, and a program for the same number of images, got "
+                f"{len(images)} images and a program for {len(program)}"
+            )
+        channels = self.check(images, view)
+        self._check_sizes(images, program.results_hw, view)
         runner = self._runner(images, view)
         dtype, sizes = runner.finish.dtype, program.results_hw
         threads = _set_threads(self._thread_count)
@@ -251,16 +257,11 @@ class Stage:
             "it must return a tensor whose first axis has one entry per image"
         )
 
-    def check(self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0) -> int:
-        """Check that the images fit the chain and each other; return the number of channels of the results."""
-        if len(images) == 0 or len(images) != len(program):
-            raise ValueError(
-                "a batch must have at least one image, and a program for the same number of images, got "
-                f"{len(images)} images and a program for {len(program)}"
-            )
-        # All images of a planned batch have the same size and number of channels.
-        channel_counts, is_planned = images.shapes[:, 2], isinstance(program, PlannedBatch)
-        if not is_planned and (channel_counts != channel_counts[0]).any():
+    def check(self, images: RaggedImages, view: int = 0) -> int:
+        """Check that the channels of the images fit the chain and each other; return the number of channels of the
+        results."""
+        channel_counts = images.shapes[:, 2]
+        if (channel_counts != channel_counts[0]).any():
             other_row = int((channel_counts != channel_counts[0]).argmax())
             raise ValueError(
                 f"the images of a batch must have the same number of channels, but {images.labels[0]} has "
@@ -268,7 +269,6 @@ class Stage:
                 "channels in the dataset, or use Encoded(…, mode='RGB') for all images"
             )
         channels = int(channel_counts[0])
-        transforms = self._chain.lines[view].transforms
         key = view, channels, images.dtype
         if key not in self._output_channels:
             label = images.labels[0]
@@ -278,12 +278,16 @@ class Stage:
                 out_channels, label if out_channels == channels else f"{label} after all transforms"
             )
             self._output_channels[key] = out_channels
-        channels = self._output_channels[key]
+        return self._output_channels[key]
+
+    def _check_sizes(self, images: RaggedImages, sizes: np.ndarray, view: int) -> None:
+        """Check that all results have one size, if they become one tensor."""
         needs_tensor = bool(self._chain.modules) or self._chain.mixing is not None
         is_dense = self._ragged == "error" or (self._ragged == "views" and needs_tensor)
-        if is_dense and not is_planned and ((sizes := program.results_hw) != sizes[0]).any():
+        if is_dense and len(sizes) > 1 and (sizes != sizes[0]).any():  # of a plan, there is one size
             other_row = int((sizes != sizes[0]).any(axis=1).argmax())
             first_size, other_size = ("×".join(map(str, sizes[row].tolist())) for row in (0, other_row))
+            transforms = self._chain.lines[view].transforms
             turns = [outline.name for transform in transforms for outline in transform.outline if outline.kind is Turn]
             is_turned = turns and (sizes[0] == sizes[other_row, ::-1]).all()
             hint = f" ({turns[-1]} swaps height and width)" if is_turned else ""
@@ -292,7 +296,6 @@ class Stage:
                 f"{images.labels[0]} has {first_size}, {images.labels[other_row]} has {other_size}{hint}; end with a "
                 "crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
             )
-        return channels
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         n, channels, height, width = shape

@@ -73,9 +73,9 @@ def test_batches_that_workers_planned_are_as_on_the_cpu(monkeypatch):
 def test_batches_that_no_worker_planned_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
     """A loop that waits for each batch, as no plan is requested; then also without a slot for the plan."""
     launched, drawn = [], []
-    launch, draw = FusedRunner.launch_planned, BatchTransform.draw
+    launch, draw = FusedRunner.launch_planned, BatchTransform._draw_programs
     monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: launched.append(launch(*given)))
-    monkeypatch.setattr(BatchTransform, "draw", lambda *given: drawn.append(0) or draw(*given))
+    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *given: drawn.append(0) or draw(*given))
     monkeypatch.setattr(Planner, "submit", lambda *given: None)
     if not has_slot:
         monkeypatch.setattr(Planner, "allocate", lambda *given: None)
