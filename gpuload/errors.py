@@ -35,6 +35,7 @@ __all__ = [
     "explain_unknown_arguments",
     "import_optional",
     "one_line",
+    "short_repr",
     "visible",
 ]
 
@@ -234,6 +235,11 @@ def one_line(text: str, limit: int = 300) -> str:
     """Join a message's lines into one escaped line of at most `limit` characters."""
     joined = visible("; ".join(line.strip() for line in text.splitlines() if line.strip()))
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def short_repr(value: Any, limit: int = 100) -> str:
+    """Return the repr of a value for a message, in at most `limit` characters."""
+    return one_line(repr(value), limit)
 
 
 def explain_unknown_arguments(

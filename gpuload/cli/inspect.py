@@ -22,11 +22,10 @@ from gpuload.cli.console import (
     write_text,
 )
 from gpuload.cli.source import default_recipe, load_recipe, open_source
-from gpuload.datasets.files import EXTENSIONS
+from gpuload.datasets.files import EXTENSIONS, FORMAT_BY_ENDING
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
-from gpuload.inspection.files import FORMAT_BY_ENDING
 from gpuload.inspection.measure import measure_files, measure_pixels
 from gpuload.inspection.page import (
     SIDE,

@@ -37,6 +37,8 @@ PLAIN: Final = {
 LISTS: Final = {("datasets.features.features", name) for name in ("List", "LargeList", "Sequence")}
 # Changes of a memory-mapped table that pyarrow alone can replay, as names of pyarrow.Table methods.
 REPLAYABLE: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
+IN_MEMORY: Final = ("datasets.table", "InMemoryTable")
+MAPPED: Final = ("datasets.table", "MemoryMappedTable")
 MAX_UNUSED_BYTES: Final = 64 << 10  # a table is copied if its buffers exceed its own data by more than this
 
 
@@ -168,10 +170,10 @@ class PickledDataset:
                 return positions.get(id(obj)) if isinstance(obj, pa.Table) else None
 
             def reducer_override(self, obj: Any) -> Any:
-                if _is_in_memory(obj) or (_is_mapped(obj) and id(obj.table) in positions):
+                if type_name(obj) == IN_MEMORY or (type_name(obj) == MAPPED and id(obj.table) in positions):
                     # Older versions of `datasets` pickle more than the table.
                     return sys.modules["datasets.table"].InMemoryTable, (obj.table,)
-                return reduce_mapped_table(obj, mappings) if _is_mapped(obj) else super().reducer_override(obj)
+                return reduce_mapped_table(obj, mappings) if type_name(obj) == MAPPED else super().reducer_override(obj)
 
         file = io.BytesIO()
         Pickler(file).dump(dataset)
@@ -210,10 +212,10 @@ def _convert_table(table: Any, columns: list[str], copies: dict[int, pa.Table], 
 
 
 def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappings) -> MappedTable | pa.Table:
-    if _is_mapped(table):
+    if type_name(table) == MAPPED:
         if (file_id := _identify(table, mappings)) is not None:
             return _convert_mapped_table(table, file_id)
-    elif not _is_in_memory(table):
+    elif type_name(table) != IN_MEMORY:
         raise Unsuitable(f"its table is a {'.'.join(type_name(table))}")
     for field in table.table.schema:
         if isinstance(field.type, pa.BaseExtensionType):
@@ -221,14 +223,6 @@ def _convert_block(table: Any, copies: dict[int, pa.Table], mappings: FileMappin
     if id(table.table) not in copies:
         copies[id(table.table)] = _drop_unused_bytes(table.table)
     return copies[id(table.table)]
-
-
-def _is_in_memory(table: Any) -> bool:
-    return type_name(table) == ("datasets.table", "InMemoryTable")
-
-
-def _is_mapped(table: Any) -> bool:
-    return type_name(table) == ("datasets.table", "MemoryMappedTable")
 
 
 def _identify(table: Any, mappings: FileMappings) -> FileId | None:

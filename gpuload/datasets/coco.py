@@ -27,7 +27,7 @@ from gpuload.datasets.sample import MODES, Boxes, Encoded, Keypoints, Mask, Mode
 from gpuload.datasets.scan import LazySequence, Paths
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_options, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
-from gpuload.errors import one_line
+from gpuload.errors import short_repr
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
@@ -431,7 +431,7 @@ def _check_field(
     _check_present(annotations, field, remedy)
     for annotation in annotations:
         if not is_valid(value := annotation[field]):
-            raise ValueError(f"{_describe(annotation)} has {field} {_shorten(value)}, expected {expected}; {remedy}")
+            raise ValueError(f"{_describe(annotation)} has {field} {short_repr(value)}, expected {expected}; {remedy}")
 
 
 def _check_present(annotations: Iterable[Any], field: str, remedy: str) -> None:
@@ -441,7 +441,7 @@ def _check_present(annotations: Iterable[Any], field: str, remedy: str) -> None:
 
 
 def _describe(annotation: Any) -> str:
-    return f"the COCO annotation {annotation.get('id')!r} of image {_shorten(annotation.get('image_id'))}"
+    return f"the COCO annotation {annotation.get('id')!r} of image {short_repr(annotation.get('image_id'))}"
 
 
 def _is_int64(value: Any) -> bool:
@@ -476,10 +476,6 @@ def _is_box(value: Any) -> bool:
     return _are_numbers(value) and len(value) == 4 and value[2] >= 0 and value[3] >= 0
 
 
-def _shorten(value: Any) -> str:
-    return one_line(repr(value), 100)
-
-
 def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
     """Return a warning about the `unmatched` annotations, out of `count`, which refer to an id that is not among `ids`;
     "" if there are none.
@@ -490,9 +486,9 @@ def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collec
     if not unmatched:
         return ""
     kinds = {"image_id": "images", "category_id": "categories"}[field]
-    examples = ", ".join([_shorten(key) for key in list(ids)[:3]] + ["…"] * (len(ids) > 3))
+    examples = ", ".join([short_repr(key) for key in list(ids)[:3]] + ["…"] * (len(ids) > 3))
     detail = (
-        f"annotation {_shorten(unmatched[0].get('id'))} has {field} {_shorten(unmatched[0].get(field))}, but "
+        f"annotation {short_repr(unmatched[0].get('id'))} has {field} {short_repr(unmatched[0].get(field))}, but "
         f"{f'the ids of {kinds} are {examples}' if ids else f'there are no {kinds}'}. Correct the {field}, or remove "
         "such annotations from the file"
     )
@@ -522,7 +518,7 @@ def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
     return (
         f"{len(affected):,} of the {len(annotations):,} annotations in {source} have no polygons, or polygons of "
         f"fewer than three points, which have no area and are ignored; {empty_count:,} of them have no other polygon, "
-        f"so their masks are empty. The first is annotation {_shorten(affected[0].get('id'))}. Correct the polygons, "
+        f"so their masks are empty. The first is annotation {short_repr(affected[0].get('id'))}. Correct the polygons, "
         "or remove them from the file"
     )
 
@@ -560,8 +556,8 @@ def _decode_mask(annotation: Any, height: int, width: int, selection_call: str) 
         for polygon in segmentation:
             if not _is_list(polygon):
                 raise ValueError(
-                    f"{name} has the polygon {_shorten(polygon)}; expected a list of polygons, each a list of numbers "
-                    f"below {MAX_COORDINATE}"
+                    f"{name} has the polygon {short_repr(polygon)}; expected a list of polygons, each a list of "
+                    f"numbers below {MAX_COORDINATE}"
                 )
             if len(polygon) % 2:
                 raise ValueError(
@@ -582,8 +578,8 @@ def _decode_mask(annotation: Any, height: int, width: int, selection_call: str) 
         lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpack_runs(runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
-            f"{name} has the segmentation {_shorten(segmentation)}; expected polygons, or run lengths with counts and "
-            f"size: {error}"
+            f"{name} has the segmentation {short_repr(segmentation)}; expected polygons, or run lengths with counts "
+            f"and size: {error}"
         ) from error
     if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
         raise ValueError(

@@ -22,6 +22,7 @@ from gpuload.errors import DecodeError
 
 __all__ = [
     "EXTENSIONS",
+    "FORMAT_BY_ENDING",
     "MAX_BYTES",
     "MAX_PIXELS",
     "DiskReads",
@@ -61,6 +62,12 @@ STARTS: Final[dict[str, tuple[bytes, ...]]] = {
     "JPEG2000": (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n"),
     "QOI": (b"qoif",),
 }
+
+# The format that each file name ending implies. Endings are compared in lower case.
+FORMAT_BY_ENDING: Final = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
+    ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
+}  # fmt: skip
 
 # Files that are often found in place of images: the first bytes, then the kind of file and a remedy. Text is compared
 # in lower case, without leading whitespace.

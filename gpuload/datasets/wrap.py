@@ -22,7 +22,7 @@ from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
 from gpuload.datasets.kinds import check_dataset, is_iterable, type_name
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Paths
-from gpuload.errors import one_line
+from gpuload.errors import short_repr
 
 __all__ = ["WrappedFolder", "wrap"]
 
@@ -209,7 +209,7 @@ def _check_transforms(dataset: Any, prefix: str) -> None:
     for name, function in (("transform", dataset.transform), ("transforms", joint_fn)):
         if function is not None:
             raise TypeError(
-                f"{prefix} with {name}={one_line(repr(function), 100)}, which takes decoded images: replace it with "
+                f"{prefix} with {name}={short_repr(function)}, which takes decoded images: replace it with "
                 "gpuload.transforms in Loader(transforms=…), and pass the dataset without it"
             )
 
@@ -217,7 +217,7 @@ def _check_transforms(dataset: Any, prefix: str) -> None:
 def _check_loader(loader: Any, prefix: str) -> None:
     if (getattr(loader, "__module__", None), getattr(loader, "__name__", None)) not in LOADERS:
         raise TypeError(
-            f"{prefix} with loader={one_line(repr(loader), 100)}, which would be bypassed. If it only reads an "
+            f"{prefix} with loader={short_repr(loader)}, which would be bypassed. If it only reads an "
             "image, set dataset.loader = gpuload.read; otherwise, make the dataset return gpuload.Image(array), and "
             "omit wrap()"
         )

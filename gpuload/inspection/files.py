@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.datasets.files import FORMAT_BY_ENDING
 from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import (
@@ -30,12 +31,12 @@ from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "FORMAT_BY_ENDING", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
+    "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
     "ROW", "SAMPLINGS", "InspectedImages", "SelectedImages", "class_name_of", "find_image", "inspect_file",
     "measure_pixels",
 ]  # fmt: skip
 
-FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
+FORMATS: Final = ("?", *dict.fromkeys(FORMAT_BY_ENDING.values()), "array")
 MODES: Final = (
     "?", "1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I;16", "I;16B", "I;16L", "I",
     "F", "other",
@@ -43,11 +44,6 @@ MODES: Final = (
 SAMPLINGS: Final = ("", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "other")
 FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
-}  # fmt: skip
-# The format that each file name ending implies, for comparison with the content. Endings are compared in lower case.
-FORMAT_BY_ENDING: Final = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
-    ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
 GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 means that the row is not filled in yet
 KINDS: Final = ("progressive", "restart_markers", "profile", "alpha", "deep", "misnamed")

@@ -28,7 +28,7 @@ from hashlib import sha256
 from itertools import chain, zip_longest
 from typing import Any, Final
 
-from gpuload.errors import GpuloadError
+from gpuload.errors import GpuloadError, short_repr
 from gpuload.packing.durable import WORK_FOLDER, read_json
 
 __all__ = [
@@ -54,7 +54,6 @@ READERS: Final = {
 }
 LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
 NUMBER_LIMIT: Final = 1 << 62
-MAX_SHOWN: Final = 100  # characters of a value in messages
 
 DIGEST: Final = re.compile("[0-9a-f]{64}")
 TEXT: Final = re.compile(".*", re.DOTALL)
@@ -103,12 +102,6 @@ def _describe(schema: Any) -> str:
     if isinstance(schema, type):
         return {int: "a number", str: "text", bool: "true or false", list: "a list"}[schema]
     return repr(schema)
-
-
-def short_repr(value: Any) -> str:
-    """Return the repr of a value for messages, shortened if necessary."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:

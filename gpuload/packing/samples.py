@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.files import sniff
+from gpuload.datasets.files import FORMAT_BY_ENDING, sniff
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask, plain_meta
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
@@ -32,10 +32,7 @@ __all__ = ["FAILURES", "UnfitSample", "array_entry_of", "fields_of", "read_sampl
 FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # errors that concern a single sample
 CHUNK: Final = 32  # samples per request
 
-EXTENSIONS: Final = {
-    "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "AVIF": "avif",
-    "JPEG2000": "jp2", "PPM": "ppm", "QOI": "qoi",
-}  # fmt: skip
+EXTENSIONS: Final = {name: ending[1:] for ending, name in reversed(FORMAT_BY_ENDING.items())}  # the first of each
 
 
 def read_samples(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:

@@ -21,7 +21,6 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.drafts import replace_when_done
-from gpuload.datasets.stores.store import read_npy_header
 
 __all__ = ["cache_folder", "load_or_build"]
 
@@ -102,7 +101,8 @@ def _read(path: str, identity: bytes) -> Arrays | None:
         arrays: Arrays = {}
         for entry in file.infolist()[1:]:
             with file.open(entry) as member:
-                shape, _, dtype = read_npy_header(member)
+                np.lib.format.read_magic(member)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
                 arrays[entry.filename] = np.frombuffer(bytearray(member.read()), dtype).reshape(shape)
         return arrays
 

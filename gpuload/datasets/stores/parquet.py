@@ -31,7 +31,6 @@ from gpuload.datasets.stores.opening import (
     without_query,
 )
 from gpuload.datasets.stores.store import (
-    Patterns,
     Store,
     absolute_path,
     as_list,
@@ -92,7 +91,7 @@ class Parquet(Store):
     @dataset_arguments
     def __init__(
         self,
-        paths: Patterns,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
         image: str = "image.bytes",
         target: str | None = "label",
