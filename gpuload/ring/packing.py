@@ -18,9 +18,9 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ __all__ = [
 ALIGN = 64  # the alignment of entries in a slot, in bytes
 ALIGNMENT: Final = 16  # the alignment of small arrays in one buffer, in bytes; a GPU's vector loads need it
 MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
+Name = TypeVar("Name")
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
 Span = tuple[int, int, str]  # the location of an array: offset and length in bytes, and the name of its numpy dtype
 # Dtypes that numpy lacks, each with the numpy dtype that holds its bits.
@@ -152,20 +153,21 @@ def _rows_to_list(rows: Rows) -> list[int] | None:
     return None if rows is None else rows.tolist()
 
 
-def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
+def spans_of(entries: Mapping[Name, Sequence[np.ndarray]]) -> tuple[dict[Name, Span], int]:
     """Lay out entries consecutively; each entry is a group of arrays of one dtype. Return the entries' spans and the
     end offset of the last span."""
-    spans, position = [], 0
-    for arrays in entries:
+    spans, position = {}, 0
+    for name, arrays in entries.items():
         nbytes = sum([array.nbytes for array in arrays])
-        spans.append((position, nbytes, arrays[0].dtype.name))
+        spans[name] = position, nbytes, arrays[0].dtype.name
         position = align(position + nbytes, ALIGNMENT)
     return spans, position
 
 
-def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span], memory: np.ndarray) -> None:
+def write_arrays(entries: Mapping[Name, Sequence[np.ndarray]], spans: Mapping[Name, Span], memory: np.ndarray) -> None:
     """Write the arrays of entries to their spans in `memory`, uint8."""
-    for arrays, (position, _, _) in zip(entries, spans, strict=True):
+    for name, arrays in entries.items():
+        position = spans[name][0]
         for array in arrays:
             np.ndarray(array.shape, array.dtype, memory, position)[...] = array
             position += array.nbytes

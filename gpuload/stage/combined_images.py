@@ -43,7 +43,7 @@ def gather(
     program: Program,
     windows_tlhw: tuple[np.ndarray, ...],
     outputs: Outputs,
-    late_program: None,
+    late_program: Program | None,
 ) -> None:
     """Apply the only record of a program that combines images. This function has the interface of
     `gpuload.stage.backend.LevelRunner`, but never finishes images; `images` must be complete."""

@@ -327,11 +327,11 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def upload_arrays(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
     """Upload arrays in a single copy, because each copy takes about ten microseconds, however small it is. An entry can
     be a sequence of arrays of one dtype, which are concatenated into one flat tensor."""
-    entries = [entry if isinstance(entry, Sequence) else [entry] for entry in arrays]
+    entries = {index: entry if isinstance(entry, Sequence) else [entry] for index, entry in enumerate(arrays)}
     spans, nbytes = spans_of(entries)
     flat = np.empty(nbytes, np.uint8)
     write_arrays(entries, spans, flat)
-    tensors = view_arrays(upload(flat, device), dict(enumerate(spans)))
+    tensors = view_arrays(upload(flat, device), spans)
     return [
         tensor if isinstance(entry, Sequence) or entry.ndim == 1 else tensor.view(entry.shape)
         for entry, tensor in zip(arrays, tensors.values(), strict=True)

@@ -101,15 +101,13 @@ class Planner:
             )
         except Exception:  # the stage will raise it again, and can name the image
             return
-        arrays = list(entries.values())
-        spans, nbytes = spans_of(arrays)
+        spans, nbytes = spans_of(entries)
         slot = self.allocate(nbytes, usual_bytes)
         if slot is None:
             return
         data = self._ring.view(slot)[:nbytes]
-        write_arrays(arrays, spans, data)
-        locations = dict(zip(entries, spans, strict=True))
-        batch.planned = PlannedBatch([], columns, None, slot, data, plan, locations, size_hw)
+        write_arrays(entries, spans, data)
+        batch.planned = PlannedBatch([], columns, None, slot, data, plan, spans, size_hw)
 
     def allocate(self, nbytes: int, usual_bytes: int) -> Slot | None:
         """Return a free slot for a plan of `nbytes` bytes, of at least `usual_bytes` bytes, so that chunks can use it
@@ -170,12 +168,12 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         plan, entries, size_hw = plan_images(job, request.epoch, request.positions, images, columns.values)
     except Exception:  # the main process will raise it again, and can name the batch
         return make_reply(Status.UNWANTED)
-    spans, end = spans_of(list(entries.values()))
-    columns.plan = plan, dict(zip(entries, spans, strict=True)), size_hw
+    spans, end = spans_of(entries)
+    columns.plan = plan, spans, size_hw
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.is_written:
         return make_reply(Status.TOO_LARGE, packed.nbytes)
-    write_arrays(list(entries.values()), spans, slot)
+    write_arrays(entries, spans, slot)
     return make_reply(Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
 
 
