@@ -64,7 +64,7 @@ def argument(
     return field(default=default, compare=compare, kw_only=kw_only, metadata=metadata)
 
 
-def check_field(declared: Field[Any], name: str, value: Any) -> Any:
+def check_field(declared: Field[Any], name: str, value: object) -> Any:
     """Return the value of a field, checked if the field declares a check."""
     if "check" not in declared.metadata or (value is None and declared.metadata["optional"]):
         return value
@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: object) -> bool:
     """Return whether a value is a list, a tuple, an array or another sequence, but not a string."""
     if getattr(value, "ndim", 1) == 0:  # a scalar array or tensor
         return False
@@ -93,7 +93,7 @@ def is_sequence(value: Any) -> bool:
     )
 
 
-def integer(name: str, value: Any, **bounds: float) -> int:
+def integer(name: str, value: object, **bounds: float) -> int:
     """Return the value as an int, within bounds as for `finite_number`."""
     result = plain(value)
     if isinstance(result, bool) or not isinstance(result, Integral):
@@ -102,7 +102,7 @@ def integer(name: str, value: Any, **bounds: float) -> int:
     return int(result)
 
 
-def number(name: str, value: Any) -> int | float:
+def number(name: str, value: object) -> int | float:
     """Return the value as an int if it is an integer, else as a float, which can be infinite or NaN."""
     plain_value = plain(value)
     if isinstance(plain_value, bool) or not isinstance(plain_value, Real):
@@ -110,7 +110,7 @@ def number(name: str, value: Any) -> int | float:
     return int(plain_value) if isinstance(plain_value, Integral) else float(plain_value)
 
 
-def finite_number(name: str, value: Any, **bounds: float) -> float:
+def finite_number(name: str, value: object, **bounds: float) -> float:
     """Return the value as a float; raise a ValueError unless minimum ≤ value ≤ maximum and above < value < below."""
     result = float(number(name, value))
     if not math.isfinite(result):
@@ -137,7 +137,7 @@ def _check_bounds(
 probability: Final = partial(finite_number, minimum=0, maximum=1)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return the value as a bool. The numbers 0 and 1 are flags too, as for torch; a string is not, since
     bool("no") is True."""
     result = plain(value)
@@ -187,20 +187,20 @@ def interval(name: str, value: Any, **options: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def string(name: str, value: Any) -> str:
+def string(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise _type_error(name, "a string", value)
     return value
 
 
-def strings(name: str, value: Any) -> tuple[str, ...]:
+def strings(name: str, value: object) -> tuple[str, ...]:
     """Return a list of strings, or another collection, as a tuple; a single string is refused."""
     if isinstance(value, str) or not isinstance(value, Collection):
         raise _type_error(name, "a list of strings", value)
     return tuple(string(name, entry) for entry in value)
 
 
-def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+def mapping(name: str, value: object) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise _type_error(name, "a dict", value)
     return value
@@ -214,7 +214,7 @@ def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
     return value
 
 
-def keyword_or(name: str, value: Any, *, keyword: str, otherwise: Callable[..., Any], **options: Any) -> Any:
+def keyword_or(name: str, value: object, *, keyword: str, otherwise: Callable[..., object], **options: object) -> Any:
     """Return the value if it is the string `keyword`, and the result of the check `otherwise` if it is not."""
     if isinstance(value, str) and value == keyword:
         return value
@@ -227,17 +227,17 @@ def function(name: str, value: T) -> T:
     return value
 
 
-def instance(name: str, value: Any, cls: type[T]) -> T:
+def instance(name: str, value: object, cls: type[T]) -> T:
     """Return the value if it is an instance of a class of gpuload."""
     if not isinstance(value, cls):
         raise _type_error(name, f"a gpuload.{cls.__name__}", value)
     return value
 
 
-def optional(check: Callable[..., T], name: str, value: Any, **options: Any) -> T | None:
+def optional(check: Callable[..., T], name: str, value: object, **options: object) -> T | None:
     """Return the result of a check; None is allowed too."""
     return None if value is None else check(name, value, **options)
 
 
-def _type_error(name: str, expected: str, value: Any) -> TypeError:
+def _type_error(name: str, expected: str, value: object) -> TypeError:
     return TypeError(f"{name} must be {expected}, got {value!r} ({type(value).__name__})")

@@ -279,12 +279,12 @@ class Assembly:
             raise _collate_error(columns, problem, "", error_class_names(error), hint) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
-    def _move_to_device(self, value: Any) -> Any:
+    def _move_to_device(self, value: object) -> Any:
         """Copy a collated batch's tensors to the device. Other objects stay on the host; with the option `pin_memory`,
         their ``pin_memory()`` is called."""
         return tree_map(self._move_leaf, value)
 
-    def _move_leaf(self, leaf: Any) -> Any:
+    def _move_leaf(self, leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self._move(leaf)
         pin_memory: Any = getattr(leaf, "pin_memory", None)
@@ -348,7 +348,7 @@ def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence
     )
 
 
-def _find_tensors(value: Any, depth: int = MAX_DEPTH) -> list[torch.Tensor]:
+def _find_tensors(value: object, depth: int = MAX_DEPTH) -> list[torch.Tensor]:
     """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]

@@ -195,7 +195,7 @@ class Augment(torch.nn.Module):
 
     @torch.compiler.disable  # random parameters depend on the module's state, not only on the arguments
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, *batch: Any, positions: Any = None, epoch: int | None = None
+        self, *batch: object, positions: object = None, epoch: int | None = None
     ) -> Any:
         """Augment a batch.
 
@@ -426,7 +426,7 @@ def _mask_pixels(tree: BatchTree, device: torch.device, column: ImageColumn) -> 
     return pack_masks(tree_map(partial(_to_device, device=device), masks))[0]
 
 
-def _check_positions(positions: Any, count: int, default: range) -> np.ndarray:
+def _check_positions(positions: object, count: int, default: range) -> np.ndarray:
     """Return validated positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; pass them on the CPU, to avoid waiting for the device")
@@ -442,7 +442,7 @@ def _add_index(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _to_device(value: Any, device: torch.device, *, pins_memory: bool = False) -> Any:
+def _to_device(value: object, device: torch.device, *, pins_memory: bool = False) -> Any:
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
     the memory is page-locked; with `pins_memory`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):

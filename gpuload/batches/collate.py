@@ -101,12 +101,12 @@ class BatchOptions:
         return self.collate_fn is not None or self.single
 
 
-def unwrap(value: Any) -> Any:
+def unwrap(value: object) -> Any:
     """Return a value as the dataset returned it, with metadata as plain objects."""
     return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
-def keep_meta(value: Any) -> Any:
+def keep_meta(value: object) -> Any:
     """Return a value as the dataset returned it, with metadata still in `MetaInt` and the like."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
@@ -140,11 +140,11 @@ class FinishedColumns:
         """Return the programs for the first column of images, one per view."""
         return self.programs[0] if self.programs else ()
 
-    def combine_views(self, results: Sequence[Any]) -> Any:
+    def combine_views(self, results: Sequence[object]) -> Any:
         """Return the batch's entry for one result per view: a list, or the only result without a `MultiView`."""
         return list(results) if self.has_views else results[0]
 
-    def split_views(self, entries: Sequence[Any]) -> list[list[Any]]:
+    def split_views(self, entries: Sequence[object]) -> list[list[Any]]:
         """Return the parts of each view of entries from `combine_views`."""
         return [list(view) for view in zip(*entries, strict=True)] if self.has_views else [list(entries)]
 
@@ -162,7 +162,7 @@ class FinishedColumns:
                         results.append(view[position])
                 self.cells[leaf][row] = self.combine_views(results)
 
-    def cell(self, row: int, leaf: int, to_plain: Callable[[Any], Any] = unwrap) -> Any:
+    def cell(self, row: int, leaf: int, to_plain: Callable[[Any], object] = unwrap) -> Any:
         """Return the finished leaf of a row, or its value as the dataset returned it."""
         cells = self.cells.get(leaf, {})
         return cells[row] if row in cells else to_plain(self.columns.values[leaf].get(row))
@@ -175,7 +175,7 @@ class FinishedColumns:
             return list(map(keep_meta, column.values) if TensorBits in set(map(type, column.values)) else column.values)
         return [self.cell(row, leaf, keep_meta) for row, leaf in enumerate(leaves)]
 
-    def samples(self, to_plain: Callable[[Any], Any] = unwrap) -> list[Any]:
+    def samples(self, to_plain: Callable[[Any], object] = unwrap) -> list[Any]:
         """Rebuild the samples one by one. `to_plain` is applied to values that are not finished."""
         columns = self.columns
         rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
@@ -357,7 +357,10 @@ def _describe_sample(outline: Outline, structure: Structure) -> str:
 
 
 def _collate_column(
-    column: Sequence[Any], get_field_name: Callable[[], str], to_device: ToDevice, get_sample_name: Callable[[int], str]
+    column: Sequence[object],
+    get_field_name: Callable[[], str],
+    to_device: ToDevice,
+    get_sample_name: Callable[[int], str],
 ) -> Any:
     types = set(map(type, column))
     if not types.isdisjoint(META):
@@ -425,11 +428,11 @@ def _find_remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str
     return "return values of one shape, of types that torch's default_collate knows"
 
 
-def _describe_kind(value: Any) -> str:
+def _describe_kind(value: object) -> str:
     return f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def convert_arrays(value: Any, name: Callable[[], str]) -> Any:
+def convert_arrays(value: object, name: Callable[[], str]) -> Any:
     """Convert the arrays in a sample, or in a part of it, to tensors, like `default_convert`.
 
     Raises:

@@ -173,7 +173,7 @@ class BatchTree:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
         return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
 
-    def rebuild(self, values: Sequence[Any]) -> Any:
+    def rebuild(self, values: Sequence[object]) -> Any:
         """Return a tree with the batch's structure and these values as leaves."""
         return _rebuild(self._structure, iter(values))
 
@@ -195,7 +195,7 @@ class BatchTree:
             )
 
 
-def _fold_lists(node: Structure, values: Iterator[Any], folded_leaves: list[tuple[Any, bool]]) -> Structure:
+def _fold_lists(node: Structure, values: Iterator[object], folded_leaves: list[tuple[Any, bool]]) -> Structure:
     """Return the structure in which each list of images, targets or other values is a single leaf, and each list of
     dicts is one dict of lists. Lists that contain batched values keep their structure. Append each leaf, and whether it
     is per image, to `folded_leaves`."""
@@ -232,7 +232,7 @@ def _sample_structure(node: Structure) -> Structure:
     return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_sample_structure, children)))
 
 
-def _rebuild(node: Structure, values: Iterator[Any]) -> Any:
+def _rebuild(node: Structure, values: Iterator[object]) -> Any:
     if node == LEAF:
         return next(values)
     kind, _, container, children = node  # a `PER_IMAGE` node has the kind of its container in place of keys
@@ -252,11 +252,11 @@ def _check_names(images: Set[str], located: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def _has_target(value: Any) -> bool:
+def _has_target(value: object) -> bool:
     return _is_target(value[0] if isinstance(value, list) and value else value)
 
 
-def _kind_of(value: Any, path: str) -> str:
+def _kind_of(value: object, path: str) -> str:
     """Return the kind of a leaf.
 
     Raises:
@@ -294,12 +294,12 @@ def _kind_of(value: Any, path: str) -> str:
     return "images"
 
 
-def _is_target(value: Any) -> bool:
+def _is_target(value: object) -> bool:
     kind = type(value)
     return kind.__name__ in TARGETS and kind.__module__.startswith(("gpuload.", "torchvision.tv_tensors"))
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: object) -> bool:
     has_image_shape = isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype in IMAGE_DTYPES
     return has_image_shape and not _is_target(value)
 

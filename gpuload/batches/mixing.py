@@ -103,7 +103,7 @@ def half_batch_numbers(rows: np.ndarray, count: int) -> np.ndarray:
     return 2 * (rows % half) + rows // half
 
 
-def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
+def find_labels(batch: object, getter: Callable[[Any], Any] | str) -> Any:
     """Return the labels in a batch, found by a function or at the default locations of torchvision's `labels_getter`.
 
     The default is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second
@@ -129,7 +129,7 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     )
 
 
-def soften(batch: Any, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
+def soften(batch: object, pairing: Pairing, name_of: Callable[[int], str]) -> Any:
     """Return the batch with mixed labels, float (N, num_classes).
 
     Args:

@@ -105,7 +105,7 @@ def keep(*names: str | int, collate_fn: Callable[[Sequence[Any]], Any] | None = 
     return partial(_keep, names=tuple(map(str, names)), collate_fn=collate_fn or partial(pad_collate, only=()))
 
 
-def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callable[[Sequence[Any]], Any]) -> Any:
+def _keep(samples: Sequence[object], *, names: Collection[str], collate_fn: Callable[[Sequence[Any]], Any]) -> Any:
     folded = []
     for row, sample in enumerate(samples):
         unfolded: list[Any] = []
@@ -121,7 +121,7 @@ def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callabl
 
 
 def pad_collate(
-    samples: Sequence[Any],
+    samples: Sequence[object],
     *,
     only: Collection[str] | None = None,
     to: Shape | Mapping[str, Shape] | None = None,
@@ -199,7 +199,7 @@ def _check_names(function: str, target: str, example: str, names: Sequence[Any])
         raise TypeError(f"{function}() needs the names of the {target}, as in {example}, got {names}")
 
 
-def _check_options(to: Any, value: Any) -> None:
+def _check_options(to: object, value: object) -> None:
     for label, sizes in _label_entries("to", to):
         if sizes is not None and not is_sequence(sizes):
             raise TypeError(f"{label} must be a tuple with one size (or None) per axis, got {sizes!r}")
@@ -209,7 +209,7 @@ def _check_options(to: Any, value: Any) -> None:
         number(label, fill)
 
 
-def _label_entries(option: str, argument: Any) -> list[tuple[str, Any]]:
+def _label_entries(option: str, argument: object) -> list[tuple[str, Any]]:
     if isinstance(argument, Mapping):
         return [(f"{option}[{name!r}]", entry) for name, entry in argument.items()]
     return [(option, argument)]
@@ -219,7 +219,7 @@ class _Numbers(list[Any]):
     """A list of numbers that is a single leaf."""
 
 
-def _collect_columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
+def _collect_columns(samples: Sequence[object], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
     """Return the common structure of the samples, and the values of each leaf. Each list whose name is in `lists` is
     one leaf."""
     if not len(samples):
@@ -244,9 +244,9 @@ def _collect_columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[St
 
 def _fold(
     structure: Structure,
-    unfolded: Sequence[Any],
+    unfolded: Sequence[object],
     names: Collection[str],
-    leaf_of: Callable[[Any], Any],
+    leaf_of: Callable[[Any], object],
     kinds: Collection[str] | None = None,
 ) -> tuple[Structure, list[Any]]:
     """Fold each node that has one of these names into one leaf, created by `leaf_of`. Fold only containers of these
@@ -267,7 +267,7 @@ def _fold(
     return fold(structure, ()), leaves
 
 
-def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Padded:
+def _pad(column: Sequence[object], name: str, to: Shape | None, value: float) -> Padded:
     import torch
 
     tensors = _to_tensors(column, name)
@@ -303,7 +303,7 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     return Padded(data, sizes, padding)
 
 
-def _to_tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
+def _to_tensors(column: Sequence[object], name: str) -> list[torch.Tensor]:
     """Convert the arrays and lists of a leaf to tensors with the same number of axes and the same dtype."""
     tensors = [_to_tensor(leaf, name, row) for row, leaf in enumerate(column)]
     non_empty = next((tensor for tensor in tensors if _count_axes(tensor) and len(tensor)), None)
@@ -357,7 +357,7 @@ def _count_axes(leaf: Any) -> int:
     return leaf.ndim if isinstance(leaf, np.ndarray) or is_tensor(leaf) else 0
 
 
-def remedy_for(value: Any) -> str | None:
+def remedy_for(value: object) -> str | None:
     """Return a remedy for an array whose dtype torch does not support; None for anything else."""
     if not isinstance(value, np.ndarray):
         return None

@@ -108,7 +108,7 @@ RowCallback = Callable[[Row], Row]  # reports progress with a row, and returns t
 Pairs = list[tuple[Row, Row]]  # one pair per round: gpuload's row, then the DataLoader's
 
 
-def images_of(batch: Any) -> torch.Tensor:
+def images_of(batch: object) -> torch.Tensor:
     """Return the images of a batch: its first tensor with at least 4 axes, or else its first tensor.
 
     Raises:
@@ -121,7 +121,7 @@ def images_of(batch: Any) -> torch.Tensor:
     return images
 
 
-def repeat_epochs(loader: Iterable[Any]) -> Iterator[Any]:
+def repeat_epochs(loader: Iterable[object]) -> Iterator[Any]:
     """Yield the batches of one epoch after another. Raise ValueError if an epoch has no images."""
     while True:
         image_count = 0
@@ -193,12 +193,12 @@ class Bench:
                 yield repeat_epochs(loader), loader
                 self.failed.update(record.index for record in loader.errors)
 
-    def _record_failures(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+    def _record_failures(self, loader: Iterable[object]) -> Iterator[torch.Tensor]:
         for images, failed in repeat_epochs(loader):
             self.failed.update(failed)
             yield images
 
-    def measure(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
+    def measure(self, row: Row, batches: Iterator[object], *, skip: int = 0) -> Row:
         """Copy batches to the device, and return the row with its rate and cost. The first `skip` batches do not
         count."""
         self._copy_batches(batches, skip)
@@ -210,7 +210,7 @@ class Bench:
         wall_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(os.getpid()) - cpu_before_s
         return replace(row, images_per_s=image_count / wall_s, cpu_s_per_1000=1000 * cpu_s / image_count)
 
-    def _copy_batches(self, batches: Iterator[Any], count: int) -> int:
+    def _copy_batches(self, batches: Iterator[object], count: int) -> int:
         """Copy the next `count` batches to the device, and return the number of images."""
         return sum(len(images_of(next(batches)).to(self.device, non_blocking=True)) for _ in range(count))
 

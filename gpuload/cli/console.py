@@ -132,7 +132,7 @@ def select_device(name: str | None) -> Any:
     return device
 
 
-def write_json(path: str, value: Mapping[str, Any]) -> None:
+def write_json(path: str, value: Mapping[str, object]) -> None:
     """Write JSON to a file; ``-`` is stdout."""
     text = json.dumps(value, indent=2) + "\n"
     if path == "-":

@@ -129,7 +129,7 @@ def _unique_names(data: Sequence[str]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(data, 1)]
 
 
-def _count_ignored(dataset: Any, endings: str | None) -> dict[str, int]:
+def _count_ignored(dataset: object, endings: str | None) -> dict[str, int]:
     root, kind = getattr(dataset, "root", None), type(dataset).__name__
     if kind not in ("ImageFolder", "ImageFiles") or not isinstance(root, str) or is_url(root):
         return {}

@@ -99,7 +99,7 @@ class Pictures(torch.utils.data.Dataset):
         return np.array(Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).convert("RGB"))
 
 
-def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
+def data_loader(dataset: object, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
     """Return a shuffled DataLoader of `Pictures` with persistent workers, whose batches come from `collate`."""
     return torch.utils.data.DataLoader(
         Pictures(dataset),

@@ -175,7 +175,7 @@ class Cached(View):
         return f"Cached({self.dataset!r}, bytes_limit={self._location.limit_bytes}, where={self.where!r})"
 
 
-def _check(dataset: Any, bytes_limit: int, where: str, path: Any, version: Any) -> None:
+def _check(dataset: object, bytes_limit: int, where: str, path: object, version: object) -> None:
     check_dataset(dataset)
     name = type(dataset).__name__
     if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -222,11 +222,11 @@ class _Identity(pickle.Pickler):
 
     stamps: list[Any]
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, Cached):
             return Cached, (obj.dataset,)
         if isinstance(obj, Store):
-            attributes: Any = vars(obj)
+            attributes: object = vars(obj)
             paths = [obj.path, attributes.get("_file"), *attributes.get("files", ())]
             self.stamps += [_stamp(path) for path in paths if path]
         return NotImplemented
@@ -241,7 +241,7 @@ def _unpack_current(packed: memoryview) -> tuple[list[Any], Any] | None:
         return None
 
 
-def _encoded_images(sample: Any) -> list[Encoded]:
+def _encoded_images(sample: object) -> list[Encoded]:
     leaves: list[Any] = []
     flatten(sample, leaves)
     images = [leaf.array if isinstance(leaf, Mask) else leaf for leaf in leaves]
@@ -340,7 +340,7 @@ def _is_packable(tensor: Any) -> bool:
     return not is_special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
-def _rebuild(description: Any, blobs: Iterator[memoryview]) -> Any:
+def _rebuild(description: object, blobs: Iterator[memoryview]) -> Any:
     if not isinstance(description, list):
         return description
     kind, *parts = description

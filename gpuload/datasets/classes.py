@@ -57,7 +57,7 @@ def class_names(classes: Classes | None) -> list[str] | None:
     return [str(name) for name in names]
 
 
-def _names_by_label(class_to_idx: Mapping[Any, Any]) -> list[Any]:
+def _names_by_label(class_to_idx: Mapping[Any, object]) -> list[Any]:
     """Return the names of torchvision's `class_to_idx` in the order of their labels."""
     names_by_label = {label: name for name, label in class_to_idx.items()}
     if set(names_by_label) != set(range(len(class_to_idx))):
@@ -102,7 +102,7 @@ def warn_of_class_conflicts(datasets: Sequence[Any]) -> None:
                 return
 
 
-def _class_names_of(dataset: Any) -> dict[Any, Any]:
+def _class_names_of(dataset: object) -> dict[Any, Any]:
     names, categories = (getattr(dataset, name, None) for name in ("classes", "categories"))
     if isinstance(names, list):
         return dict(enumerate(names))

@@ -412,7 +412,7 @@ def _count_points(annotations: Collection[Any], remedy: str) -> int:
     return next(iter(counts), 0) // 3
 
 
-def check_selection(annotations: Any, argument_name: str = "annotations") -> Any:
+def check_selection(annotations: object, argument_name: str = "annotations") -> Any:
     """Check and return the argument `annotations` of `wrap`; `argument_name` is its name in messages."""
     if annotations is None or annotations == "raw":
         return annotations
@@ -444,7 +444,7 @@ def _describe(annotation: Any) -> str:
     return f"the COCO annotation {annotation.get('id')!r} of image {short_repr(annotation.get('image_id'))}"
 
 
-def _is_int64(value: Any) -> bool:
+def _is_int64(value: object) -> bool:
     return _as_int64(value) is not None
 
 
@@ -500,7 +500,7 @@ def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collec
     )
 
 
-def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
+def _is_known_id(value: object, ids: Collection[Any]) -> bool:
     return isinstance(value, Hashable) and value in ids  # the file's value may be a list
 
 
@@ -624,7 +624,7 @@ class JsonLists(LazySequence[Any]):
         return json.loads(self.texts[index])
 
 
-def _pack_json(values: Iterable[Any]) -> Paths:
+def _pack_json(values: Iterable[object]) -> Paths:
     return Paths.pack_relative("", [json.dumps(value, separators=(",", ":")).encode() for value in values])
 
 

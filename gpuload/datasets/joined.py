@@ -26,7 +26,7 @@ MAX_DEPTH: Final = 8  # maximum depth of the search in nested datasets
 class Dataset:
     """The base class of gpuload's map-style datasets."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in ("transform", "transforms"):
             raise ValueError(f"{name} would have no effect on a gpuload dataset; pass transforms=[…] to the Loader")
         super().__setattr__(name, value)
@@ -37,7 +37,7 @@ class Dataset:
     def __getitem__(self, index: SupportsIndex) -> Any:
         raise NotImplementedError
 
-    def __add__(self, other: Any) -> Joined:
+    def __add__(self, other: object) -> Joined:
         """Concatenate this dataset with another map-style dataset."""
         return Joined([self, other]) if is_map_style(other) else NotImplemented
 
@@ -140,7 +140,7 @@ class Joined(Dataset):
             readers |= {position: partial(read, i) for i, position in enumerate(positions)}
         return lambda position: readers[position]()
 
-    def __add__(self, other: Any) -> Joined:
+    def __add__(self, other: object) -> Joined:
         return Joined([*self.datasets, other]) if is_map_style(other) else NotImplemented
 
     def __repr__(self) -> str:
@@ -209,11 +209,11 @@ class Mapped(View):
         return repr(self.dataset) + "".join(f".map({name})" for name in names)
 
 
-def is_map_style(dataset: Any) -> bool:
+def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, str | dict)
 
 
-def walk_datasets(dataset: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+def walk_datasets(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Any]:
     """Yield a dataset and all datasets inside it, down to `depth` levels."""
     yield dataset
     attributes = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}

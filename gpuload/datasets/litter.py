@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 __all__ = ["STARTS", "SkippedFiles", "is_litter", "log_skipped_files", "remove_litter"]
 
@@ -54,11 +54,11 @@ class SkippedFiles:
         ellipsis = ["…"] * (self.files + self.folders > len(names))
         return f"{' and '.join(counts)} ({', '.join(names + ellipsis)})" if counts else ""
 
-    def log(self, where: Any) -> None:
+    def log(self, where: object) -> None:
         log_skipped_files(where, str(self))
 
 
-def log_skipped_files(where: Any, text: str) -> None:
+def log_skipped_files(where: object, text: str) -> None:
     """Log the skipped litter in one line; `text` is the str of a `SkippedFiles`, "" for none."""
     if text:
         import logging  # slow to import, and seldom needed

@@ -91,7 +91,7 @@ class Mix(Joined):
         return f"Mix({self.datasets!r}, weights={self.weights!r}, length={self.length})"
 
 
-def find_mix(dataset: Any) -> Mix | None:
+def find_mix(dataset: object) -> Mix | None:
     """Return the loader's dataset if it is a `Mix`; otherwise None.
 
     Raises:
@@ -173,7 +173,7 @@ def _check_structures(datasets: list[Any]) -> None:
             )
 
 
-def _structure_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
+def _structure_parts(node: Structure, leaves: Iterator[object]) -> list[Any]:
     """Return a sample's containers and the kinds of its leaves, in depth-first order; an unknown kind is "". Lists can
     have any length, so their content is ignored."""
     if node == LEAF:

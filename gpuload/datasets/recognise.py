@@ -108,7 +108,7 @@ def _drop_channel_axis(target: Target) -> Target:
     return Mask(target.array[:, 0]) if is_deep else target
 
 
-def is_pillow_image(leaf: Any) -> bool:
+def is_pillow_image(leaf: object) -> bool:
     """Return whether a leaf is a PIL image."""
     return type(leaf).__module__.startswith("PIL.") and hasattr(leaf, "getbands")
 
@@ -240,7 +240,7 @@ def _fits_image(leaf: Any, image: Any) -> bool:
     return (shape[-2:] == size_hw and shape[-3] <= 4) or (shape[-3:-1] == size_hw and shape[-1] <= 4)
 
 
-def _refuse(key_path: str, leaf: Any, reason: str) -> NoReturn:
+def _refuse(key_path: str, leaf: object, reason: str) -> NoReturn:
     raise TypeError(
         f"{key_path}, {describe_leaf(leaf)}, {reason}: gpuload does not guess which leaf to transform; return "
         "gpuload.Image(array), or gpuload.Image(tensor, layout='CHW'), for the image, and gpuload.Mask(…) for a mask"

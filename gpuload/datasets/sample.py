@@ -345,7 +345,7 @@ _PLAIN: Final = {cls: base for base, cls in _META.items()}
 META: Final = frozenset({*_PLAIN, MetaValue})
 
 
-def as_meta(value: Any) -> Any:
+def as_meta(value: object) -> Any:
     """Return a value, such as a sample's JSON, as a leaf, so that a batch has the samples' values in a list. The leaf
     equals the value, and is an instance of a subclass of the value's type if that type can be subclassed.
 
@@ -364,7 +364,7 @@ def plain_meta(value: Any) -> Any:
     return value if base is None else base(value)
 
 
-def takes_meta(collate_fn: Any) -> bool:
+def takes_meta(collate_fn: object) -> bool:
     """Return whether a `collate_fn` expects metadata leaves, as gpuload's functions do; others expect plain objects."""
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
@@ -391,7 +391,7 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
         )
 
 
-def _to_array(name: str, value: Any) -> np.ndarray:
+def _to_array(name: str, value: object) -> np.ndarray:
     """Convert the user's value to an array; raise a TypeError, with a remedy, for None and bfloat16 tensors."""
     if value is None:
         remedy = "for an image without any, write []"
@@ -436,7 +436,7 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _refuse_file(name: str, value: Any, remedy: str) -> None:
+def _refuse_file(name: str, value: object, remedy: str) -> None:
     """Raise TypeError if the value is a file or a path instead of an array."""
     if isinstance(value, str | bytes | os.PathLike | Encoded):
         kind = "bytes" if isinstance(value, bytes) else f"an {value!r}"

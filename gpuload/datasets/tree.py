@@ -85,7 +85,7 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     return (kind, cls, keys, tuple([flatten(child, leaves) for child in children]))
 
 
-def transpose_samples(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
+def transpose_samples(samples: Sequence[object]) -> tuple[Structure, list[Sequence[Any]]] | None:
     """Return the common structure of samples, and the values of each leaf in all samples. None means that the samples
     must be flattened one by one: they differ in structure, or are not tuples, lists and dicts of plain values."""
     leaves: list[Sequence[Any]] = []
@@ -147,7 +147,7 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
     return items if cls is None else convert_to_type(cls, items)
 
 
-def convert_to_type(cls: type, plain: Any) -> Any:
+def convert_to_type(cls: type, plain: object) -> Any:
     """Convert a dict or list to the user's type; return `plain` unchanged if that is not possible."""
     try:
         return cls(plain)
@@ -170,7 +170,7 @@ def leaf_count(node: Structure) -> int:
     return 1 if node == LEAF else sum(map(leaf_count, node[3]))
 
 
-def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+def unflatten(structure: Structure, leaves: Iterable[object]) -> Any:
     """Rebuild a sample from its structure and its leaves in depth-first order."""
     remaining = iter(leaves)
     return assemble(structure, lambda container_kind: next(remaining), keep_tuples=True)
@@ -262,7 +262,7 @@ def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:
     return " or ".join(dict.fromkeys(key_paths_of(structure)[leaf] for leaf in leaves))
 
 
-def _quote(key: Any) -> str:
+def _quote(key: object) -> str:
     """Return the repr of a key, with double quotes if possible, since the message may be quoted with single quotes."""
     text = repr(key)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text

@@ -214,7 +214,7 @@ def _check_transforms(dataset: Any, prefix: str) -> None:
             )
 
 
-def _check_loader(loader: Any, prefix: str) -> None:
+def _check_loader(loader: object, prefix: str) -> None:
     if (getattr(loader, "__module__", None), getattr(loader, "__name__", None)) not in LOADERS:
         raise TypeError(
             f"{prefix} with loader={short_repr(loader)}, which would be bypassed. If it only reads an "

@@ -90,7 +90,7 @@ class NvImageCodecRegions:
             backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
         )
         self._params = decode_params(nvimgcodec)
-        self._image: Any = None
+        self._image: object = None
         return True
 
     def decode(

@@ -21,7 +21,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import one_line
@@ -56,7 +56,7 @@ class NativeMessages:
         """Make the C library print to standard error again."""
         self._stderr.value = self._original
 
-    def run_and_capture(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+    def run_and_capture(self, call: Callable[..., T], *args: object) -> tuple[T | None, str]:
         """Run `call(*args)`. Return its result (None if it raised) and, as one line, its output and its exception."""
         message = ""
         with self._lock:
@@ -74,14 +74,14 @@ class NativeMessages:
         return result, one_line(message) if message else ""
 
 
-def run_and_capture(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+def run_and_capture(call: Callable[..., T], *args: object) -> tuple[T | None, str]:
     """Call `NativeMessages.run_and_capture` on this process's instance. If output cannot be captured, return only the
     exception's text."""
     messages = native_messages()
     return run_and_describe(call, *args) if messages is None else messages.run_and_capture(call, *args)
 
 
-def run_and_describe(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
+def run_and_describe(call: Callable[..., T], *args: object) -> tuple[T | None, str]:
     """Run `call(*args)`. Return its result and "", or None and the text of its exception, as one line."""
     try:
         return call(*args), ""

@@ -113,7 +113,7 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     return image, label
 
 
-def class_name_of(dataset: Any, index: int, label: int | str | None = None) -> str:
+def class_name_of(dataset: object, index: int, label: int | str | None = None) -> str:
     """Return the name of a sample's class; "" if it has none. If `label` is None because the sample cannot be read, use
     the dataset's `labels`."""
     labels = getattr(dataset, "labels", None)

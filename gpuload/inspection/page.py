@@ -78,7 +78,7 @@ def duplicate_rows(summary: dict[str, Any]) -> list[int]:
 def make_contact_sheet(
     measurements: Measurements,
     rows: Sequence[int],
-    recipe: Sequence[Any],
+    recipe: Sequence[object],
     *,
     draws: int,
     seed: int,
@@ -160,7 +160,7 @@ def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
     return [[image] for image in batch]
 
 
-def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
+def _to_uint8(image: torch.Tensor, recipe: Sequence[object]) -> np.ndarray:
     """Convert a C×H×W image of any dtype to uint8 H×W×3, and reverse the recipe's `Normalize`."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
@@ -194,7 +194,7 @@ def render(
     advice: Sequence[Advice],
     sheet: Sequence[dict[str, Any]],
     pictures: dict[int, list[str]],
-    **run: Any,
+    **run: object,
 ) -> str:
     """Return the page as HTML.
 

@@ -67,7 +67,7 @@ def _rate(batches_per_s: float) -> str:
     return f"{batches_per_s:,.2f} batches/s ({1000 / batches_per_s:,.1f} ms a step)"
 
 
-def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
+def headspace(loader: Iterable[object], steps: int = 50) -> Headspace:
     """Measure how much any loader could speed up a training loop: iterate over the result instead of the loader.
 
     The loop gets three batches to warm up, while workers start and the first steps compile, then `steps` batches from
@@ -118,7 +118,7 @@ class Headspace(Iterator[Any]):
         self._loader, self._steps = loader, steps
         self._batches: Iterator[Any] | None = None
         self._delivered = 0
-        self._first_batch: Any = None  # a copy of the first batch, made before the loop received it
+        self._first_batch: object = None  # a copy of the first batch, made before the loop received it
         self._copies: list[_Copy] = []  # of the first batch
         self._devices: set[torch.device] = set()  # the devices of the batch's tensors, except the CPU
         self._began_s = self._loader_s = 0.0
@@ -204,7 +204,7 @@ class _Copy:
         return tree_unflatten(map(_detach, self._leaves), self._structure)
 
 
-def _copy_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: object) -> Any:
     if isinstance(leaf, torch.Tensor):
         with torch.inference_mode(False):  # tensors that are made in inference mode have no version
             copy = leaf.detach().clone()
@@ -217,5 +217,5 @@ def _version(leaf: Any) -> int:
     return leaf._version if isinstance(leaf, torch.Tensor) else 0
 
 
-def _detach(leaf: Any) -> Any:
+def _detach(leaf: object) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

@@ -176,7 +176,7 @@ class Loader:
     generator: torch.Generator | None
     timeout: float
     worker_init_fn: Callable[[int], Any] | None
-    multiprocessing_context: Any
+    multiprocessing_context: object
     in_order: bool
     info: bool
 
@@ -238,7 +238,7 @@ class Loader:
         self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
         self._initialized = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in OPTIONS and getattr(self, "_initialized", False):
             raise ValueError(f"{name} cannot be changed after the Loader has been created; create another Loader")
         super().__setattr__(name, value)
@@ -433,7 +433,7 @@ class Loader:
         span = self._final_span if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 
-    def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
+    def replay(self, epoch: int, position: int, index: object = None) -> Replay:
         """Recreate one augmented sample with the same random draws, for example to find out why a loss is NaN.
 
         The sample is read, decoded and transformed in this process, together with the samples that MixUp, CutMix,

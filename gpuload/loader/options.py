@@ -116,7 +116,7 @@ class WorkerOptions:
     prefetch_factor: int | Literal["auto"] | None = argument(_integer_or_auto, optional=True, minimum=1)
     timeout: float = argument(finite_number, minimum=0)
     worker_init_fn: Callable[[int], Any] | None = argument(function, optional=True)
-    multiprocessing_context: Any
+    multiprocessing_context: object
     persistent_workers: bool = argument(flag)
     decode: Decode = argument(instance, optional=True, cls=Decode)
     on_error: OnError | None
@@ -417,7 +417,7 @@ def look_ahead(workers: int, chunks: int) -> int:
     return -(-CHUNKS_PER_WORKER * workers // chunks)
 
 
-def _make_group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:
+def _make_group(group_type: type[Group], arguments: Mapping[str, object], **extra_arguments: object) -> Group:
     """Make a group from the arguments that are its fields."""
     names = {field.name for field in fields(group_type)}  # pyright: ignore[reportArgumentType]
     return group_type(**{**{name: value for name, value in arguments.items() if name in names}, **extra_arguments})

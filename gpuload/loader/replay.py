@@ -49,7 +49,7 @@ class Replay:
     draws: tuple[tuple[str, dict[str, Any]], ...]
 
 
-def replay(options: Options, epoch: int, position: int, index: Any = None) -> Replay:
+def replay(options: Options, epoch: int, position: int, index: object = None) -> Replay:
     """Reproduce one sample of an epoch; arguments and errors as for `Loader.replay`."""
     order = options.order
     if order.iterable:
@@ -136,7 +136,7 @@ def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -
     )
 
 
-def _convert_to_array(value: Any) -> Any:
+def _convert_to_array(value: object) -> Any:
     """Convert a tensor to an array if numpy supports its dtype."""
     if not isinstance(value, TensorBits):
         return value

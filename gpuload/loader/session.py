@@ -523,7 +523,7 @@ class Session:
             launched.pending_warnings.append((kind, warning_text))
         return launched
 
-    def _layout_warnings(self, value: Any) -> list[tuple[str, str]]:
+    def _layout_warnings(self, value: object) -> list[tuple[str, str]]:
         """Return a warning if ``memory_format="channels_last"`` affects no tensor of a batch."""
         if self.options.stage.memory_format != "channels_last" or "layout" in self._warned:
             return []
@@ -658,7 +658,7 @@ def _functions_to_send(options: Options) -> list[Any]:
     return [function for function in functions if function is not None]
 
 
-def _with_values(objects: Iterable[Any]) -> list[Any]:
+def _with_values(objects: Iterable[object]) -> list[Any]:
     """Return these objects and the values of their attributes."""
     objects = list(objects)
     return objects + [

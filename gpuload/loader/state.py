@@ -88,7 +88,7 @@ class State:
         return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL_KEYS}
 
     @classmethod
-    def from_dict(cls, state: Any) -> State:
+    def from_dict(cls, state: object) -> State:
         """Create a state from the result of `to_dict`; raise a TypeError or ValueError if this version of gpuload
         cannot read it."""
         if not isinstance(state, Mapping):
@@ -237,7 +237,7 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     return {**entry, "batches": batches, "own": saved, "generator": generator}
 
 
-def _check_text(name: str, value: Any) -> str:
+def _check_text(name: str, value: object) -> str:
     return _expect(type(value) is str, name, "of type str", value)
 
 
@@ -246,7 +246,7 @@ def _check_count(name: str, value: Any, bits: int = 63) -> int:
     return _expect(type(value) is int and 0 <= value < 2**bits, name, f"an integer in 0 … 2**{bits} - 1", value)
 
 
-def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
+def _expect(condition: bool, name: str, expected: str, value: object) -> Any:
     if not condition:
         shown_value = repr(value)
         shown_value = shown_value if len(shown_value) <= 100 else f"{shown_value[:99]}…"
@@ -320,7 +320,7 @@ def to_json(value: Any, path: str) -> Any:
     )
 
 
-def from_json(value: Any, path: str) -> Any:
+def from_json(value: object, path: str) -> Any:
     """Reverse `to_json`.
 
     Raises:

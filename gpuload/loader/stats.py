@@ -325,7 +325,7 @@ class Stats:
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
 
 
-def replace_figures(stats: Stats, figures: Mapping[str, Any]) -> Stats:
+def replace_figures(stats: Stats, figures: Mapping[str, object]) -> Stats:
     """Return the statistics with other figures, which are keyed by their paths, such as ``"ring.bytes"``."""
     groups: dict[str, dict[str, Any]] = {"": {}}
     for path, value in figures.items():

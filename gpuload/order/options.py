@@ -27,7 +27,7 @@ __all__ = ["OrderOptions"]
 MIXING_TRANSFORMS = ("MixUp", "CutMix")  # these can also mix samples that are not neighbours in the epoch's order
 
 
-def _parse_shuffle(name: str, value: Any) -> bool | BlockShuffle:
+def _parse_shuffle(name: str, value: object) -> bool | BlockShuffle:
     if isinstance(value, BlockShuffle):
         return value
     if isinstance(value, str) and value == "block":

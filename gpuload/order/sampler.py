@@ -205,7 +205,7 @@ def _draws_samples_of_rank(sampler: Any) -> bool:
     return is_random and inner.generator is None
 
 
-def _find_generator(sampler: Any) -> Any:
+def _find_generator(sampler: object) -> Any:
     """Return the `torch.Generator` of a sampler or of a sampler nested in it; None if there is none."""
     for _ in range(4):
         generator = getattr(sampler, "generator", None)

@@ -83,7 +83,7 @@ def write_file(path: str, data: bytes, work_folder: str, *, sync: bool = True) -
         file.write(data)
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Encode a value as JSON. Equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 

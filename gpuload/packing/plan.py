@@ -75,7 +75,7 @@ class PackJob:
         return f"{index:0{self.digits}d}"
 
     def prepare_samples(
-        self, span: range, converter: ImageConverter, check: Callable[[Any], Any] = lambda prepared: prepared
+        self, span: range, converter: ImageConverter, check: Callable[[Any], object] = lambda prepared: prepared
     ) -> Iterator[tuple[int, Any, Any]]:
         """Yield the index of each sample, the sample, and its prepared data, which `check` has accepted or converted.
         If the sample is damaged, yield the exception in place of the data.
@@ -222,7 +222,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
     return {"kind": f"{cls.__module__}.{cls.__qualname__}", "samples": len(dataset), "digest": digest.hexdigest()}
 
 
-def source_stamp(dataset: Any, span: range) -> str | None:
+def source_stamp(dataset: object, span: range) -> str | None:
     """Return a checksum of the sizes and modification times of samples' files; None if the dataset has no paths."""
     paths = getattr(dataset, "paths", None)
     return None if paths is None else f"{zlib.crc32(b''.join(_file_stamp(paths[index]) for index in span)):08x}"

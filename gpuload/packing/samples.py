@@ -35,7 +35,7 @@ CHUNK: Final = 32  # samples per request
 EXTENSIONS: Final = {name: ending[1:] for ending, name in reversed(FORMAT_BY_ENDING.items())}  # the first of each
 
 
-def read_samples(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
+def read_samples(dataset: object, span: range) -> Iterator[tuple[int, Any]]:
     """Yield the index of each sample and the sample, in order. If reading a sample fails, yield the exception in its
     place."""
     source = Source(dataset, 0)
@@ -56,7 +56,7 @@ def read_samples(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
             yield index, sample
 
 
-def fields_of(sample: Any, converter: ImageConverter) -> list[tuple[str, bytes]]:
+def fields_of(sample: object, converter: ImageConverter) -> list[tuple[str, bytes]]:
     """Convert a sample to files of a tar in WebDataset's format. Return the extension and the bytes of each file."""
     if isinstance(sample, Mapping):
         pixels = [value for value in sample.values() if isinstance(value, Image | Encoded)]
@@ -76,7 +76,7 @@ def fields_of(sample: Any, converter: ImageConverter) -> list[tuple[str, bytes]]
     ]
 
 
-def values_of(sample: Any, converter: ImageConverter) -> list[tuple[str, bytes]]:
+def values_of(sample: object, converter: ImageConverter) -> list[tuple[str, bytes]]:
     """Convert an image and its label to values of an LMDB. Return pairs of a type (``"image"``, ``"int"`` or
     ``"text"``) and bytes."""
     if isinstance(sample, Mapping):
@@ -94,7 +94,7 @@ def values_of(sample: Any, converter: ImageConverter) -> list[tuple[str, bytes]]
     return [("image", converter.convert_to_bytes(image)), *labels]
 
 
-def row_of(sample: Any, converter: ImageConverter, root: str | None) -> dict[str, Any]:
+def row_of(sample: object, converter: ImageConverter, root: str | None) -> dict[str, Any]:
     """Convert a sample to a row of a table, with the image as a struct of bytes and path (Hugging Face's layout)."""
     if isinstance(sample, Mapping):
         columns = {str(name): value for name, value in sample.items() if name != KEY}
@@ -117,7 +117,7 @@ def row_of(sample: Any, converter: ImageConverter, root: str | None) -> dict[str
     return row
 
 
-def array_entry_of(sample: Any, converter: ImageConverter) -> tuple[np.ndarray, int | float | None, bool]:
+def array_entry_of(sample: object, converter: ImageConverter) -> tuple[np.ndarray, int | float | None, bool]:
     """Return the pixels of a sample's image, its label (None if it has none), and whether the image is a plain array
     rather than an `Image` or `Encoded`."""
     if isinstance(sample, Mapping):
@@ -135,7 +135,7 @@ def array_entry_of(sample: Any, converter: ImageConverter) -> tuple[np.ndarray, 
     return converter.convert_to_pixels(image), label, isinstance(image, np.ndarray)
 
 
-def _split_sample(sample: Any, store: str) -> tuple[Any, ...]:
+def _split_sample(sample: object, store: str) -> tuple[Any, ...]:
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) > 2 or not parts or not isinstance(parts[0], Encoded):
         is_decoded = parts and isinstance(parts[0], Image | np.ndarray)
@@ -147,7 +147,7 @@ def _split_sample(sample: Any, store: str) -> tuple[Any, ...]:
     return parts
 
 
-def _encode_field(name: Any, value: Any, converter: ImageConverter) -> tuple[str, bytes]:
+def _encode_field(name: object, value: object, converter: ImageConverter) -> tuple[str, bytes]:
     """Return the name and the bytes of a field. If a reader would convert the name's extension to another type of
     value, append an extension to the name."""
     if not isinstance(name, str) or name != name.lower() or not name or "/" in name or name.split() != [name]:
@@ -162,7 +162,7 @@ def _encode_field(name: Any, value: Any, converter: ImageConverter) -> tuple[str
     return (name if keeps_name else f"{name}.{extension}"), data
 
 
-def _encode_file(value: Any, converter: ImageConverter) -> tuple[str, bytes, tuple[str, ...]]:
+def _encode_file(value: object, converter: ImageConverter) -> tuple[str, bytes, tuple[str, ...]]:
     """Convert a value to a file. Return its extension, its bytes, and all extensions that readers convert to the same
     type of value."""
     if isinstance(value, Encoded):
@@ -205,7 +205,7 @@ def _encode_utf8(text: str) -> bytes:
         ) from error
 
 
-def _convert_to_plain(value: Any) -> Any:
+def _convert_to_plain(value: object) -> Any:
     """Convert NumPy numbers to Python numbers, arrays to contiguous arrays, and metadata to plain Python objects."""
     if isinstance(value, np.generic):
         return value.item()
@@ -221,11 +221,11 @@ def _relative_path(source: str | None, root: str | None) -> str | None:
     return os.fsencode(source[len(prefix) :]).decode("utf-8", "replace")
 
 
-def _describe_sample(sample: Any) -> str:
+def _describe_sample(sample: object) -> str:
     if isinstance(sample, tuple):
         return f"a tuple of ({', '.join(type(part).__name__ for part in sample)})"
     return f"a {type(sample).__name__}"
 
 
-def _describe_fields(sample: Mapping[Any, Any]) -> str:
+def _describe_fields(sample: Mapping[Any, object]) -> str:
     return ", ".join(f"{name!r}: {type(value).__name__}" for name, value in list(sample.items())[:8])

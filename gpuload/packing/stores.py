@@ -69,7 +69,9 @@ class PartWriter:
     bad: list[dict[str, Any]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
-    def prepare_samples(self, convert: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
+    def prepare_samples(
+        self, convert: Callable[[Any], object] = lambda prepared: prepared
+    ) -> Iterator[tuple[int, Any]]:
         """Yield the index and the prepared data of each intact sample, as in `PackJob.prepare_samples`. Record damaged
         samples in `bad`, and skip them."""
         for index, sample, prepared in self.job.prepare_samples(self.job.span(self.number), self.converter, convert):
@@ -131,7 +133,7 @@ def part_file(job: PackJob, part_number: int) -> str:
     return os.path.join(job.folder, f"shard-{part_number:0{digits}d}.{job.to}")
 
 
-def _source_path(dataset: Any, sample: Any, index: int) -> str | None:
+def _source_path(dataset: object, sample: object, index: int) -> str | None:
     """Return the path of a sample's file, so that the user can find it; None if it is unknown."""
     for value in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
         if isinstance(path := getattr(value, "source", None) or getattr(value, "filename", None), str):

@@ -326,7 +326,7 @@ def _tensor_pickler(base: Any) -> Any:
     body of a class."""
 
     class Pickler(base):
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> Any:
             if has_palette(obj):
                 return reduce_with_palette(obj)
             if isinstance(obj, type) and (path := _path_in_class(obj)):
@@ -350,7 +350,7 @@ class _WithPalette:
         return reduce_with_palette(self._image)
 
 
-def has_palette(value: Any) -> bool:
+def has_palette(value: object) -> bool:
     """Return whether a value is a PIL image with a palette."""
     return type(value).__module__.startswith("PIL.") and getattr(value, "mode", "") in ("P", "PA")
 

@@ -76,7 +76,7 @@ class MaskStage:
         return results, outputs if isinstance(outputs, torch.Tensor) and len(groups) == 1 else None
 
     def _transform_group(
-        self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], channels: int
+        self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype, channels: int
     ) -> Outputs:
         """Apply a program to masks with equal dtype and number of channels; return their bytes, as one tensor if all
         results have one size."""
@@ -140,7 +140,7 @@ def _view_as_bytes(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(torch.uint8).view(count, height, width, -1).movedim(-1, 1).flatten(0, 1)
 
 
-def _view_as_values(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Tensor:
+def _view_as_values(levels: torch.Tensor, dtype: np.dtype, axes: int) -> torch.Tensor:
     """View …×(N · itemsize)×H×W bytes as …×N×H×W values, or as …×H×W values for masks with two axes."""
     torch_dtype, size = getattr(torch, dtype.name), dtype.itemsize
     *batch_axes, channels, height, width = levels.shape
@@ -166,7 +166,7 @@ def _mask_program(program: Program, dtype: np.dtype[Any], channels: int) -> Prog
     return replace(program, records=tuple(records), late_from=None)
 
 
-def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
+def check_fill(name: str, fill: float, dtype: np.dtype) -> None:
     """Raise if a mask dtype cannot hold the fill of the transform with this name."""
     if fill and not _can_hold(dtype, fill):
         raise ValueError(
@@ -175,7 +175,7 @@ def check_fill(name: str, fill: float, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _can_hold(dtype: np.dtype[Any], fill: float) -> bool:
+def _can_hold(dtype: np.dtype, fill: float) -> bool:
     """Return whether a dtype can hold a fill. Floats may round it; bool accepts any integer."""
     if dtype.kind == "f":
         return abs(fill) <= float(np.finfo(dtype).max) or fill in (math.inf, -math.inf) or fill != fill

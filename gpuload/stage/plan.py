@@ -72,7 +72,7 @@ class StageOptions:
             object.__setattr__(self, name, value)
 
 
-def check_device(device: Any) -> torch.device:
+def check_device(device: object) -> torch.device:
     """Return the CPU, CUDA or XPU device that an argument names, whether it exists or not. An integer is the
     index of a device of the type that torch was built for; the index of a CPU is dropped, because torch ignores it.
 

@@ -243,7 +243,7 @@ class Stage:
     def _thread_count(self) -> int | None:
         return self.cpu_threads if self.device.type == "cpu" else None
 
-    def _check_result(self, result: Any, name: str, count: int, *, needs_tensor: bool) -> None:
+    def _check_result(self, result: object, name: str, count: int, *, needs_tensor: bool) -> None:
         """Raise unless a module at the end returned a tensor with one entry per image. From the last module, a result
         that is neither a tensor nor None is also accepted, unless it has to be split into images."""
         is_tensor = isinstance(result, torch.Tensor)
@@ -383,8 +383,8 @@ def compile_stage(
     *,
     device: str | torch.device,
     backend: str = "auto",
-    dtype: Any = None,
-    memory_format: Any = "contiguous_format",
+    dtype: object = None,
+    memory_format: object = "contiguous_format",
     ragged: str = "error",
     pad_to: int | None = None,
     cpu_threads: int | None = None,
@@ -491,7 +491,7 @@ def explain_backend_change(saved: str, current: str) -> str:
     )
 
 
-def check_ragged(ragged: str, pad_to: Any) -> int | None:
+def check_ragged(ragged: str, pad_to: object) -> int | None:
     """Check that `ragged` is a known value, and that `pad_to` is None, or a positive integer with ``ragged="pad"``;
     return `pad_to`."""
     one_of("ragged", ragged, ("error", "list", "pad"))

@@ -75,7 +75,7 @@ def name_of(entry: Any) -> str:
     return entry.__name__
 
 
-def refuse_albumentations(name: str, entry: Any) -> None:
+def refuse_albumentations(name: str, entry: object) -> None:
     """Raise a TypeError, with the remedy, for a transform or chain of albumentations, or a class of them, including
     subclasses that a user defines."""
     cls = entry if isinstance(entry, type) else type(entry)
@@ -96,12 +96,12 @@ def size_pair(name: str, value: Any, *, single: bool = True) -> tuple[int, int]:
 label_getter: Final = partial(keyword_or, keyword="default", otherwise=function)
 
 
-def depends_on_epoch(value: Any) -> bool:
+def depends_on_epoch(value: object) -> bool:
     """Return whether a value is the result of `by_epoch`."""
     return hasattr(type(value), "at_epoch")
 
 
-def format_argument(value: Any) -> str:
+def format_argument(value: object) -> str:
     """Format an argument like `repr`, but with numbers rounded to six digits (1 - 0.8 is 0.19999999999999996)."""
     if type(value) is tuple:
         items = ", ".join(map(format_argument, value))
@@ -121,7 +121,7 @@ class Fill(NamedTuple):
     mask: float
 
 
-def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
+def fill_values(name: str, value: object, *, uint8: bool = False) -> tuple[float, ...] | Fill:
     """Return the values that fill padding. `value` is one pixel value, a sequence with one value per channel, or a dict
     with the keys `Image` and `Mask` (or torchvision's classes of the same names). A type without a key gets the value
     for "others", or else the default of a defaultdict, or else 0. None means 0. If `uint8`, all values must be integers
@@ -145,7 +145,7 @@ def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, .
     return _check_pixel_values(name, value, uint8)
 
 
-def _check_mask_value(name: str, value: Any) -> float:
+def _check_mask_value(name: str, value: object) -> float:
     """Return the value, which can be NaN or infinity. Integers become ints, since floats would round large integers."""
     return _compact(number(name, value))
 

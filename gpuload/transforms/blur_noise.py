@@ -21,7 +21,7 @@ from gpuload.transforms.program.ops import Elastic, Ops, Record
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
 
-def _check_odd_sizes(name: str, value: Any) -> tuple[int, int]:
+def _check_odd_sizes(name: str, value: object) -> tuple[int, int]:
     sizes = size_pair(name, value)
     if not all(size % 2 for size in sizes):
         raise ValueError(f"{name} must be odd, so that the kernel has a centre pixel, got {sizes}")
@@ -108,7 +108,7 @@ class JPEG(OneOperation):
 non_negative_pair = partial(pair, form="(along x, along y)", single=True, minimum=0)
 
 
-def _check_smoothing(name: str, value: Any) -> tuple[float, float]:
+def _check_smoothing(name: str, value: object) -> tuple[float, float]:
     sigma = non_negative_pair(name, value)
     if bool(sigma[0]) != bool(sigma[1]):
         raise ValueError(f"{name} must be 0 along both axes or along neither, got {sigma}")

@@ -418,7 +418,7 @@ def _to_plain(value: Any) -> Any:
     return _class_name(value) if type(value).__repr__ is object.__repr__ else value
 
 
-def _depends_on_epoch(value: Any) -> bool:
+def _depends_on_epoch(value: object) -> bool:
     """Return whether an argument or a transform depends on the epoch, or contains an argument that does."""
     if isinstance(value, Transform):
         return any(_depends_on_epoch(getattr(value, field.name)) for field in fields(value))
@@ -435,11 +435,11 @@ def _resolve(value: Any, epoch: int) -> Any:
     return tuple(_resolve(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
-def _class_name(entry: Any) -> str:
+def _class_name(entry: object) -> str:
     return type(entry).__name__
 
 
-def _invalid_entry_message(entry: Any, index: int) -> str:
+def _invalid_entry_message(entry: object, index: int) -> str:
     cls = type(entry) if not isinstance(entry, type) else entry
     text = f"transforms[{index}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
     if isinstance(entry, list | tuple):

@@ -39,7 +39,7 @@ ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 
 
 def _check_factor_range(
-    name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
+    name: str, value: object, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
     """Return the range (low, high) of a factor, or None if this range leaves images unchanged."""
     if not is_sequence(value):

@@ -109,7 +109,7 @@ class ToDtype(Transform):
         return (RecordOutline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
 
 
-def _dtypes_by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
+def _dtypes_by_type(dtypes: Mapping[Any, object]) -> tuple[Any, Any]:
     """Return the dtypes of images and of masks."""
     by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in dtypes}
     unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})

@@ -145,7 +145,7 @@ class Custom(Transform):
         seeds = Uniforms(uniforms.key, uniforms.positions, uniforms.lane + 1)(1)[:, 0] * 2.0**32
         return Call(transform=self, params=params, seeds=seeds.astype(np.int64))
 
-    def _check_array(self, array: Any, count: int) -> None:
+    def _check_array(self, array: object, count: int) -> None:
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
             actual = f"an array of shape {array.shape}" if isinstance(array, np.ndarray) else f"{type(array).__name__}"
             raise ValueError(

@@ -74,7 +74,7 @@ PRESETS: Final[dict[str, str]] = {
 }
 
 
-def from_torchvision(transforms: Any) -> list[Transform]:
+def from_torchvision(transforms: object) -> list[Transform]:
     """Convert torchvision transforms to gpuload transforms.
 
     All arguments are preserved, but random parameters are drawn per sample. ``ToImage``, ``PILToTensor``,
@@ -107,7 +107,7 @@ class _Converter:
     def __init__(self) -> None:
         self._to_float: ToDtype | None = None
 
-    def convert_chain(self, transforms: Any) -> list[Transform]:
+    def convert_chain(self, transforms: object) -> list[Transform]:
         chain: list[Transform] = []
         for transform in self._convert_all(transforms, "transforms"):
             if not isinstance(transform, ToDtype) or not transform.output_state:
@@ -234,7 +234,7 @@ def _flatten(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield from _flatten(inner, f"{path}[{index}]")
 
 
-def _is_from_torchvision(entry: Any) -> bool:
+def _is_from_torchvision(entry: object) -> bool:
     cls = type(entry)
     if cls.__module__.startswith("torch.nn.modules."):
         return cls.__name__ in ("Identity", "ModuleList", "Sequential")
@@ -257,7 +257,7 @@ def _convert_classification(preset: Any, location: str) -> Iterator[Transform]:
     yield _construct(Normalize, {"mean": _to_plain(preset.mean), "std": _to_plain(preset.std)}, location)
 
 
-def _preset_remedy(preset: Any) -> str:
+def _preset_remedy(preset: object) -> str:
     """Return the remedy for a preset in `PRESETS`, with the preset's attributes filled in."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
@@ -279,7 +279,7 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def _truncate_fill(fill: Any) -> Any:
+def _truncate_fill(fill: object) -> Any:
     """Truncate a colour such as (123.675, 116.28, 103.53) to integers, as torchvision does for uint8 images."""
     if isinstance(fill, float):
         return int(fill) if math.isfinite(fill) else fill
@@ -295,7 +295,7 @@ def _truncate_fill(fill: Any) -> Any:
     return fill
 
 
-def _foreign_message(entry: Any, location: str) -> str:
+def _foreign_message(entry: object, location: str) -> str:
     cls = type(entry)
     text = f"{location} is not a torchvision transform: got {entry!r} ({cls.__module__}.{cls.__name__})"
     if isinstance(entry, type):

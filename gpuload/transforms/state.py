@@ -47,7 +47,7 @@ def has_state(entry: Any) -> bool:
     return False
 
 
-def _referents(entry: Any) -> Iterable[Any]:
+def _referents(entry: object) -> Iterable[Any]:
     """Return the objects that an object refers to directly."""
     if isinstance(entry, dict):  # other mappings are not searched, since they may read their values from files
         return list(entry.values())
@@ -73,7 +73,7 @@ def _globals(code: CodeType, module_globals: dict[str, Any]) -> Iterator[Any]:
             yield from _globals(inner, module_globals)
 
 
-def _attributes(entry: Any) -> Iterator[Any]:
+def _attributes(entry: object) -> Iterator[Any]:
     """Yield the attributes of an object, including slots, and its class's ``__call__``."""
     yield from list(getattr(entry, "__dict__", {}).values())
     classes = type(entry).__mro__
@@ -82,6 +82,6 @@ def _attributes(entry: Any) -> Iterator[Any]:
     yield next((vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)), None)
 
 
-def _package(entry: Any) -> str:
+def _package(entry: object) -> str:
     """Return the name of the top-level package of a function or a class."""
     return str(entry.__module__).partition(".")[0]

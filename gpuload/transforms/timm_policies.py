@@ -171,7 +171,7 @@ class TimmAugment(AutomaticAugment):
         return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
 
 
-def _check_hparams(class_name: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
+def _check_hparams(class_name: str, hparams: object) -> tuple[tuple[str, Any], ...]:
     """Check the hyperparameters and return them as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()

@@ -147,7 +147,7 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
     return coefficients, exists
 
 
-def _check_angles(name: str, value: Any) -> tuple[float, float]:
+def _check_angles(name: str, value: object) -> tuple[float, float]:
     """Return a range (low, high) of angles; a single number x ≥ 0 means -x … x."""
     if is_sequence(value):
         return interval(name, value)

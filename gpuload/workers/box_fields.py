@@ -69,7 +69,9 @@ def explain_target_conflict(chain: Chain) -> str | None:
     return None
 
 
-def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
+def find_fields(
+    sample: object, leaves: Sequence[object], targets: Mapping[int, Target], chain: Chain
+) -> tuple[int, ...]:
     """Return the indices of the leaves with one entry per box, if a transform of the chain drops boxes
     (`box_droppers`), followed by the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
 
@@ -302,17 +304,17 @@ class _FieldSearch:
                     "that belong to the boxes, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
                 )
 
-    def _find_leaf(self, value: Any) -> int | None:
+    def _find_leaf(self, value: object) -> int | None:
         return next((leaf for leaf, candidate in enumerate(self._leaves) if candidate is value), None)
 
-    def _labels_message(self, name: str, label: Any) -> str:
+    def _labels_message(self, name: str, label: object) -> str:
         return (
             f"{name}: the labels of the {self._noun} must be arrays or tensors with one entry for each, got "
             f"{type(label).__name__}: {visible(str(label))[:60]}"
         )
 
 
-def _find_labels(sample: Any) -> Any:
+def _find_labels(sample: object) -> Any:
     """Return the labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
 
     Raises:
@@ -333,7 +335,7 @@ def _find_labels(sample: Any) -> Any:
 
 
 def size_warning(
-    targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode
+    targets: Iterable[object], leaf: object, size_hw: tuple[int, int], source: str | None, decode: Decode
 ) -> str:
     """Return a warning for the user if boxes of an image were made for another image size; "" if not.
 
@@ -423,7 +425,7 @@ def mask_mismatch(location: str, shape: Sequence[int], image: Any, decode: Decod
     )
 
 
-def _shape(leaf: Any) -> tuple[int, ...]:
+def _shape(leaf: object) -> tuple[int, ...]:
     """Return the shape of an array, a tensor or a target; () for anything else."""
     return tuple(getattr(leaf.array if isinstance(leaf, Boxes | Keypoints | Mask) else leaf, "shape", ()))
 
@@ -436,7 +438,7 @@ def _may_be_labels(leaf: Any, count: int) -> bool:
     return len(shape) > 0 and shape[0] == count and not is_image
 
 
-def _find_container(node: Any, leaf: Any) -> Any:
+def _find_container(node: object, leaf: object) -> Any:
     """Return the innermost container of a leaf."""
     for _, child in _list_entries(node) or []:
         if child is leaf:
@@ -470,7 +472,7 @@ def _leaf_transforms(chain: Chain) -> Iterator[Transform]:
             yield transform
 
 
-def _is_special(leaf: Any) -> bool:
+def _is_special(leaf: object) -> bool:
     return type(leaf).__module__.startswith("torchvision.")
 
 

@@ -53,7 +53,7 @@ Path = tuple[str | int, ...]
 LENGTH: Final[Path] = ("__len__",)
 
 
-def find_objects(dataset: Any) -> Iterator[tuple[Path, Any]]:
+def find_objects(dataset: object) -> Iterator[tuple[Path, Any]]:
     """Yield the dataset, and the datasets, transforms and instances of the user's classes in its attributes, each with
     its path."""
     seen_ids: set[int] = set()
@@ -74,11 +74,11 @@ def find_objects(dataset: Any) -> Iterator[tuple[Path, Any]]:
     return search(dataset, ())
 
 
-def _has_attributes(value: Any) -> bool:
+def _has_attributes(value: object) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType | types.FunctionType)
 
 
-def _is_users_instance(value: Any) -> bool:
+def _is_users_instance(value: object) -> bool:
     module = type(value).__module__
     return module in ("__main__", "__mp_main__") or is_users_module(sys.modules.get(module))
 
@@ -179,7 +179,7 @@ class DatasetChanges:
 class Mark:
     """What can be seen of a value that is not simple. None stands for a value that is not compared."""
 
-    facts: Any
+    facts: object
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +213,7 @@ class Marker:
     def __init__(self) -> None:
         self._bytes_left = CHECKSUM_BYTES
 
-    def mark(self, value: Any) -> Mark:
+    def mark(self, value: object) -> Mark:
         facts = self._facts_of(value, depth=2)
         return Mark(None if facts is None else (Same(value), facts))
 
@@ -321,7 +321,7 @@ class _Flat:
 
 def _is_shared_array(array: np.ndarray) -> bool:
     """Return whether an array's memory may be shared with other processes, or is that of a file."""
-    base: Any = array
+    base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
     base = base.obj if isinstance(base, memoryview) else base

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from logging import getLogger
-from typing import Any, Final, Literal, get_args, overload
+from typing import Final, Literal, get_args, overload
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Faults:
         check_fields(self, "Faults")
 
 
-def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) -> Iterator[int]:
+def substitutes(seed: int, epoch: int, position: int, index: object, samples: int) -> Iterator[int]:
     """Yield the indices of the samples to try, one after another, in place of a failed sample.
 
     The indices depend only on the arguments, so the substitute is the same on resume and with any number of workers.

@@ -130,7 +130,7 @@ def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
     os.close(status_fd)
 
 
-def _run_child(run_child: RunChild, details: Any, changes: dict[str, Any], fds: list[int]) -> NoReturn:
+def _run_child(run_child: RunChild, details: object, changes: dict[str, Any], fds: list[int]) -> NoReturn:
     """Announce this child to the parent, run it, and exit."""
     try:
         status_fd, reply_fd, lifeline_fd, stacks_fd, *others = fds

@@ -150,11 +150,11 @@ class LibrarySettings:
                 warnings.filterwarnings(action, message, category, module_pattern, line, append=True)  # type: ignore[arg-type]
 
 
-def _set_attribute(module: str, name: str, value: Any) -> None:
+def _set_attribute(module: str, name: str, value: object) -> None:
     setattr(importlib.import_module(module), name, value)
 
 
-def _call_if_imported(module: str, function: str, *args: Any, **options: Any) -> None:
+def _call_if_imported(module: str, function: str, *args: object, **options: object) -> None:
     """Call a function of a module unless this process has not imported the module, or is still importing it."""
     if (callable_ := getattr(sys.modules.get(module), function, None)) is not None:
         callable_(*args, **options)
@@ -168,7 +168,7 @@ def _set_log_levels(levels: dict[str, int], disabled: int) -> None:
     logging.disable(disabled)
 
 
-def _is_from_pillow(registered: Any) -> bool:
+def _is_from_pillow(registered: object) -> bool:
     return getattr(registered, "__module__", "").startswith("PIL.")
 
 
@@ -237,7 +237,7 @@ def pickle_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def is_users_module(module: Any) -> bool:
+def is_users_module(module: object) -> bool:
     """Return whether a module belongs to the user, not to Python, an installed package or gpuload."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and _is_users_file(file)
@@ -292,12 +292,12 @@ def is_simple(value: Any, depth: int = 2) -> bool:
     return False
 
 
-def are_same(a: Any, b: Any) -> bool:
+def are_same(a: object, b: object) -> bool:
     """Return whether two simple values have the same type and are equal or both NaN."""
     return type(a) is type(b) and (a == b or repr(a) == repr(b))
 
 
-def module_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def module_values(objects: Iterable[object]) -> dict[str, dict[str, Any]]:
     """Return the simple values in the user's modules that the code of these objects refers to, keyed by module and then
     by name. An attribute of a class or object in the module has the name ``"name.attribute"``.
 
@@ -311,7 +311,7 @@ class FunctionOf(str):
     """The name of the module in which a function was defined that another module holds."""
 
 
-def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def library_values(objects: Iterable[object]) -> dict[str, dict[str, Any]]:
     """Return values of the installed packages' modules that the code of these objects refers to, keyed by module and
     then by name: public constants, whose names are in capitals, and a `FunctionOf` for each public function that
     another package, or the user's program, has defined.
@@ -321,7 +321,7 @@ def library_values(objects: Iterable[Any]) -> dict[str, dict[str, Any]]:
     return {name: _library_values(module) for name, module in _GlobalSearch(objects).libraries.items()}
 
 
-def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
+def imported_libraries(objects: Iterable[object]) -> dict[str, str]:
     """Return the modules of installed packages that a worker imports for these objects, each with the file of its
     package: those that the objects' code refers to, and all that the user's modules have imported with it."""
     objects = list(objects)
@@ -340,7 +340,7 @@ def imported_libraries(objects: Iterable[Any]) -> dict[str, str]:
     return {name: file for name, file in files.items() if isinstance(file, str)}
 
 
-def _module_by_reference(obj: Any) -> str:
+def _module_by_reference(obj: object) -> str:
     """Return the user's module that is imported to unpickle an instance; "" if there is none, or if the contents of the
     module are pickled by value."""
     import cloudpickle
@@ -363,11 +363,11 @@ def _library_values(module: types.ModuleType) -> dict[str, Any]:
     return values
 
 
-def _is_function(value: Any) -> bool:
+def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type | types.ModuleType)
 
 
-def _owner_of(function: Any) -> str:
+def _owner_of(function: object) -> str:
     """Return the name of the module that defined a function, even if `functools.wraps` has changed `__module__`; "" if
     a function that is written in C does not say."""
     if type(function) is types.MethodType:
@@ -415,7 +415,7 @@ class _GlobalSearch:
                         self._search_namespace(module, vars(sys.modules[module]), names, set())
                     self._add_library(module, names)
 
-    def _add(self, obj: Any) -> None:
+    def _add(self, obj: object) -> None:
         if id(obj) not in self._seen_ids:
             self._seen_ids.add(id(obj))
             self._functions_to_search += _functions_of(obj)
@@ -458,7 +458,7 @@ class _GlobalSearch:
                 self.values.setdefault(module, {}).update(simple_values)
 
 
-def _has_settings(value: Any) -> bool:
+def _has_settings(value: object) -> bool:
     """Return whether a value is a class of the user, an instance of such a class, or a namespace."""
     value_type = value if isinstance(value, type) else type(value)
     is_namespace = value_type.__name__ in ("Namespace", "SimpleNamespace")
@@ -502,7 +502,7 @@ def describe_differences(values: dict[str, dict[str, Any]], library_values: dict
     imported are skipped, and so are libraries that this worker has not imported."""
     descriptions: list[str] = []
 
-    def compare(path: str, value: Any, local: Any) -> None:
+    def compare(path: str, value: object, local: object) -> None:
         if is_simple(local) and not are_same(value, local):
             descriptions.append(f"{path} is {reprlib.repr(value)} here and {reprlib.repr(local)} in workers")
 

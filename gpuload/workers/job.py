@@ -257,7 +257,7 @@ class SharedBytes(list):
     def __radd__(self, other: list) -> list:
         return other + list(self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return list, (list(self),)
 
     def _load_contents(self) -> SharedBytes:
@@ -267,7 +267,7 @@ class SharedBytes(list):
         return self
 
 
-def _load_first(method: Callable[..., Any]) -> Callable[..., Any]:
+def _load_first(method: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: SharedBytes, *args: Any, **options: Any) -> Any:
         args = tuple(value._load_contents() if isinstance(value, SharedBytes) else value for value in args)

@@ -223,7 +223,7 @@ def _join_group(backend: str, rank: int, world_size: int) -> None:
 
 
 def _make_refusal(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **options: Any) -> Any:
+    def refuse(*args: object, **options: object) -> Any:
         raise RuntimeError(
             f"torch.distributed.{name} was called in a gpuload worker process, which knows its rank and the number of "
             "ranks, but cannot communicate with other ranks; call it in the main process, or use num_workers=0"

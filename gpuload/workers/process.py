@@ -455,7 +455,7 @@ class Forker(Process):
         with contextlib.suppress(OSError):  # it has ended
             self.replies.shutdown(socket.SHUT_WR)
 
-    def fork(self, details: Any, ends: Sequence[int], others: Sequence[int]) -> ForkedProcess:
+    def fork(self, details: object, ends: Sequence[int], others: Sequence[int]) -> ForkedProcess:
         """Request a fork. `ends` are the three descriptors with which every process is started, `others` are further
         descriptors to pass to the new process.
 

@@ -421,7 +421,7 @@ class Engine:
         """Store changes to the dataset, which workers apply before the next chunk that is submitted."""
         raise NotImplementedError
 
-    def exchange(self, job: Any) -> list[Event]:
+    def exchange(self, job: object) -> list[Event]:
         """Replace all workers by new ones, which get a new job. Return the events of the chunks in progress, which are
         lost, but not because of a death.
 

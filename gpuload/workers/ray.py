@@ -93,7 +93,7 @@ class RayWorkers:
     address: str = argument(string, default="auto")
     workers_per_actor: int | None = argument(integer, default=None, minimum=1)
     cpus_per_worker: float = argument(finite_number, default=1.0, minimum=0)
-    actor_options: Mapping[str, Any] = field(default_factory=dict)
+    actor_options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "RayWorkers")
@@ -310,7 +310,7 @@ class RayPool(RestartingEngine):
 
     # -- listening --------------------------------------------------------------------------------------------------
 
-    def _process_result(self, reference: Any, events: list[Event]) -> None:
+    def _process_result(self, reference: object, events: list[Event]) -> None:
         if reference not in self._calls:
             return  # the call's actor was replaced a moment ago
         actor, request = self._calls[reference]

@@ -94,7 +94,7 @@ class Source:
         self._changes_applied = 0  # in bytes
         self._epoch = -1
         self.read_changes: Callable[[int, int], bytes] = lambda start, end: b""
-        self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
+        self.set_worker_info: Callable[..., object] = lambda epoch, position=None: None
 
     def open(self, request: Request, on_sample: OnSample = lambda is_replay: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk. Call this function for the rows in ascending
@@ -149,7 +149,7 @@ class Source:
         return self._open_one_by_one(request, keys, read, seed)
 
     def _open_one_by_one(
-        self, request: Request, keys: Sequence[Any], read: Callable[[Any], Any], seed: Seed | None
+        self, request: Request, keys: Sequence[object], read: Callable[[Any], object], seed: Seed | None
     ) -> Callable[[int], Any]:
         """Return a function that seeds the generators for the sample of a row, and reads the sample by its key."""
         learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
@@ -441,7 +441,7 @@ def pickle_state(owner: Any, name: str) -> bytes | str | None:
     return packed
 
 
-def _digest(sample: Any) -> bytes:
+def _digest(sample: object) -> bytes:
     """Return a hash of a sample; empty if it cannot be pickled."""
     import hashlib  # only iterable datasets need it, and importing it takes longer than importing this entire package
 

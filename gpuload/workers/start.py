@@ -119,7 +119,7 @@ class Stopwatch:
             return
         find_and_load = bootstrap._find_and_load
 
-        def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
+        def _find_and_load(name: str, import_: Callable[..., object]) -> Any:
             if threading.get_ident() != thread:
                 return find_and_load(name, import_)
             outer_owner, outer_nested_s, start = self._owner, self._nested_s, self._clock()

@@ -331,7 +331,7 @@ def _raw_file_header(
     return lengths, item_dtype, offset
 
 
-def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
+def _check_dtype(path: str, dtype: np.dtype) -> None:
     if dtype.hasobject:
         raise ValueError(
             f"{path!r} holds pickled Python objects, which gpuload never loads, since unpickling can run arbitrary "

@@ -16,7 +16,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def _temporary_folder() -> str | None:
 
 def load_or_build(
     path: str,
-    identity: Any,
+    identity: object,
     build: Callable[[], Arrays],
     *,
     is_fresh: Callable[[Arrays], bool] = lambda arrays: True,

@@ -200,7 +200,7 @@ class TableSource(NamedTuple):
         return f"{self.unit} {row_number} of {self.name}"
 
 
-def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
+def _select_columns(path: str | int, target: Any, classes: object) -> tuple[list[str | int], list[list[str] | None]]:
     """Validate the column arguments. Return the column of paths followed by the target columns, and the classes of each
     target column."""
     path = _column("path", path)
@@ -216,7 +216,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 
-def _column(name: str, value: Any) -> str | int:
+def _column(name: str, value: object) -> str | int:
     """Return the name of a column, or its index."""
     return value if isinstance(value, str) else integer(f"{name}, unless it is a string,", value)
 
@@ -373,7 +373,7 @@ def _pack_rows(rows: Rows, source: TableSource) -> dict[str, np.ndarray]:
     return {**arrays, "words": np.frombuffer(json.dumps(names_and_warnings).encode(), np.uint8)}
 
 
-def _encode_relative_path(path: Any, where: str, source: TableSource) -> bytes:
+def _encode_relative_path(path: object, where: str, source: TableSource) -> bytes:
     """Return a path relative to the root, encoded for the file system."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)

@@ -152,7 +152,7 @@ class HDF5(Store):
         names: list[str] = []
         searched = 0
 
-        def visit(name: str, node: Any) -> bool | None:
+        def visit(name: str, node: object) -> bool | None:
             nonlocal searched
             if searched == MAX_SEARCHED or len(names) == MAX_LISTED:
                 return True  # ends the search

@@ -43,7 +43,7 @@ STREAM_BYTES: Final = 128 << 10
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def is_url(path: Any) -> bool:
+def is_url(path: object) -> bool:
     """Return whether a path is a URL, such as ``s3://bucket/key``."""
     return isinstance(path, str) and "://" in path and URL.match(path) is not None
 
@@ -61,7 +61,7 @@ def join_path(root: str, path: str) -> str:
     return scheme + separator + os.path.normpath(os.path.join("/" + path_of_root, path))[1:]
 
 
-def remote_options(paths: Any, storage_options: StorageOptions) -> Remote | None:
+def remote_options(paths: object, storage_options: StorageOptions) -> Remote | None:
     """Return the options for reading the URLs among these paths; None if no path is a URL.
 
     Raises:

@@ -12,7 +12,7 @@ import functools
 import glob
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -315,7 +315,7 @@ def _column_type(table: Any, name: str, path: str) -> Any:
     return column.type
 
 
-def _check_image_type(table: Any, dtype: Any, name: str, path: str) -> None:
+def _check_image_type(table: object, dtype: object, name: str, path: str) -> None:
     if str(dtype) in ("binary", "large_binary", "binary_view") or str(dtype).startswith("fixed_size_binary"):
         return
     hint = "" if _find_column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"

@@ -115,7 +115,7 @@ def digest_of(remote: Remote) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if any(scope) else ""
 
 
-def _digest_of_object(value: Any) -> list[str]:
+def _digest_of_object(value: object) -> list[str]:
     try:
         data = pickle.dumps(value)
     except Exception:  # pickling may raise any error; with a random digest, no cached data is shared
@@ -289,7 +289,7 @@ class Client:
         return self._make_request(url, "cat_file", limit_s, check, start=begin, end=end)
 
     def _make_request(
-        self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: Any
+        self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: object
     ) -> Request:
         """Return a request: a function that calls a method of a URL's file system, with retries. `check` returns the
         response, or raises an error if it does not match the request."""
@@ -301,10 +301,10 @@ class Client:
             call = partial(self._run_in_thread, call)
         return partial(self._call_with_retries, call, url, limit_s or self.timeout_s, check or (lambda data: data))
 
-    async def _run_in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, call: Callable[[], object]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def _call_with_retries(self, call: Request, url: str, limit_s: float, check: Callable[[Any], Any]) -> Any:
+    async def _call_with_retries(self, call: Request, url: str, limit_s: float, check: Callable[[Any], object]) -> Any:
         for attempt in itertools.count(1):
             try:
                 async with self._gate:

@@ -130,7 +130,7 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
 def _error_details(error: Any) -> tuple[int | None, str, float | None]:
     """Return the details in an error of aiohttp, botocore, requests or httpx: the HTTP status, the error code of an
     S3-like service, and the delay in seconds that the server requests."""
-    answer: Any = getattr(error, "response", None)
+    answer: object = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
     status, code, retry_after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
     if isinstance(answer, dict):
@@ -179,7 +179,7 @@ def http_system() -> Any:
             settings["headers"] = {"Accept-Encoding": "identity", **(settings.get("headers") or {})}
             super().__init__(client_kwargs=settings, **options)
 
-        async def _ls(self, url: str, detail: bool = True, **options: Any) -> Any:
+        async def _ls(self, url: str, detail: bool = True, **options: object) -> Any:
             try:
                 return await super()._ls(url, detail, **options)
             except FileNotFoundError:
@@ -196,7 +196,7 @@ def s3_system() -> Any:
     from s3fs import S3FileSystem
 
     class CheckedS3(S3FileSystem):
-        async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
+        async def _call_s3(self, method: str, *arguments: object, **options: Any) -> Any:
             answer = await super()._call_s3(method, *arguments, **options)
             if "Range" in options and "Body" in answer:
                 status = answer["ResponseMetadata"]["HTTPStatusCode"]

@@ -146,7 +146,7 @@ def stamp(path: str, remote: Any = None) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
+def check_stamp(path: str, expected: tuple[int, int], remote: object = None) -> None:
     """Raise a `DecodeError` if a file has changed since the dataset was created."""
     if (current := stamp(path, remote)) != expected:
         raise decode_error_at(
@@ -156,7 +156,7 @@ def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> Non
         )
 
 
-def labels_array(labels: Any, count: int, description: str) -> np.ndarray | None:
+def labels_array(labels: object, count: int, description: str) -> np.ndarray | None:
     """Return labels as an array with one entry per sample; None if `labels` is None.
 
     Args:

@@ -142,7 +142,7 @@ class NvImageCodec:
         """Free the memory of the decoders."""
         self._decoders = {}
 
-    def _decode_with(self, name: str, decoder: Any, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
+    def _decode_with(self, name: str, decoder: object, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
         """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._region_decoders else None for source in sources]
         # On a GPU, no image is refused with a message, and capturing messages would make threads wait for each other.

@@ -35,7 +35,7 @@ class BatchKernel(triton.JITFunction):
     def __getitem__(self, grid: tuple[int, int]) -> Any:
         return partial(self._launch, grid)
 
-    def _launch(self, grid: tuple[int, int], *tensors: torch.Tensor, **constants: Any) -> None:
+    def _launch(self, grid: tuple[int, int], *tensors: torch.Tensor, **constants: object) -> None:
         """Launch the kernel on the current stream of the tensors' device, which is the current device. `constants` are
         the other arguments, and the options of the compiler."""
         pointers = [(tensor.dtype, tensor.data_ptr() % ALIGNED_BYTES) for tensor in tensors]
@@ -46,7 +46,7 @@ class BatchKernel(triton.JITFunction):
             variant[*grid, 1](*tensors, *[constants[name] for name in self.arg_names[len(tensors) :]])
 
 
-def batch_kernel(**options: Any) -> Callable[[Callable[..., None]], Any]:
+def batch_kernel(**options: object) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that makes a function a kernel, as `triton.jit` with these options does."""
     if INTERPRETED.value or torch.version.hip is not None:  # AMD's variants also depend on the sizes of buffers
         return triton.jit(**options)

@@ -189,7 +189,7 @@ def _is_quick(variant: Variant) -> bool:
     return variant.kernel != "one_pass" or dict(variant.options)["GEOMETRY"] == R.COPY
 
 
-def _make_variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
+def _make_variant(name: str, args: tuple[torch.dtype | int, ...], **options: object) -> Variant:
     return Variant(name, args, tuple(options.items()))
 
 

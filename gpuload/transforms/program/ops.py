@@ -490,7 +490,7 @@ class Call(WholeImageRecord):
         return replace(super().take(entries, rows), params=map_params(self.params, lambda array: array[entries]))
 
 
-def map_params(params: Any, function: Callable[[Any], Any]) -> Any:
+def map_params(params: object, function: Callable[[Any], object]) -> Any:
     """Return the params of a `Call` with each array replaced by `function(array)`."""
     if params is None:
         return None

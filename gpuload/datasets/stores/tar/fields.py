@@ -123,7 +123,7 @@ def _field_type(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
     return extension in IMAGES, stem.rpartition(".")[2] in MASKS, *CONVERSIONS.get(extension, ("bytes", bytes))
 
 
-def _split_alternatives(field: Any) -> tuple[str, ...]:
+def _split_alternatives(field: object) -> tuple[str, ...]:
     if not isinstance(field, str):
         raise TypeError(f"a field must be an extension, such as 'jpg', or 'jpg;png', got {field!r}")
     names = tuple(name.strip().removeprefix(".").lower() for name in field.split(";"))

@@ -280,7 +280,7 @@ class ShuffleBuffer:
         self._hole: int | None = None  # the slot of the last drawn item
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
-    def draw(self, read: Callable[[], Any]) -> Any:
+    def draw(self, read: Callable[[], object]) -> Any:
         """Return the next item in the shuffled order; None if there is none.
 
         `read` returns the next item of the input, or None at its end. If it raises an error, the next call continues.
