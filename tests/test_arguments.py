@@ -98,7 +98,7 @@ VALUES: dict[str, Any] = {
 }
 # Public names that gpuload makes, or that take nothing to check.
 MADE_BY_GPULOAD = {
-    "BatchInfo", "Chain", "CollateError", "Compose", "DeviceCached", "ErrorRecord", "Keypoints", "Mask", "Padded",
+    "BatchInfo", "Chain", "CollateError", "Compose", "ErrorRecord", "Keypoints", "Mask", "Padded",
     "Program", "SampleError", "Stats", "Uniforms", "WorkerError",
 }  # fmt: skip
 # Arguments whose annotation does not say what they take, or that cannot be given alone.
