@@ -420,11 +420,11 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with
             os.kill(engine().pids[0], signal.SIGKILL)
             seen += batches
             assert torch.cat(seen).tolist() == list(range(400))
-            wait_until(lambda: engine().gather(0.0) or caught, "it has failed")
+            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
             assert len(engine().pids) == 1
             assert torch.cat(list(loader)).tolist() == list(range(400))
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().gather(0.0) or engine().is_steady, "both are there")
+            wait_until(lambda: engine().collect_events(0.0) or engine().is_steady, "both are there")
         [text] = [str(each.message) for each in caught if each.category is RuntimeWarning]
         assert "could not be forked: [Errno 11] Resource temporarily unavailable" in text, text
         assert "The other workers continue, and gpuload tries again every second" in text, text
@@ -456,11 +456,11 @@ def test_a_template_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_wi
             whole(loader)
             Path(tmp, "block").touch()
             os.kill(templates()[0], signal.SIGKILL)
-            wait_until(lambda: engine().gather(0.0) or caught, "it has failed")
+            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
             whole(loader)
             assert templates() == []
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().gather(0.0) or len(templates()) == 1, "there is another")
+            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "there is another")
         assert "the workers' template could not be forked: " in str(caught[0].message), caught
         whole(loader)
         loader.close()

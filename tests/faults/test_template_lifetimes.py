@@ -24,7 +24,7 @@ TEAM = """
     def pool():
         return loader._session.engine
     def is_steady():
-        pool().gather(0.0)
+        pool().collect_events(0.0)
         return pool().is_steady and len(templates()) == 1 and pool()._template.ready
     def state(pid):
         with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ TEAM = """
         return "gone"
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool().gather(0.0) or (state(pid) in "gone" and is_steady()), "there is another")
+        wait_until(lambda: pool().collect_events(0.0) or (state(pid) in "gone" and is_steady()), "there is another")
     loader = numbers(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
     def whole():
         assert torch.cat(list(loader)).tolist() == list(range(40))
@@ -182,15 +182,15 @@ def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
         seen = [next(batches)]
         [first] = templates()
         os.kill(first, signal.SIGSTOP)
-        gathered = Counter()
-        gather = pool_module.WorkerPool.gather
-        def gather_and_count(self, timeout_s):
-            gathered[any(worker.pid is None for worker in self._team.values())] += 1
-            return gather(self, min(timeout_s, 0.05))
-        pool_module.WorkerPool.gather = gather_and_count
+        collections = Counter()
+        collect_events = pool_module.WorkerPool.collect_events
+        def collect_and_count(self, timeout_s):
+            collections[any(worker.pid is None for worker in self._team.values())] += 1
+            return collect_events(self, min(timeout_s, 0.05))
+        pool_module.WorkerPool.collect_events = collect_and_count
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        assert gathered[True], gathered  # it did not wait for the template
+        assert collections[True], collections  # it did not wait for the template
         limit = {timeout or 1}
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
         assert templates() != [first]
@@ -209,7 +209,7 @@ def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
         [template] = templates()
         os.kill(template, signal.SIGSTOP)
         os.kill(pool().pids[0], signal.SIGKILL)
-        wait_until(lambda: pool().gather(0.0) or len(pool().pids) == 1, "a worker is pending")
+        wait_until(lambda: pool().collect_events(0.0) or len(pool().pids) == 1, "a worker is pending")
         assert len(pool()._team) == 2
         loader.close()  # before its limit, KILL_WAIT_S
         assert state(template) in ("gone", "Z")
