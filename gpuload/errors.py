@@ -250,12 +250,7 @@ def list_some(
     last: str = " and ",
     describe: Callable[[Any], str] = str,
 ) -> str:
-    """Join the texts of the first items for a message, with the number of the remaining items.
-
-    Example:
-        >>> list_some(["cat", "dog", "fox"], 2)
-        'cat, dog and 1 more'
-    """
+    """Join the texts of the first items for a message, with the number of the remaining items: ``a, b and 7 more``."""
     text = separator.join(map(describe, items[:limit]))
     return text if len(items) <= limit else f"{text}{last}{len(items) - limit:,} more"
 
