@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ __all__ = [
     "error_class_names",
     "explain_unknown_arguments",
     "import_optional",
+    "list_some",
     "one_line",
     "short_repr",
     "visible",
@@ -240,6 +241,18 @@ def one_line(text: str, limit: int = 300) -> str:
 def short_repr(value: Any, limit: int = 100) -> str:
     """Return the repr of a value for a message, in at most `limit` characters."""
     return one_line(repr(value), limit)
+
+
+def list_some(
+    items: Sequence[Any],
+    limit: int,
+    separator: str = ", ",
+    last: str = " and ",
+    describe: Callable[[Any], str] = str,
+) -> str:
+    """Join the texts of the first items for a message, with the number of the remaining items: ``a, b and 7 more``."""
+    text = separator.join(map(describe, items[:limit]))
+    return text if len(items) <= limit else f"{text}{last}{len(items) - limit:,} more"
 
 
 def explain_unknown_arguments(

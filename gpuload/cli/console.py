@@ -66,10 +66,8 @@ def report_error(console: Console, error: object) -> int:
 
 
 @contextmanager
-def progress(
-    console: Console, description: str, total: int | None = None, *, transient: bool = True
-) -> Iterator[ProgressCallback]:
-    """Show the progress of a task: yield a callback that updates it. A `transient` bar is removed at the end."""
+def progress(console: Console, description: str, total: int | None = None) -> Iterator[ProgressCallback]:
+    """Show the progress of a task: yield a callback that updates it. A bar is removed at the end."""
     if not console.is_terminal:
         yield _line_reporter(console, description, total)
         return
@@ -82,7 +80,7 @@ def progress(
         TimeRemainingColumn(),
     )
     # Refreshing uses CPU time, which would affect the measurements, so do it rarely.
-    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bars:
         task = bars.add_task(description, total=total, note="")
         # `total=None` leaves the total unchanged.
         yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
-from gpuload.errors import one_line
+from gpuload.errors import list_some, one_line
 
 __all__ = ["Classes", "check_known_class", "class_names", "format_names", "warn_of_class_conflicts"]
 
@@ -111,8 +111,7 @@ def _class_names_of(dataset: object) -> dict[Any, Any]:
 
 def format_names(names: Sequence[str]) -> str:
     """Format the first few names and the number of the remaining names, for a message."""
-    suffix = f" and {len(names) - MAX_SHOWN:,} more" if len(names) > MAX_SHOWN else ""
-    return ", ".join(map(repr, names[:MAX_SHOWN])) + suffix
+    return list_some(names, MAX_SHOWN, describe=repr)
 
 
 def _shorten(value: Any) -> str:

@@ -33,7 +33,7 @@ from gpuload.datasets.tree import (
     leaf_count,
     walk_key_paths,
 )
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, list_some
 
 __all__ = [
     "BOX_NAME",
@@ -336,8 +336,7 @@ def find_unrecognized_targets(
             warning = _array_warning(leaves[index], name, set(sizes_hw.values()))
         if warning:
             warnings_by_path.setdefault(key_path, f"{key_path}, {warning}")
-    suffix = f"; and {len(warnings_by_path) - MAX_LISTED} more" if len(warnings_by_path) > MAX_LISTED else ""
-    return "; ".join([*warnings_by_path.values()][:MAX_LISTED]) + suffix
+    return list_some([*warnings_by_path.values()], MAX_LISTED, "; ", "; and ")
 
 
 def _array_warning(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:

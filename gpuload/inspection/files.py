@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -266,13 +267,15 @@ class InspectedImages:
     def __init__(self, datasets: list[Any], rows: np.ndarray, row_indices: np.ndarray, *, pixels: bool) -> None:
         self._datasets, self._row_indices, self._pixels = datasets, row_indices, pixels
         self._dataset_indices, self._indices = rows["which"][row_indices], rows["index"][row_indices]
-        self._decoder: Decoder | None = None
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(Decode())
 
     def __len__(self) -> int:
         return len(self._row_indices)
 
     def __getitem__(self, position: int) -> tuple[int, np.ndarray, str, str]:
-        self._decoder = self._decoder or Decoder(Decode())
         dataset, index = self._datasets[self._dataset_indices[position]], int(self._indices[position])
         record, label, cause = np.zeros(1, PIXELS if self._pixels else ROW), None, ""
         try:
@@ -289,9 +292,6 @@ class InspectedImages:
         for position in positions:
             if (will_need := getattr(self._datasets[self._dataset_indices[position]], "will_need", None)) is not None:
                 will_need([int(self._indices[position])])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoder": None}
 
 
 class SelectedImages:

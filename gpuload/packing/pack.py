@@ -26,7 +26,7 @@ from gpuload.checks import flag, function, integer, one_of, optional
 from gpuload.datasets.drafts import DRAFT
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
-from gpuload.errors import GpuloadError
+from gpuload.errors import GpuloadError, list_some
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import durable, manifest
 from gpuload.packing.durable import WORK_FOLDER, encode_json, encode_npy, write_file
@@ -58,10 +58,9 @@ class BadSamples(GpuloadError):
 
     def __init__(self, bad: list[dict[str, Any]], total: int, folder: str) -> None:
         self.bad = bad
-        listed = "".join(f"\n  {describe_bad_sample(sample)}" for sample in bad[:MAX_LISTED])
-        suffix = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
+        listed = list_some(bad, MAX_LISTED, "\n  ", "\n  and ", describe_bad_sample)
         super().__init__(
-            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{suffix}\n"
+            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:\n  {listed}\n"
             "Repair them and run the same command again (finished parts are kept), or skip them with --on-error skip "
             "(skip_bad=True in Python)"
         )

@@ -17,7 +17,7 @@ from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import open_file
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import build
-from gpuload.errors import import_optional, visible
+from gpuload.errors import import_optional, list_some, visible
 from gpuload.packing.durable import hash_of
 from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, SUMS, read_manifest
 
@@ -132,10 +132,7 @@ def _describe_damage(path: str, manifest: dict[str, Any], expected_checksums: np
     ]
     if not damaged_names:
         return ", but its images are intact; the damage is in labels, names or padding"
-    suffix = f" and {len(damaged_names) - MAX_LISTED} more" if len(damaged_names) > MAX_LISTED else ""
-    return (
-        f" in {len(damaged_names)} of its {len(checksums):,} samples: {', '.join(damaged_names[:MAX_LISTED])}{suffix}"
-    )
+    return f" in {len(damaged_names)} of its {len(checksums):,} samples: {list_some(damaged_names, MAX_LISTED)}"
 
 
 def _tar_checksums(path: str) -> SampleChecksums:

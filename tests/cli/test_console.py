@@ -48,7 +48,7 @@ def test_a_total_may_come_later() -> None:
 def test_in_a_terminal_there_are_bars(width: int) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
-    with progress(console, "images, gpuload", 10, transient=False) as update_progress:
+    with progress(console, "images, gpuload", 10) as update_progress:
         update_progress(10, note="1,000 images/s")
     last = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
     assert len(last) <= width

@@ -282,7 +282,7 @@ def _find_files(patterns: list[Any], remote: Remote | None) -> list[str]:
             matches = [location] if is_file else match_pattern(pattern, remote)
             problem = f"no files match {display_path(pattern)!r}"
         elif os.path.isdir(location):
-            matches = sorted(glob.glob(os.path.join(glob.escape(location), "*.parquet")))
+            matches = match_pattern(os.path.join(glob.escape(location), "*.parquet"))
             problem = f"the folder {location!r} contains no *.parquet files"
         elif glob.has_magic(location) and not os.path.exists(location):
             matches = match_pattern(location)

@@ -27,6 +27,7 @@ from gpuload.datasets.stores.store import Patterns, as_list, match_pattern, stam
 from gpuload.datasets.stores.tar import index as index_file
 from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, UnusableIndex
+from gpuload.errors import list_some
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -258,10 +259,9 @@ def _warn(messages: list[str], stacklevel: int) -> None:
 def _combine_errors(errors: list[Exception], count: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
-    shown = "".join(f"\n  {error}" for error in errors[:MAX_LISTED])
-    suffix = f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
     error_type = OSError if all(isinstance(error, OSError) for error in errors) else ValueError
-    return error_type(f"{len(errors)} of {count} shards cannot be indexed:{shown}{suffix}")
+    listed = list_some(errors, MAX_LISTED, "\n  ", "\n  and ")
+    return error_type(f"{len(errors)} of {count} shards cannot be indexed:\n  {listed}")
 
 
 def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
