@@ -132,7 +132,7 @@ def walk_scan(scan: np.ndarray, blocks: list[CoefficientBlock], mcu_count: int) 
     Args:
         scan: the bytes of the scan, uint8, without the bytes stuffed after 0xFF.
         blocks: the blocks of an MCU.
-        count: the number of MCUs.
+        mcu_count: the number of MCUs.
 
     Returns:
         The first bit of each block, and the bit after the last block, int64; and the difference of each block's DC

@@ -64,7 +64,8 @@ class LevelRunner(Protocol):
         """Apply a program, and convert the images to results.
 
         Args:
-            images: the images; each covers at least its window before the first record.
+            images: the images; each covers at least its window before the first record. Windows are parts of complete
+                images, of which only the regions in `RaggedImages.regions_tlhw` are in memory.
             program: the program of this segment.
             windows_tlhw: the windows of the images before each record, and the windows of the results.
             outputs: the result for image i is written to ``outputs[i]``, C×H×W.

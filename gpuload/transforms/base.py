@@ -122,8 +122,8 @@ class Transform:
     record: ClassVar[type[Record] | None] = None  # the type of the transform's own records; None if it has none
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records can use
     operations: ClassVar[tuple[str, ...]] = ()  # sorted names from `program.ops.OPS`
-    depth: ClassVar[int | None] = None  # as in `program.ops.Outline`
-    is_optional: ClassVar[bool] = False  # as in `program.ops.Outline`
+    depth: ClassVar[int | None] = None  # as in `program.ops.RecordOutline`
+    is_optional: ClassVar[bool] = False  # as in `program.ops.RecordOutline`
     is_crop: ClassVar[bool] = False  # the output may use only part of the input
     needs_full_image: ClassVar[bool] = False  # each pixel of the output can depend on the entire input
     may_refuse: ClassVar[bool] = False  # `draw` can raise a `DrawError`

@@ -220,7 +220,7 @@ class Request:
     numbers in the worker's pass, and `iterable` identifies the pass. `epoch_sent` is passed to the dataset's
     ``set_epoch()``; -1 means no call. `changes` is how many bytes of changes to the dataset the worker has to read
     and apply, since the job was sent (`gpuload.workers.dataset_changes`).
-    `plans` means that the request is for the plan of a batch instead of a chunk (`gpuload.workers.planned`).
+    `is_planning` means that the request is for the plan of a batch instead of a chunk (`gpuload.workers.planned`).
     `spare_bytes` is the maximum size of the separate memory for a chunk that does not fit in its slot.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parity.case import RUNS
+from parity.case import BATCHES, RUNS
 from parity.compare import all_cases, here
 from parity.report import PAGE, row_start
 from parity.usable import needs
@@ -14,7 +14,7 @@ from gpuload import transforms as T
 FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
 
 
-@pytest.mark.parametrize("run", ["kornia", "dali", "fused"])
+@pytest.mark.parametrize("run", [run for run in RUNS if run not in ("torch", BATCHES)])
 def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
     needs(run)
     lines = PAGE.read_text().splitlines()

@@ -61,7 +61,7 @@ class Failure(NamedTuple):
         return self.error_type(self.error_number, self.message + suffix, display_url(url))
 
     def wait_s(self, attempt: int) -> float:
-        """Return the delay before the next attempt."""
+        """Return the delay after a failed attempt, counted from 1. It doubles each time, unless the server sets it."""
         wait = FIRST_WAIT_S * 2 ** (attempt - 1) if self.retry_after_s is None else self.retry_after_s
         # Jitter of up to half the delay spreads the retries of many clients. It must not draw from a seeded generator.
         return min(MAX_WAIT_S, wait) * (0.5 + os.urandom(1)[0] / 512)

@@ -26,7 +26,6 @@ from gpuload.datasets.stores import remote as module
 from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.opening import client as client_of
 from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO
-from gpuload.datasets.stores.remote_failures import failure_of
 
 lacking.require("aiohttp")
 
@@ -291,19 +290,6 @@ def test_messages_show_no_secret(server: Server) -> None:
         client().read_files([url])
     assert "hidden" not in str(caught.value)
     assert "hidden" not in repr(Remote({"key": "hidden"}))
-
-
-def test_how_long_it_waits() -> None:
-    class Busy(Exception):
-        status = 503
-
-    class Told(Busy):
-        def __init__(self) -> None:
-            self.headers = {"Retry-After": "7"}
-
-    waits = [failure_of(Busy(), "s3://x/y", 1).wait_s(attempt) for attempt in range(1, 6)]
-    assert all(0.5 <= wait / (0.25 * 2**n) <= 1 for n, wait in enumerate(waits))
-    assert 3.5 <= failure_of(Told(), "s3://x/y", 1).wait_s(1) <= 7
 
 
 def test_files_are_looked_at_and_listed(server: Server) -> None:

@@ -93,3 +93,16 @@ def test_what_is_not_known_is_told_in_its_own_words() -> None:
 )
 def test_urls_are_shown_without_secrets(url: str, told: str) -> None:
     assert display_url(url) == told
+
+
+def test_each_delay_is_twice_as_long_unless_the_server_sets_it() -> None:
+    class Busy(Exception):
+        status = 503
+
+    class BusyFor7Seconds(Busy):
+        def __init__(self) -> None:
+            self.headers = {"Retry-After": "7"}
+
+    delays = [failure_of(Busy(), URL, 1).wait_s(attempt) for attempt in range(1, 6)]
+    assert all(0.5 <= delay / (0.25 * 2**n) <= 1 for n, delay in enumerate(delays))
+    assert 3.5 <= failure_of(BusyFor7Seconds(), URL, 1).wait_s(1) <= 7

@@ -88,7 +88,7 @@ class Passes:
 
     Attributes:
         jobs, floats: the jobs, int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`). This class sets only the
-            location that the first pass reads; `Plan` sets all other locations.
+            location that the first pass reads; `LaunchPlan.build` sets all other locations.
         last: int64 (B,), the index of each image's last pass.
         transposed: bool (B,), whether the rows of each image's result must be written as columns.
         tables: int32 arrays, one per group of jobs: each job's source row indices, then its source column indices.

@@ -146,7 +146,7 @@ class LaunchPlan(NamedTuple):
         launches: the launches, in order.
         channels, out_channels: the number of channels between passes, and of results.
         features: the features that the passes need.
-        erases: whether boxes are erased after the conversion to the final type.
+        has_erasing: whether boxes are erased after the conversion to the final type.
         scratch_bytes: the sizes of the two scratch buffers between passes.
     """
 
