@@ -19,8 +19,13 @@ from bits.running import RECORDED, environment, hash_of
 
 
 def main() -> None:
-    before = json.loads(RECORDED.read_text())["hashes"] if RECORDED.exists() else {}
-    known = before if "--new" in sys.argv[1:] else {}
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"environment": environment(), "hashes": {}}
+    before, only_new = recorded["hashes"], "--new" in sys.argv[1:]
+    if only_new and recorded["environment"] != environment():
+        sys.exit(
+            f"recorded with {recorded['environment']}, and here is {environment()}: record all cases, without --new"
+        )
+    known = before if only_new else {}
     cases = {f"{name}/{run}": (case, run) for name, case in CASES.items() for run in case.runs}
     hashes = {key: known.get(key) or hash_of(case, run) for key, (case, run) in cases.items()}
     RECORDED.write_text(json.dumps({"environment": environment(), "hashes": hashes}, indent=1) + "\n")
