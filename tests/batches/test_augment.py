@@ -656,23 +656,6 @@ def test_positions_that_are_none(positions):
         gl.Augment(CLASSIC)(photographs(4), positions=positions)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"seed": -1}, ValueError),
-        ({"seed": "a"}, TypeError),
-        ({"backend": "jax"}, ValueError),
-        ({"ragged": "no"}, ValueError),
-        ({"pad_to": 32}, ValueError),
-        ({"device": "tpu"}, ValueError),
-        ({"dtype": "uint8"}, ValueError),
-    ],
-)
-def test_arguments_are_checked_as_it_is_made(options, error):
-    with pytest.raises(error, match=next(iter(options))):
-        gl.Augment(CLASSIC, **options)
-
-
 def test_an_image_that_a_crop_does_not_fit_is_named():
     images = [*ragged_photographs(3), torch.zeros(3, 10, 10, dtype=torch.uint8)]
     with pytest.raises(ValueError, match=re.escape("image 3 of the batch: ")):

@@ -449,27 +449,11 @@ def test_importing_gpuload_is_light():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (
-            {"device": "meta"},
-            ValueError,
-            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'meta'",
-        ),
-        (
-            {"device": "gpu"},
-            ValueError,
-            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'gpu'",
-        ),
-        (
-            {"device": "CPU"},
-            ValueError,
-            "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'CPU'",
-        ),
+        ({"device": "CPU"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'CPU'"),
         ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'cuda:x'"),
         ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got -1"),
         ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 1.5"),
         ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
-        ({"backend": "quantum"}, ValueError, "quantum"),
-        ({"ragged": "crop"}, ValueError, "crop"),
         ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer, got 32.0"),
         ({"pad_to": 0, "ragged": "pad"}, ValueError, "pad_to must be at least 1, got 0"),
         (
@@ -485,13 +469,7 @@ def test_importing_gpuload_is_light():
             r"pad_to=32 \(gpuload.pad_collate pads\)",
         ),
         ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
-        ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
-        ({"dtype": "half"}, ValueError, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
-        *(
-            ({name: "no"}, TypeError, f"{name} must be True or False, got 'no'")
-            for name in ("drop_last", "pin_memory", "persistent_workers", "in_order", "info")
-        ),
         (
             {"batch_size": 20, "drop_last": True},
             ValueError,
@@ -502,12 +480,6 @@ def test_importing_gpuload_is_light():
 def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(Samples(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
-
-
-def test_flags_may_be_numbers_or_none():
-    for flag, expected in ((None, False), (0, False), (1, True), (np.True_, True)):
-        loader = gl.Loader(Samples(lambda i: i), shuffle=flag, device="cpu", num_workers=0)
-        assert loader.shuffle is expected
 
 
 def loaders():

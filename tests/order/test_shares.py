@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,15 +139,3 @@ def test_to_start_at_a_billion_costs_no_more_than_at_zero():
     assert first(10**9)[1].positions.tolist() == list(range(10**9, 10**9 + 256))
     # Not a benchmark: walking there would take minutes.
     assert first(10**9)[0] < 20 + 100 * first(0)[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"rank": 2, "world_size": 2}, "rank must be at least 0 and less than 2, got 2"),
-        ({"rank": -1}, "rank must be at least 0 and less than 1, got -1"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, text):
-    with pytest.raises(ValueError, match=f"^{text}$"):
-        Shares(samples=10, batch_size=2, **options)

@@ -112,21 +112,6 @@ def test_torchvision_finds_as_many_whole_images_and_boxes():
     assert scipy.stats.ks_2samp(drawn.kept_boxes.sum(axis=1), left).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: T.RandomIoUCrop(min_scale=0), ValueError, "needs 0 < min_scale ≤ max_scale, got 0 and 1"),
-        (lambda: T.RandomIoUCrop(min_scale=2), ValueError, "needs 0 < min_scale ≤ max_scale, got 2 and 1"),
-        (lambda: T.RandomIoUCrop(max_aspect_ratio=0.2), ValueError, "min_aspect_ratio ≤ max_aspect_ratio"),
-        (lambda: T.ClampBoundingBoxes("no"), ValueError, "must be one of 'auto', 'hard', 'soft', got 'no'"),
-        (lambda: T.ConvertBoundingBoxFormat("XYWHR"), ValueError, "rotated boxes are not supported"),
-    ],
-)
-def test_wrong_arguments_are_named(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
-
-
 def test_torchvisions_formats_are_taken():
     torchvision()
     from torchvision.tv_tensors import BoundingBoxFormat

@@ -43,7 +43,6 @@ def sizes_of(n: int) -> np.ndarray:
             "gets normalized images; leave one of them out",
         ),
         ([NORMALIZE, T.ColorJitter(0.1)], "ColorJitter (number 2) cannot come after Normalize (number 1)"),
-        ([NORMALIZE, T.Resize(8)], "Resize (number 2) cannot come after Normalize (number 1)"),
         ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float images; leave one of them out"),
         (
             [T.ToDtype("float32"), Kornias(), T.CenterCrop(8)],

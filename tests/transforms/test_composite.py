@@ -130,11 +130,6 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
             TypeError,
             "RandomOrder(transforms=…)[0] is not a gpuload transform: got",
         ),
-        (
-            lambda: T.RandomChoice([T.Identity()], p=0.5),
-            TypeError,
-            "RandomChoice(p=…) must be a list of numbers, got 0.5",
-        ),
         (lambda: T.RandomChoice([T.Identity()], p=[1, 2]), ValueError, "must have one number for each of the 1 transf"),
         (
             lambda: T.RandomApply([NORMALIZE]),
@@ -332,11 +327,6 @@ def test_ragged_views_come_as_lists():
     [
         (
             lambda: T.MultiView(T.Identity()),
-            TypeError,
-            "MultiView(chains=…) must be a list with one entry per view",
-        ),
-        (
-            lambda: T.MultiView([]),
             TypeError,
             "MultiView(chains=…) must be a list with one entry per view",
         ),

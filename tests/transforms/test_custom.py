@@ -157,17 +157,6 @@ def test_a_fingerprint_has_the_arguments_and_no_address():
     assert of(Held(np.arange(3))) == of(Held([0, 1, 2])) != of(Held(np.arange(4)))
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: T.Lambda(T.Resize(8)), TypeError, "which is already a transform; remove the Lambda"),
-    ],
-)
-def test_arguments_of_a_lambda(make, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        make()
-
-
 def test_how_they_are_shown():
     chain = T.Chain([Flip(), T.Lambda(abs, per="image"), T.Lambda(torch.nn.ReLU()), T.CenterCrop(8), T.Lambda(abs)])
     assert repr(chain) == (

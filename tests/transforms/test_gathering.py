@@ -36,10 +36,6 @@ def drawn(transform):
             "a chain can have at most one Mosaic, but this chain has 2; keep only one",
         ),
         ([T.CopyPaste(), T.CopyPaste(0.5)], "a chain can have at most one CopyPaste, but this chain has 2"),
-        (
-            [T.Normalize((0.5,) * 3, (0.5,) * 3), T.CopyPaste()],
-            "CopyPaste (number 2) cannot come after Normalize (number 1)",
-        ),
     ],
 )
 def test_orders_that_cannot_be(transforms, text):

@@ -24,26 +24,6 @@ def draw(transform, height: int, width: int, n: int = N):
     return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1)))
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (
-            lambda: T.ScaleJitter((64, 64), interpolation="lanczos", antialias=False),
-            ValueError,
-            "ScaleJitter(antialias=…) must be True for interpolation='lanczos'",
-        ),
-        (
-            lambda: T.RandomResize(8, 8),
-            ValueError,
-            "RandomResize(max_size=8) must be greater than min_size=8: the max",
-        ),
-    ],
-)
-def test_refused(make, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        make()
-
-
 def test_sizes_follow_the_shorter_side_and_are_at_least_a_pixel():
     one = draw(T.RandomShortestSize(40), 77, 128, 5).results_hw
     np.testing.assert_array_equal(one, [[int(77 * (40 / 77)), int(128 * (40 / 77))]] * 5)

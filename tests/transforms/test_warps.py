@@ -31,21 +31,6 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return homogeneous[:, :2] / homogeneous[:, 2:]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (
-            lambda: T.RandomAffine(5, shear=(1, 2, 4, 3)),
-            ValueError,
-            "RandomAffine(shear=…) along y must be (low, high)",
-        ),
-    ],
-)
-def test_refused(make, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        make()
-
-
 def test_arguments_have_one_form():
     assert T.RandomRotation(10) == T.RandomRotation((-10, 10)) == T.RandomRotation([-10.0, 10.0], 0)
     assert T.RandomAffine(0, shear=10) == T.RandomAffine((0, 0), shear=(-10, 10))
