@@ -219,13 +219,6 @@ def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
     assert type(annotations[0]) is list
 
 
-def test_what_json_would_change_is_kept_as_it_is(made: Make) -> None:
-    theirs = made()
-    for annotation in theirs.coco.anns.values():
-        annotation["tags"] = ("a", 1)
-    assert gl.wrap(theirs, annotations="raw").targets[0] == theirs._load_target(IDS[0])
-
-
 def test_crowds_can_be_left_out(made: Make) -> None:
     theirs = made()
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
@@ -248,10 +241,6 @@ NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
     ("change", "message"),
     [
         (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 of image 8 has no bbox; fix the file, or {RAW}"),
-        (
-            lambda found: found[1].update(segmentation=None),
-            f"the COCO annotation 101 of image 3 has no segmentation; {NO_MASKS}",
-        ),
         (
             lambda found: found[3].update(keypoints=[1, 2, 2]),
             "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, "
@@ -278,14 +267,6 @@ def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Pa
             wrapped = gl.wrap(theirs, **options)
         assert caught[0].filename == __file__
         assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
-    theirs = made(lambda found: found[1].update(category_id=7))
-    with pytest.warns(UserWarning, match=r"^1 of the 6 annotations in .* belong to none of its categories: annotation"):
-        gl.wrap(theirs)
-    theirs = made(lambda found: [one.update(image_id=str(one["image_id"])) for one in found])
-    with pytest.raises(
-        ValueError, match=r"^none of the 6 annotations in .* belongs to one of its images: annotation 100"
-    ):
-        gl.wrap(theirs)
 
 
 def test_a_subset_of_the_images_is_no_mistake(made: Make) -> None:
@@ -762,10 +743,6 @@ def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> No
             "the COCO annotation 101 of image 3 has category_id 1.5, expected a",
         ),
         (
-            change_of("annotations", 1, category_id="cat"),
-            "the COCO annotation 101 of image 3 has category_id 'cat', expected",
-        ),
-        (
             change_of("annotations", 1, iscrowd=2**70),
             "the COCO annotation 101 of image 3 has iscrowd 118059162071741130342",
         ),
@@ -775,10 +752,6 @@ def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> No
         ),
         (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has bbox ['1', '2', '3', '4'], e"),
         (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has bbox 5, expected left, top"),
-        (
-            change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]),
-            "annotation 101 of image 3 has bbox [nan, 1, 2",
-        ),
         (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has bbox [1e+300, 1, 2"),
         (
             change_of("annotations", 1, keypoints=["a"] * 6),

@@ -174,23 +174,12 @@ def pillow(mode: str) -> PILImage.Image:
     return PILImage.fromarray(RGB).convert(mode)
 
 
-class Same:
-    def __init__(self, sample, samples: int = 40) -> None:
-        self.sample, self.samples = sample, samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index):
-        return self.sample
-
-
 def told(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
     """The warnings of some epochs."""
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
     with (
         warnings.catch_warnings(record=True) as caught,
-        gl.Loader(Same(sample), 8, transforms=transforms, **options) as loader,
+        gl.Loader([sample] * 40, 8, transforms=transforms, **options) as loader,
     ):
         warnings.simplefilter("always")
         for _ in range(epochs):
@@ -340,12 +329,9 @@ def test_it_is_told_once_for_a_loader_whatever_its_workers_find():
 
 
 def test_it_is_told_although_the_first_samples_have_none():
-    class Later(Same):
-        def __getitem__(self, index):
-            return {"image": gl.Image(RGB), "mask": LEVELS if index == 9 else None}
-
+    samples = [{"image": gl.Image(RGB), "mask": LEVELS if index == 9 else None} for index in range(40)]
     with (
-        gl.Loader(Later(None), 2, transforms=FLIP, num_workers=0, device="cpu", collate_fn=list) as loader,
+        gl.Loader(samples, 2, transforms=FLIP, num_workers=0, device="cpu", collate_fn=list) as loader,
         pytest.warns(RuntimeWarning, match="Mask"),
     ):
         list(loader)

@@ -182,23 +182,10 @@ def test_a_value_that_is_almost_a_leaf_is_refused_with_a_remedy(make, remedy):
         make()
 
 
-class One:
-    """A dataset of one sample."""
-
-    def __init__(self, sample) -> None:
-        self.sample = sample
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, i):
-        return self.sample
-
-
 def said(sample) -> str:
     """Why a sample of this kind is refused under a crop."""
     with (
-        gl.Loader(One(sample), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
+        gl.Loader([sample], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
         pytest.raises(gl.SampleError) as caught,
     ):
         list(loader)
@@ -226,7 +213,7 @@ def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
 @pytest.mark.parametrize("mode", ["1", "P", "L", "LA", "RGB", "RGBA", "CMYK"])
 def test_pillow_images_of_8_bits_are_taken_in_every_mode(mode):
     image = PILImage.fromarray(np.full((8, 9, 3), 255, np.uint8)).convert(mode)
-    with gl.Loader(One((image, 0)), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
+    with gl.Loader([(image, 0)], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
         [(batch, _)] = loader
     assert (batch[:, :3] == 255).all()
 
@@ -238,7 +225,7 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
     assert "this PNG holds 16 bits per pixel" in said((encoded, 0))
     mask = gl.Mask(encoded)
     level = gl.Image(np.zeros((8, 9, 3), np.uint8))
-    with gl.Loader(One((level, mask)), 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
+    with gl.Loader([(level, mask)], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
         [(_, masks)] = loader
     assert (masks == 30000).all()
 
@@ -309,26 +296,16 @@ def test_exif_of_encoded_is_shown():
     assert repr(gl.Encoded(b"abc", exif=False)) == "Encoded(3 bytes, mode='RGB', source=None, exif=False)"
 
 
-class FloatImages:
-    def __init__(self, values, channels=3):
-        self.values, self.channels = values, channels
-
-    def __len__(self):
-        return len(self.values)
-
-    def __getitem__(self, index):
-        return gl.Image(np.full((8, 9, self.channels), self.values[index], np.float32))
-
-
 @pytest.mark.parametrize("value", [255, -0.5])
 def test_floats_outside_0_to_1_are_refused_before_a_normalize_of_fractions(value):
     text = (
         f"ValueError: the image contains floats from {value} to {value}, but float images must be in 0 … 1; pass pixel"
     )
+    images = [gl.Image(np.full((8, 9, 3), level, np.float32)) for level in (0, 1, value)]
     options = {"num_workers": 0, "device": "cpu"}
     for transforms in ([T.Normalize([0.5] * 3, [0.2] * 3)], [T.MultiView([T.Normalize([0.5] * 3, [0.2] * 3)] * 2)]):
         with (
-            gl.Loader(FloatImages([0, 1, value]), 3, transforms=transforms, **options) as loader,
+            gl.Loader(images, 3, transforms=transforms, **options) as loader,
             pytest.raises(gl.SampleError, match=f"^sample 2,.*{re.escape(text)}"),
         ):
             list(loader)
@@ -351,7 +328,8 @@ def test_masks_of_floats_may_have_any_values():
     ],
 )
 def test_floats_of_other_units_are_not_refused(transforms, channels):
-    with gl.Loader(FloatImages([255.0], channels), transforms=transforms, num_workers=0, device="cpu") as loader:
+    image = gl.Image(np.full((8, 9, channels), 255, np.float32))
+    with gl.Loader([image], transforms=transforms, num_workers=0, device="cpu") as loader:
         assert len(list(loader)) == 1
 
 

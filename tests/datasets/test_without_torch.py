@@ -12,7 +12,6 @@ import lacking
 import numpy as np
 import pytest
 import torch
-from pictures import jpeg_bytes, smooth_image
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import gpuload as gl
@@ -26,17 +25,6 @@ def vision() -> ModuleType:
     from benchmarks.peers.torchvision_import import torchvision
 
     return torchvision.datasets
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """root/{ant,bee,cat}/*.jpg, 10 images, one of them deeper."""
-    root = tmp_path_factory.mktemp("folder")
-    for number in range(10):
-        path = root / ("ant", "bee", "cat")[number % 3] / ("deep" if number == 4 else "") / f"{number}.jpg"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(jpeg_bytes(smooth_image(20 + number, 30, number)))
-    return root
 
 
 def assert_same(dataset: Any) -> None:
