@@ -274,3 +274,4 @@ def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
     np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
     assert seen[0] != large
     assert all(data == large for data in seen[1:])
+    assert decoder.counts["cut"] == 0

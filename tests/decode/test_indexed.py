@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
-from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, cut_files, find_grid, is_cuttable
 from gpuload.decode.header import INDEX
@@ -145,19 +144,6 @@ def test_the_decoder_cuts_by_itself(large, mode):
     assert decoder.counts["cut"] == 1
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_cut_is_turned_upright_as_the_whole_is(orientation, encode):
-    noise = np.random.default_rng(orientation).integers(0, 256, (384, 512, 3), np.uint8)
-    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + bytes((orientation, 0, 0, 0, 0, 0, 0, 0))
-    jpeg = indexed(encode(noise, "JPEG", quality=60, exif=exif))
-    decoder, region = Decoder(Decode(exif=True)), (60, 70, 90, 110)
-    header = decoder.header(Encoded(jpeg))
-    assert header.orientation == orientation
-    whole = decoder.decode(Encoded(jpeg), header)
-    np.testing.assert_array_equal(with_cutting(decoder, jpeg, region), whole[60:150, 70:180])
-    assert decoder.counts["cut"] == 1
-
-
 FORGED = {
     "none": lambda large: b"",
     "longer codes": lambda large: forged(large, FIXED.size - 4, b"\x28" * 24),
@@ -269,21 +255,6 @@ def test_wrong_data_above_and_beside_a_crop_leave_it_right(large):
         better += whole is None or not np.array_equal(whole, right)
     assert better > 10
     assert not refused
-
-
-def test_a_complaint_about_a_cut_is_none_about_the_file(large, monkeypatch):
-    decoder, region, seen = Decoder(Decode()), (150, 200, 80, 90), []
-    expected = without_cutting(decoder, large, region)
-    decode = SimpleJpeg.decode
-
-    def refuse_parts(self, data, header, *rest):
-        seen.append(len(data))
-        return (None, "no") if len(data) < len(large) / 2 else decode(self, data, header, *rest)
-
-    monkeypatch.setattr(SimpleJpeg, "decode", refuse_parts)
-    np.testing.assert_array_equal(with_cutting(decoder, large, region), expected)
-    assert seen[0] < len(large) / 2
-    assert decoder.counts["cut"] == 0
 
 
 def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
