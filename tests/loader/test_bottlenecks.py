@@ -1,4 +1,4 @@
-"""Twenty loaders made slow in one way each: `stats()` names it.
+"""Loaders made slow in one way each: `stats()` measures it and names it; all sentences are in test_advice.py.
 
 What bounds is far slower than all else by its making (it sleeps, or is a hundred times as much work), so that shares
 are right on any machine, whatever else it does.
@@ -108,19 +108,6 @@ def test_a_slow_disk(many_cpus):
 
 
 @pytest.mark.processes
-def test_huge_images(many_cpus):
-    found = measured(Photos(4000, 3000), batches=3, batch_size=2, transforms=[T.CenterCrop(2000)])
-    check(found, "the images are large (4.0 megapixels decoded per image)", "--short-side 512")
-
-
-@pytest.mark.processes
-def test_tiny_images(many_cpus):
-    # Few batches are ready when it is measured, however late this process gets to run, and many are taken.
-    found = measured(Photos(32, 32), batch_size=256, batches=20, prefetch_factor=1)
-    check(found, "tiny images are the bottleneck: 3,072 bytes of pixels each", "gl.ArrayFile")
-
-
-@pytest.mark.processes
 def test_a_slow_step():
     found = measured(Sleeping(0.0, 32), step=lambda: time.sleep(0.2))
     check(
@@ -143,18 +130,6 @@ def test_a_ring_too_small(many_cpus):
     found = measured(Sleeping(0.01), num_workers=2, chunk_size=1, ring_bytes=1 << 16)
     check(found, "the ring is the bottleneck: ring_bytes=65,536 is too small", "try ring_bytes=")
     assert found.ring.spilled >= 3 * 6  # of the four chunks of a batch, one stays
-
-
-@pytest.mark.processes
-def test_one_core():
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        found = measured(Photos(1600, 1200), transforms=[T.CenterCrop(64)])
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert found.cpu.count == 1
-    check(found, "decode is the bottleneck: ", "more workers would not help, as this process ", " 1 CPU")
 
 
 def lose_nvimagecodec(worker: int) -> None:
@@ -255,17 +230,10 @@ class SlowToUnpack(Sleeping):
 
 
 @pytest.fixture
-def one_cpu():
-    """This process, and those that it starts, have one CPU between them."""
+def neighbours() -> Iterator[None]:
+    """Two other programs that compute all the time, on the one CPU that this process and its workers have."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
-    yield
-    os.sched_setaffinity(0, allowed)
-
-
-@pytest.fixture
-def neighbours(one_cpu: None) -> Iterator[None]:
-    """Two other programs that compute all the time, on the CPU that workers have."""
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
     programs = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
     try:
@@ -277,6 +245,7 @@ def neighbours(one_cpu: None) -> Iterator[None]:
         for program in programs:
             program.kill()
             program.communicate()
+        os.sched_setaffinity(0, allowed)
 
 
 def whole_epoch(dataset: Any, **given: Any) -> gl.Stats:
@@ -288,41 +257,15 @@ def whole_epoch(dataset: Any, **given: Any) -> gl.Stats:
         return loader.stats()
 
 
-def no_more_workers(found: gl.Stats) -> bool:
-    return re.search(MORE_WORKERS, found.advice) is None
-
-
-class BriefStage(torch.nn.Module):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.03)
-        return images
-
-
-@pytest.mark.processes
-def test_a_step_beside_a_stage():
-    """The stage takes more than the loop waits, and an eighth of what the step takes."""
-    transforms = [T.CenterCrop(16), BriefStage()]
-    found = measured(Sleeping(0.0, 32), step=lambda: time.sleep(0.25), transforms=transforms)
-    check(found, "the training step is the bottleneck: the loop waits ", "; the stage takes ")
-
-
 @pytest.mark.usefixtures("neighbours")
 @pytest.mark.processes
 def test_a_dataset_that_computes_beside_other_programs():
     """A worker gets a third of a CPU, and waits for it in the time between, not for a disk."""
     found = measured(Computing())
     check(found, "reading is the bottleneck, and takes CPU time (", "more workers would not help")
+    assert found.cpu.count == 1
     assert found.cpu.queued_s > found.cpu.workers_s
-    assert no_more_workers(found)
-
-
-@pytest.mark.processes
-def test_a_dataset_that_waits_has_no_use_for_cpus(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.meter.usable_cpus", lambda: 1)
-    found = measured(Sleeping(0.1), num_workers=4, batch_size=8, chunk_size=1, batches=3)
-    check(
-        found, "reading is the bottleneck (a sample takes ", "; 1", " workers would give about ", "times the throughput"
-    )
+    assert re.search(MORE_WORKERS, found.advice) is None
 
 
 @pytest.mark.processes
@@ -380,22 +323,6 @@ def test_blocks_and_a_cache_are_named_where_they_would_help(many_cpus):
     found = measured(gl.Cached(Slowly(), 1 << 20), shuffle="block", batches=3)
     check(found, "reading is the bottleneck (")
     assert "Cached" not in found.advice
-
-
-@pytest.mark.usefixtures("one_cpu")
-@pytest.mark.processes
-def test_numbers_have_no_jpegs_to_blame():
-    """A `collate_fn` that takes 50 ms of a CPU, over plain numbers."""
-
-    def collate(samples: list[int]) -> list[int]:
-        began = time.thread_time()
-        while time.thread_time() - began < 0.05:
-            pass
-        return samples
-
-    found = measured(list(range(10_000)), collate_fn=collate)
-    check(found, "collate_fn is the bottleneck: ", "more workers would not help, as this process ")
-    assert "JPEG" not in found.advice
 
 
 @pytest.mark.processes

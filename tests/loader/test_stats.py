@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import os
 import pickle
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from pictures import jpeg_bytes, smooth_image
 from stage.test_plan import Cells
 
 import gpuload as gl
@@ -36,17 +35,11 @@ from gpuload.loader.stats import (
 )
 
 
-def jpeg(width: int = 60, height: int = 40) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), (90, 120, 30)).save(file, "JPEG")
-    return file.getvalue()
-
-
 class Pictures:
     """JPEGs and, as every fourth, an array; `bad` ones are no images."""
 
     def __init__(self, samples: int = 24, bad: tuple[int, ...] = (), kills: int = -1) -> None:
-        self.samples, self.bad, self.kills, self.data = samples, bad, kills, jpeg()
+        self.samples, self.bad, self.kills, self.data = samples, bad, kills, jpeg_bytes(smooth_image(40, 60, 0))
 
     def __len__(self) -> int:
         return self.samples
@@ -75,7 +68,7 @@ def test_before_the_first_batch_all_is_zero():
     assert str(made.stats()) == (
         "epoch 0: 0.0 s, 0 batches, 0 images, 0 images/s\n\nnothing has been loaded yet: ask again after a few batches"
     )
-    with pytest.raises(TypeError, match=r"^since must be an earlier result of stats\(\), got float: 1.5$"):
+    with pytest.raises(TypeError, match=r"^since must be a gpuload.Stats, got 1.5 \(float\)$"):
         made.stats(since=1.5)  # type: ignore[arg-type]
 
 
@@ -84,13 +77,8 @@ def test_everything_is_counted(workers: int):
     dataset = Pictures()
     with loader(dataset, num_workers=workers, transforms=[T.CenterCrop(32)]) as made:
         found = drain(made)
-        assert (found.epoch, found.batches, found.images, found.faults.errors, found.faults.restarts) == (
-            0,
-            6,
-            24,
-            0,
-            0,
-        )
+        assert (found.epoch, found.batches, found.images) == (0, 6, 24)
+        assert (found.faults.errors, found.faults.restarts) == (0, 0)
         assert found.decode.read_bytes == 18 * len(dataset.data) + 6 * 40 * 60 * 3
         assert found.decode.bytes == 24 * 32 * 32 * 3
         assert sum(found.decode.counts.values()) == 18
@@ -194,13 +182,6 @@ def test_caches_are_found_wherever_they_are():
     assert (second.cache.hits, second.cache.misses) == (8, 0)
     assert first.part("read").count == second.part("read").count == 8
     assert "cache     8 hits, 0 misses: 100%" in str(second)
-
-
-def test_errors_are_counted():
-    with loader(Pictures(bad=(1, 2)), on_error="skip") as made, pytest.warns(RuntimeWarning, match="sample 1"):
-        found = drain(made)
-    assert (found.images, found.faults.errors) == (22, 2)
-    assert "2 errors" in str(found)
 
 
 def test_it_may_be_asked_while_another_thread_is_in_next():
