@@ -587,11 +587,6 @@ def test_images_that_are_not_names_are_refused(images):
         gl.Augment([], images=images)
 
 
-def test_colours_of_floats_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=re.escape("ColorJitter takes uint8 images, but image 0 is float32")):
-        gl.Augment(CLASSIC)(torch.zeros(2, 3, 40, 56))
-
-
 def test_gradients_are_of_no_interest_where_there_are_none():
     images = torch.zeros(2, 3, 40, 56, requires_grad=True)
     with torch.no_grad():
@@ -605,18 +600,6 @@ def test_a_mask_of_another_size():
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC)(photographs(4), gl.Mask(np.zeros((4, 20, 56))))
-
-
-def test_targets_of_images_of_two_sizes():
-    batch = {"a": photographs(4), "b": photographs(4, (30, 30)), "mask": gl.Mask(np.zeros((4, 40, 56)))}
-    message = 'must have the same size, but sample["a"] has 40×56 and sample["b"] has 30×30 (height × width)'
-    with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment(CLASSIC)(batch)
-
-
-def test_targets_where_images_are_mixed():
-    with pytest.raises(ValueError, match="MixUp mixes images, but masks, boxes and keypoints cannot be mixed"):
-        gl.Augment([NORMALIZE, T.MixUp(num_classes=3)])(photographs(4), gl.Mask(np.zeros((4, 40, 56))))
 
 
 def test_arrays_that_stay_behind_are_warned_of_once():

@@ -326,14 +326,11 @@ def test_data_of_which_nothing_can_be_loaded_is_an_error(tmp_path: Path) -> None
     [
         (["nowhere"], "'nowhere' does not exist; expected a folder of images, shards, or a file of a store"),
         (["{root}/a.zip"], "is unknown: expected a folder of images, or a name that ends in .tar"),
-        (["{root}/empty"], "has no images in it"),
-        (["{root}/one", "--recipe", "none.py:x"], "--recipe none.py:x: the file 'none.py' does not exist"),
         (["{root}/one", "--fields", "jpg"], "--fields applies to TarShards"),
     ],
 )
 def test_what_cannot_be_measured(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "a.zip").touch()
-    (tmp_path / "empty").mkdir()
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.jpg").write_bytes(jpeg_bytes(smooth_image(40, 40, 0)))
     status, out, told = bench(*(argument.format(root=tmp_path) for argument in arguments))

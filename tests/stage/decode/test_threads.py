@@ -25,14 +25,7 @@ from gpuload.stage.decode.threads import DecodedMemory
 
 LIMIT_S = 60
 FILES = [jpeg_bytes(smooth_image(40, 50, number)) for number in range(12)]
-
-
-class Images:
-    def __len__(self) -> int:
-        return len(FILES)
-
-    def __getitem__(self, index: int) -> Any:
-        return gl.Encoded(FILES[index]), index
+IMAGES = [(gl.Encoded(file), index) for index, file in enumerate(FILES)]
 
 
 class Gate:
@@ -55,7 +48,7 @@ def decoding_threads() -> list[threading.Thread]:
 
 def make_loader(**options: Any) -> gl.Loader:
     defaults = {"num_workers": 1, "device": "cpu", "transforms": [T.CenterCrop(32)], "prefetch_factor": 4}
-    return gl.Loader(Images(), 2, **{"decode": gl.Decode(where="device"), **defaults, **options})
+    return gl.Loader(IMAGES, 2, **{"decode": gl.Decode(where="device"), **defaults, **options})
 
 
 @contextlib.contextmanager
