@@ -89,17 +89,6 @@ def test_tensors_and_arrays_without_axes_are_numbers():
 TO_UINT8 = T.ToDtype("uint8", scale=True)
 
 
-class Images:
-    def __init__(self, images):
-        self.images = images
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return gl.Image(self.images[index])
-
-
 def loaded(dataset, transforms, **options):
     with gl.Loader(dataset, 32, transforms=transforms, device="cpu", **{"num_workers": 0, **options}) as loader:
         return torch.cat(list(loader))
@@ -124,7 +113,7 @@ def test_to_uint8_at_the_head_gives_torchvisions_values_of_floats_and_uint16(tmp
     original = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
     for images in (floats, deep):
         expected = original(nchw(images))
-        assert torch.equal(loaded(Images(images), [TO_UINT8]), expected)
+        assert torch.equal(loaded(list(map(gl.Image, images)), [TO_UINT8]), expected)
         assert torch.equal(gl.Augment([TO_UINT8])(nchw(images)), expected)
         np.save(tmp_path / "images.npy", images)  # more than the samples that are checked before rows are copied
         assert torch.equal(loaded(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
@@ -157,8 +146,8 @@ def test_images_that_are_converted_at_the_head_give_the_bits_of_uint8_images(tra
     floats = unit_floats()
     levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(nchw(floats)).permute(0, 2, 3, 1).numpy())
     options = {"batch_size": 20, "device": "cpu", "num_workers": 0, "transforms": transforms}
-    with gl.Loader(Images(floats), **options) as loader, gl.Loader(Images(levels), **options) as expected:
-        assert_equal(next(iter(loader)), next(iter(expected)))
+    found, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
+    assert_equal(found, expected)
     assert_equal(gl.Augment(transforms)(nchw(floats)), gl.Augment(transforms)(nchw(levels)))
 
 
@@ -174,7 +163,7 @@ def test_floats_outside_0_to_1_are_refused_at_the_head(value, found):
     image[2, 3] = value
     message = f"contains {found}, but float images must be in 0 … 1"
     with pytest.raises(gl.SampleError, match=f"^sample 0,.* ValueError: the image {re.escape(message)}"):
-        loaded(Images([image]), [TO_UINT8, T.ColorJitter(0.3)])
+        loaded([gl.Image(image)], [TO_UINT8, T.ColorJitter(0.3)])
     with pytest.raises(ValueError, match=f"^batch {re.escape(message)}"):
         gl.Augment([TO_UINT8, T.ColorJitter(0.3)])(nchw(image[None]))
 
@@ -190,7 +179,7 @@ def test_floats_outside_0_to_1_are_refused_at_the_head(value, found):
 def test_floats_are_refused_where_to_uint8_is_not_at_the_head(transforms):
     text = "accepts only uint8 images, but these images are float32; put ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        loaded(Images(unit_floats()), transforms)
+        loaded(list(map(gl.Image, unit_floats())), transforms)
     levels = (unit_floats() * 255).astype(np.uint8)
     loaded([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
 
@@ -198,4 +187,4 @@ def test_floats_are_refused_where_to_uint8_is_not_at_the_head(transforms):
 def test_colours_of_floats_are_refused_with_to_uint8_as_the_remedy():
     text = "ColorJitter takes uint8 images, but sample 0 is float32; put T.ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        loaded(Images(unit_floats()), [T.ColorJitter(0.3)])
+        loaded(list(map(gl.Image, unit_floats())), [T.ColorJitter(0.3)])
