@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from dataloader.common import Made
 from originals import torchvision
 from PIL import Image as PILImage
 
@@ -39,20 +40,13 @@ FORMS = {
 }
 
 
-class Clips:
-    def __init__(self, make) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int):
-        return self.make(index), index % CLASSES
+def clips(make) -> Made:
+    return Made(lambda index: (make(index), index % CLASSES), COUNT)
 
 
 def batches(make, transforms=CHAIN, batch_size=3, **options):
     options = {"num_workers": 0, "device": "cpu", "seed": 4, **options}
-    with gl.Loader(Clips(make), batch_size, transforms=transforms, **options) as loader:
+    with gl.Loader(clips(make), batch_size, transforms=transforms, **options) as loader:
         return list(loader)
 
 
@@ -125,7 +119,7 @@ def test_one_by_one_by_a_collate_fn_and_by_replay():
     assert torch.equal(torch.stack([clip for clip, _ in samples[:3]]), expected)
     collated = batches(frames, collate_fn=lambda samples: [clip for clip, _ in samples])
     assert torch.equal(torch.stack(collated[0]), expected)
-    with gl.Loader(Clips(frames), 3, transforms=CHAIN, seed=4, device="cpu", num_workers=0) as loader:
+    with gl.Loader(clips(frames), 3, transforms=CHAIN, seed=4, device="cpu", num_workers=0) as loader:
         clip, label = loader.replay(0, 1).sample
     assert torch.equal(clip, expected[1])
     assert label == 1

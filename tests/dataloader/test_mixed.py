@@ -12,24 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dataloader.common import Made
 from torch.utils.data import IterableDataset, RandomSampler
 
 import gpuload as gl
 
 pytestmark = pytest.mark.usefixtures("warm")
-
-
-class Made:
-    """Sample i is what a function makes of i."""
-
-    def __init__(self, make, length: int = 24) -> None:
-        self.make, self.length = make, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index):
-        return self.make(index)
 
 
 class Streamed(IterableDataset):
@@ -54,7 +42,7 @@ def image_array_number(index):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
 def test_images_beside_arrays(workers, options):
-    with loader(Made(image_array_number), num_workers=workers, **options) as loader_:
+    with loader(Made(image_array_number, 24), num_workers=workers, **options) as loader_:
         batches = list(loader_)
     assert len(batches) == 3
     for step, (images, arrays, numbers) in enumerate(batches):
@@ -77,7 +65,7 @@ def test_arrays_stay_in_the_order_of_their_samples_whatever_fails(workers, on_er
 
     faults = gl.Faults(on_error=on_error, max_error_rate=1)
     options = {"num_workers": workers, "chunk_size": 3, "faults": faults}
-    with loader(Made(make), **options) as loader_, pytest.warns(RuntimeWarning, match="bad"):
+    with loader(Made(make, 24), **options) as loader_, pytest.warns(RuntimeWarning, match="bad"):
         batches = list(loader_)
     for images, arrays, numbers in batches:
         assert (images[:, 0, 0, 0] == numbers).all()
@@ -131,7 +119,7 @@ class Odd(torch.nn.Module):
 
 def test_a_stop_iteration_in_the_making_of_a_batch_is_no_quiet_end():
     with (
-        loader(Made(image_array_number), transforms=[Odd()]) as loader_,
+        loader(Made(image_array_number, 24), transforms=[Odd()]) as loader_,
         pytest.raises(RuntimeError, match="making a batch raised StopIteration"),
     ):
         next(iter(loader_))
@@ -146,7 +134,7 @@ def test_a_batch_of_one_bad_sample_of_a_sampler_is_left_out(batch_size):
 
     with (
         pytest.warns(RuntimeWarning, match="bad"),
-        loader(Made(make), batch_size, sampler=range(6), on_error="skip") as loader_,
+        loader(Made(make, 24), batch_size, sampler=range(6), on_error="skip") as loader_,
     ):
         assert [int(batch) for batch in loader_] == [0, 1, 2, 4, 5]
 
@@ -155,7 +143,7 @@ class Holder:
     """As a LightningDataModule has it: the loader, and what the loader calls."""
 
     def __init__(self, workers):
-        self.loader = loader(Made(int), num_workers=workers, collate_fn=self.collate)
+        self.loader = loader(Made(int, 24), num_workers=workers, collate_fn=self.collate)
 
     def collate(self, samples):
         return torch.tensor(samples)
@@ -179,7 +167,7 @@ def test_a_loader_that_what_it_calls_refers_to_is_collected_with_its_workers(wor
 
 def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_asked_for():
     def make():
-        return loader(Made(int), sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(1)))
+        return loader(Made(int, 24), sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(1)))
 
     first = make()
     list(first)
@@ -199,7 +187,7 @@ def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_as
 @pytest.mark.parametrize("workers", [3])
 def test_each_worker_has_a_batch_to_do(workers):
     """Where a batch is one worker's affair."""
-    with loader(Made(int), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
+    with loader(Made(int, 24), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
         batches = iter(loader_)
         next(batches)
         assert len(loader_._session.feed._batches) >= workers  # pyright: ignore[reportOptionalMemberAccess]

@@ -9,25 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from dataloader.common import Made
 from PIL import Image
 
 import gpuload as gl
 from gpuload import transforms as T
 
 COUNT, CHANNELS = 22, 13
-
-
-class Scenes:
-    """Each sample an image of its own size, made by a function of its number."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, i):
-        return self.make(i), i
 
 
 def pixels(i: int, dtype: str, channels: int = CHANNELS) -> np.ndarray:
@@ -83,7 +71,7 @@ CHAINS = {
 
 def batches(make, transforms, **options):
     options = {"batch_size": 4, "device": "cpu", "num_workers": 0, **options}
-    with gl.Loader(Scenes(make), transforms=transforms, **options) as loader:
+    with gl.Loader(Made(lambda index: (make(index), index), COUNT), transforms=transforms, **options) as loader:
         return list(loader)
 
 
