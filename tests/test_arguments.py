@@ -112,8 +112,9 @@ NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
 CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
 # Annotations of objects, of names, of paths, and of what a class has to say about itself.
 OTHERS = re.compile(
-    r"Any$|str\b|bytes$|object$|Sequence\[(Any|str|Transform|Sequence)|Collection|Iterable|Mapping|tuple\[int, \.\.\.\]"
-    r"|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults|Literal\['raw'\]"
+    r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|Transform|Sequence)|Collection|Iterable|Mapping"
+    r"|tuple\[int, \.\.\.\]|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults"
+    r"|Literal\['raw'\]"
 )
 # Values just beyond the bounds, by class or function and argument.
 BEYOND: dict[str, dict[str, tuple[Any, ...]]] = {
