@@ -22,7 +22,7 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
         loader = numbers(interrupt, num_workers={workers})
         iterator = iter(loader)
         seen = []
-        when_gathering(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
+        when_waiting_for_workers(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
         try:
             while True:
                 seen += next(iterator).tolist()
@@ -81,7 +81,7 @@ def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
-        when_gathering(lambda: True, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
+        when_waiting_for_workers(lambda: True, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
         try:
             for batch in iterator: pass
             raise AssertionError

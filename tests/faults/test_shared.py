@@ -81,7 +81,7 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
                 errors.append(str(error))
         thread = threading.Thread(target=consume)
         inside = threading.Event()
-        when_gathering(lambda: len(seen) == 2, inside.set)
+        when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
         thread.start()
         wait_for_the_hang()
         wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")

@@ -112,17 +112,17 @@ def log_of_workers():
     return logged
 
 
-def when_gathering(condition, act):
+def when_waiting_for_workers(condition, act):
     """Call `act` once, when the main process waits for its workers, in next(), and this is true."""
-    gather = pool.WorkerPool.gather
+    collect_events = pool.WorkerPool.collect_events
 
-    def gathering(self, timeout_s):
+    def act_first(self, timeout_s):
         if condition():
-            pool.WorkerPool.gather = gather
+            pool.WorkerPool.collect_events = collect_events
             act()
-        return gather(self, timeout_s)
+        return collect_events(self, timeout_s)
 
-    pool.WorkerPool.gather = gathering
+    pool.WorkerPool.collect_events = act_first
 
 
 def wait_for_the_hang():

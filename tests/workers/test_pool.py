@@ -599,12 +599,12 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
-    def gather_until_it_is_told() -> None:
+    def collect_events_until_it_is_told() -> None:
         wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
         team_.pool.collect_events(2.0)
 
     with pytest.warns(RuntimeWarning, match=expected) as warned:
-        gather_until_it_is_told()
+        collect_events_until_it_is_told()
     assert len(warned) == 1  # once for a sample
 
 
@@ -788,12 +788,12 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
     team_.pool.resize(4)
     text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
-    def gather_until_they_have_failed() -> None:
+    def collect_events_until_they_have_failed() -> None:
         wait_until(lambda: team_.pool.collect_events(0.1) or team_.pool.is_steady, "the new ones have failed")
         team_.pool.collect_events(0.0)
 
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        gather_until_they_have_failed()
+        collect_events_until_they_have_failed()
     assert len(warned) == 1
     assert (team_.pool.size, team_.pool.max_workers) == (2, 2)
     assert team_.values([3], chunk=2) == [3]

@@ -159,6 +159,6 @@ def test_a_record_of_no_images_changes_nothing():
     assert (made.last == 0).all()
 
 
-def test_a_record_of_a_kind_that_it_does_not_know():
-    with pytest.raises(TypeError, match="the fused kernels do not support the record Mixture"):
+def test_the_fused_passes_refuse_a_record_of_an_unknown_kind():
+    with pytest.raises(TypeError, match="the fused kernels do not support the record ChainMixture"):
         passes([T.AugMix()])
