@@ -17,7 +17,7 @@ import torch
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage.device import COPY, profiler_range, view_arrays
-from gpuload.workers.batch import Batch, Part, PlannedBatch
+from gpuload.workers.batch import Batch, BatchPart, PlannedBatch
 
 __all__ = ["BatchMemory"]
 
@@ -121,7 +121,7 @@ class _Names(Sequence[str]):
         return self._columns.name(int(self._images.row_indices[row]), entry(self._images.leaves, row))
 
 
-def _is_worth_lending(part: Part) -> bool:
+def _is_worth_lending(part: BatchPart) -> bool:
     if part.data is None or part.slot is None:
         return False
     return part.used_bytes >= max(LEND_BYTES, part.slot.capacity_bytes // 4)

@@ -265,7 +265,7 @@ def _make_pictures() -> list[tuple[bytes, bool]]:
 
 ISOLATED: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # one process each; all other steps share one
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
-    "nvImageCodec": _make_decode_step("NvImageCodec"),
+    "nvImageCodec": _make_decode_step("NvImageCodecRegions"),
     "simplejpeg": _make_decode_step("SimpleJpeg"),
     "Pillow": _try_pillow,
     "regions": _try_regions_without_core_dump,

@@ -38,7 +38,7 @@ from gpuload.stage import device as devices
 from gpuload.stage.device import DeviceTimes, HostEvent
 
 if TYPE_CHECKING:
-    from gpuload.workers.batch import Batch, Part
+    from gpuload.workers.batch import Batch, BatchPart
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "round_up_bytes"]
 
@@ -144,7 +144,7 @@ class CpuTransfer:
         """Return a copy on the device of a small tensor, such as labels; on the CPU, return the tensor itself."""
         return tensor
 
-    def lend(self, part: Part, arrays: Sequence[np.ndarray]) -> bool:
+    def lend(self, part: BatchPart, arrays: Sequence[np.ndarray]) -> bool:
         """Lend a part's slot to the arrays in it until they are collected; return whether that was possible."""
         if part.slot is None or not self._ring.lend(part.slot, arrays):
             return False

@@ -22,7 +22,7 @@ from gpuload.workers.protocol import Request
 if TYPE_CHECKING:
     from gpuload.transforms.program.fusing.plan import LaunchPlan
 
-__all__ = ["NO_BYTES", "Batch", "Part", "PlannedBatch"]
+__all__ = ["NO_BYTES", "Batch", "BatchPart", "PlannedBatch"]
 
 NO_BYTES = np.empty(0, np.uint8)
 
@@ -33,7 +33,7 @@ SOLO_CRASHES, SOLO_DEATHS = 2, 3
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class BatchPart:
     """A chunk of a batch: the samples to load and, once they are loaded, the result.
 
     `data` is a view of the chunk's bytes, which are in its slot or, if the chunk was moved out of the ring or did not
@@ -91,10 +91,10 @@ class Part:
         """Return whether the device still has to decode some of the chunk's images."""
         return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
-    def subset(self, rows: slice) -> Part:
+    def subset(self, rows: slice) -> BatchPart:
         """Return a new part with the samples at these rows."""
         positions, indices = self.positions[rows], self.indices[rows]
-        return Part(self.batch, positions, indices, has_substitutes=self.has_substitutes)
+        return BatchPart(self.batch, positions, indices, has_substitutes=self.has_substitutes)
 
     def count_solo_death(self, *, killed_externally: bool) -> bool:
         """Count the death of a worker that was processing this part, which has a single sample. Return whether the
@@ -148,7 +148,7 @@ class PlannedBatch:
     size_hw: tuple[int, int] = (0, 0)
     arrays: Any = None
 
-    encoded_bytes, decoded = 0, None  # as in a `Part` without images for the device to decode
+    encoded_bytes, decoded = 0, None  # as in a `BatchPart` without images for the device to decode
 
     def __len__(self) -> int:
         return 0 if self.columns is None else len(self.columns.images[0].table)
@@ -187,7 +187,7 @@ class Batch:
     """
 
     spec: BatchSpec
-    parts: list[Part] = field(default_factory=list)
+    parts: list[BatchPart] = field(default_factory=list)
     open_part_count: int = 0
     errors: list[ErrorRecord] = field(default_factory=list)
     unreplaced_error: ErrorRecord | None = None
@@ -203,7 +203,7 @@ class Batch:
         return len(self.parts) - self.open_part_count
 
     @property
-    def copied_parts(self) -> Sequence[Part | PlannedBatch]:
+    def copied_parts(self) -> Sequence[BatchPart | PlannedBatch]:
         """Return everything whose bytes are copied to the device: the parts and, if there is one, the plan."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
@@ -272,7 +272,7 @@ class Batch:
         order = np.argsort(self.spec.positions, kind="stable")
         return order[np.searchsorted(self.spec.positions[order], positions)]
 
-    def substitute(self, errors: list[ErrorRecord], find_candidates: Callable[..., Iterator[Any]]) -> Part | None:
+    def substitute(self, errors: list[ErrorRecord], find_candidates: Callable[..., Iterator[Any]]) -> BatchPart | None:
         """Record failed samples, each with its next substitute to try. Return a new part with the substitutes, or None
         if there are none. `find_candidates` is `Consumer.substitute_candidates`."""
         positions, indices = [], []
@@ -289,7 +289,7 @@ class Batch:
         if not positions:
             return None
         indices = np.array(indices, np.int64) if isinstance(self.spec.indices, np.ndarray) else indices
-        part = Part(self, np.array(positions, np.int64), indices, has_substitutes=True)
+        part = BatchPart(self, np.array(positions, np.int64), indices, has_substitutes=True)
         self.parts.append(part)
         self.open_part_count += 1
         return part

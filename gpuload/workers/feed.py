@@ -34,7 +34,7 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.batch import Batch, Part
+from gpuload.workers.batch import Batch, BatchPart
 from gpuload.workers.faults import Deaths, Faults, Tally
 from gpuload.workers.job import Job
 from gpuload.workers.planned import Planner
@@ -128,9 +128,9 @@ class Feed:
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet
         self._batches: deque[Batch] = deque()  # the batches in progress, in order
-        self._waiting: deque[Part] = deque()  # parts that are not submitted yet, in order
+        self._waiting: deque[BatchPart] = deque()  # parts that are not submitted yet, in order
         # The slot and part of each chunk that was sent, keyed by chunk number; None means that it is no longer wanted.
-        self._in_flight: dict[int, tuple[Slot, Part | None]] = {}
+        self._in_flight: dict[int, tuple[Slot, BatchPart | None]] = {}
         self._events: deque[Event] = deque()  # events that are not processed yet
         self.decoding_s = 0.0
 
@@ -338,7 +338,7 @@ class Feed:
             batch = Batch(spec)
             for start in range(0, len(spec.positions), self.chunk_size):
                 rows = slice(start, start + self.chunk_size)
-                batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
+                batch.parts.append(BatchPart(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_part_count = len(batch.parts)
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
@@ -388,7 +388,7 @@ class Feed:
             self._in_flight[request.chunk] = (slot, part)
             self._waiting.popleft()
 
-    def _acquire_slot(self, part: Part) -> Slot | None:
+    def _acquire_slot(self, part: BatchPart) -> Slot | None:
         slot_bytes = max(part.need_bytes, self._slot_size.estimate(len(part.positions)))
         # The required size is known only for a chunk that did not fit its slot. For other chunks, `size` is an
         # estimate, and a smaller slot can be enough.
@@ -443,7 +443,7 @@ class Feed:
                 return True
         return False
 
-    def _discard_result(self, part: Part) -> None:
+    def _discard_result(self, part: BatchPart) -> None:
         """Discard the result of a finished chunk to free its slot, and queue the chunk again."""
         assert part.slot is not None
         self.plans.drop(part.batch)
@@ -471,7 +471,7 @@ class Feed:
         else:
             self._store_result(part, slot, event)
 
-    def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
+    def _store_result(self, part: BatchPart, slot: Slot, reply: Reply) -> None:
         """Store the pixels and the description of a finished chunk in its part, and learn from the chunk's size."""
         sample_count, content = len(part.positions), None
         part.slot, data = slot, reply.data
@@ -502,7 +502,7 @@ class Feed:
         self._slot_size.learn(reply.nbytes, sample_count)
         self._count_and_close(part, content)
 
-    def _enlarge(self, part: Part, need_bytes: int) -> None:
+    def _enlarge(self, part: BatchPart, need_bytes: int) -> None:
         sample_count = len(part.positions)
         if need_bytes <= self.ring.ring_bytes:
             part.need_bytes = need_bytes
@@ -515,7 +515,7 @@ class Feed:
                 "raise ring_bytes, or put a crop first in the transforms",
             )
 
-    def _halve(self, part: Part, reason: str) -> None:
+    def _halve(self, part: BatchPart, reason: str) -> None:
         """Split a chunk that does not fit in the ring into two; if the chunk is a single sample, the sample fails."""
         sample_count = len(part.positions)
         if sample_count > 1:
@@ -523,7 +523,7 @@ class Feed:
         else:
             self._fail(part, f"MemoryError: {reason}")
 
-    def _retry_lost(self, part: Part, lost: Lost) -> None:
+    def _retry_lost(self, part: BatchPart, lost: Lost) -> None:
         """Queue a chunk again after its worker died. The sample that the worker was processing becomes a separate
         chunk, unless the chunk has to be repeated as a whole. A sample that was already alone in its chunk fails once
         too many workers have died on it."""
@@ -555,24 +555,24 @@ class Feed:
                 self._in_flight[key] = (slot, None)
         batch.open_part_count = 0
 
-    def _split(self, part: Part, slices: list[slice]) -> None:
+    def _split(self, part: BatchPart, slices: list[slice]) -> None:
         pieces = [part.subset(rows) for rows in slices]
         index = part.batch.parts.index(part)
         part.batch.parts[index : index + 1] = pieces
         part.batch.open_part_count += len(pieces) - 1
         self._requeue(*pieces)
 
-    def _requeue(self, *parts: Part) -> None:
+    def _requeue(self, *parts: BatchPart) -> None:
         # The batch that is due next comes first; within a batch, samples with the most deaths come first.
         waiting = sorted([*parts, *self._waiting], key=lambda part: (part.batch.spec.step, -part.solo_deaths))
         self._waiting = deque(waiting)
 
-    def _fail(self, part: Part, cause: str, stack: str = "") -> None:
+    def _fail(self, part: BatchPart, cause: str, stack: str = "") -> None:
         """End a chunk whose samples all failed."""
         part.content = part.make_failed_content(cause, stack)
         self._count_and_close(part, part.content)
 
-    def _count_and_close(self, part: Part, content: Columns | None) -> None:
+    def _count_and_close(self, part: BatchPart, content: Columns | None) -> None:
         """Count the samples and failures of a chunk that has ended, and close its part."""
         batch, errors = part.batch, [] if content is None else [record for _, record in content.errors]
         if content is None or content.iterable is None:
@@ -583,7 +583,7 @@ class Feed:
                 batch.fatal_error = errors[-1]
         self._close_part(part, errors)
 
-    def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
+    def _close_part(self, part: BatchPart, errors: list[ErrorRecord]) -> None:
         """Mark a part as done, and replace or record its failed samples. If it was the last open part of its batch,
         request the batch's plan; if the batch has no samples, fill or drop it first."""
         batch = part.batch

@@ -15,7 +15,7 @@ from gpuload.ring.ring import Ring
 from gpuload.stage import device as devices
 from gpuload.stage import transfer
 from gpuload.stage.transfer import STEPS_BEHIND, CpuTransfer, CudaTransfer, make_transfer
-from gpuload.workers.batch import Part
+from gpuload.workers.batch import BatchPart
 
 
 def test_the_device_decides_the_transfer():
@@ -28,7 +28,7 @@ def batch_of(ring, slot, used_bytes):
     batch = types.SimpleNamespace(parts=[])
     nothing = np.empty(0, np.int64)
     batch.parts.append(
-        Part(batch, nothing, nothing, slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
+        BatchPart(batch, nothing, nothing, slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
     )
     batch.copied_parts = batch.parts
     return batch

@@ -17,7 +17,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import concat_tables, image_table
-from gpuload.transforms.program.fusing.plan import Fusing, Tile
+from gpuload.transforms.program.fusing.plan import Fusing, KernelTile
 from gpuload.workers.batch import Batch, PlannedBatch
 from gpuload.workers.feed import Consumer, Feed
 from gpuload.workers.inline import InProcessEngine
@@ -26,7 +26,7 @@ from gpuload.workers.planned import make_plan
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
-FUSING = Fusing(Tile(8, 32, 1), channels_last=True)
+FUSING = Fusing(KernelTile(8, 32, 1), channels_last=True)
 SIZE = 4  # of a batch
 
 

@@ -40,7 +40,7 @@ from gpuload.stage.device import DECODE, profiler_range
 from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:
-    from gpuload.workers.batch import Batch, Part
+    from gpuload.workers.batch import Batch, BatchPart
 
 __all__ = ["ImageDecoder"]
 
@@ -57,8 +57,8 @@ class _ColumnImages(NamedTuple):
         call: decodes the images.
     """
 
-    entries: list[tuple[Part, Sequence[Any]]]
-    parts: list[Part]
+    entries: list[tuple[BatchPart, Sequence[Any]]]
+    parts: list[BatchPart]
     part_bytes: list[int]
     call: DecodingCall
 
@@ -119,7 +119,7 @@ class ImageDecoder:
         assert batch.decoding is not None
         self._threads.finish(batch.decoding.call)
 
-    def end(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
+    def end(self, batch: Batch) -> list[tuple[BatchPart, list[ErrorRecord]]]:
         """Complete a batch whose images a thread has decoded: decode those that the device refused. Return the samples
         that failed, by part."""
         start = perf_counter()
@@ -130,7 +130,7 @@ class ImageDecoder:
         self.seconds += perf_counter() - start
         return failures
 
-    def _end(self, images: _ColumnImages, *, must_synchronize: bool) -> list[tuple[Part, list[ErrorRecord]]]:
+    def _end(self, images: _ColumnImages, *, must_synchronize: bool) -> list[tuple[BatchPart, list[ErrorRecord]]]:
         call, failures = images.call, dict[int, dict[int, ErrorRecord]]()
         if call.error is not None:
             call.synchronize()
@@ -179,7 +179,7 @@ class ImageDecoder:
         return None
 
 
-def _collect_images(parts: Sequence[Part], *, decodes_regions: bool) -> _ColumnImages:
+def _collect_images(parts: Sequence[BatchPart], *, decodes_regions: bool) -> _ColumnImages:
     """Collect the encoded images of a batch, and enter the offsets of their decoded pixels into the tables of their
     parts: the pixels are stored in order, after the part's own bytes. With `decodes_regions`, the decoder needs memory
     only for regions."""
@@ -220,7 +220,7 @@ def _make_sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> It
         yield EncodedRegion(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
-def _remove_samples(part: Part, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:
+def _remove_samples(part: BatchPart, failures: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     """Remove failed samples from a part's content; return their errors."""
     content = part.content
     assert content is not None

@@ -34,7 +34,14 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import CHANNELS, Features, Fusing, LaunchPlan, Tile, leading_erase_records
+from gpuload.transforms.program.fusing.plan import (
+    CHANNELS,
+    Features,
+    Fusing,
+    KernelTile,
+    LaunchPlan,
+    leading_erase_records,
+)
 from gpuload.transforms.program.ops import Erase, PartnerMix, RecordOutline
 from gpuload.workers.batch import PlannedBatch
 
@@ -213,12 +220,12 @@ def compile_trial_kernel(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def tile_of(device: torch.device) -> Tile:
+def tile_of(device: torch.device) -> KernelTile:
     if INTERPRETED.value:  # the interpreter takes as long for a large tile as for a small one
-        return Tile(64, 64, 1)
+        return KernelTile(64, 64, 1)
     if capability(device) in FEW_PROGRAMS:
-        return Tile(8, 64, 2)
-    return Tile(8, 32, 1)
+        return KernelTile(8, 64, 2)
+    return KernelTile(8, 32, 1)
 
 
 def _exceeds_int32(images: RaggedImages) -> bool:

@@ -30,7 +30,7 @@ from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
-from gpuload.transforms.program.fusing.plan import Features, Tile
+from gpuload.transforms.program.fusing.plan import Features, KernelTile
 from gpuload.transforms.program.ops import Box, Call, Erase, Flip, Ops, PartnerMix, RecordOutline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
@@ -99,7 +99,7 @@ class Variant:
 
 
 def level_variants(
-    steps: Sequence[Sequence[RecordOutline]], *, result_format: ResultFormat, tile: Tile
+    steps: Sequence[Sequence[RecordOutline]], *, result_format: ResultFormat, tile: KernelTile
 ) -> set[Variant]:
     """Return the variants that a segment may launch whose transforms work on levels.
 

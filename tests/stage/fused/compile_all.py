@@ -24,10 +24,10 @@ from gpuload import transforms as T
 from gpuload.stage.backend import ResultFormat
 from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics, variants
 from gpuload.transforms.program.fusing import jobs
-from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.fusing.plan import KernelTile
 from gpuload.transforms.program.ops import OPS
 
-TILE = Tile(8, 32, 1)
+TILE = KernelTile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
     "pixels_ptr": "*u8",

@@ -14,7 +14,7 @@ from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.fusing.plan import KernelTile
 from gpuload.transforms.program.ops import Turn
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -170,7 +170,7 @@ def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images,
 
 
 def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
+    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: KernelTile(8, 32, 1))
     chain = T.Chain([T.RandomInvert(1.0)])
     table = np.array([(0, (6000, 8000, 3), (6000, 8000), (0, 0, 6000, 8000))], IMAGE)
     ragged = RaggedImages(torch.empty(0, dtype=torch.uint8), table, ["large"])
@@ -218,7 +218,7 @@ def test_a_result_of_many_tiles(make_batch, images, monkeypatch, memory_format):
     chain = T.Chain([T.RandomResizedCrop((17, 33)), T.GaussianBlur(5), NORMALIZE, T.RandomErasing(1.0)])
     batch = make_batch(chain, images[:1])
     expected = fused(chain, *batch, memory_format=memory_format)
-    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
+    monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: KernelTile(8, 32, 1))
     assert torch.equal(fused(chain, *batch, memory_format=memory_format), expected)
 
 

@@ -24,7 +24,7 @@ from benchmarks.startup import recipes
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.fused import erasing, mixing, runner, separable, statistics, variants
-from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.fusing.plan import KernelTile
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
 PLACES = {
@@ -74,7 +74,7 @@ def launched(monkeypatch) -> set[Any]:
     found: set[Any] = set()
     for module, name in PLACES.values():
         monkeypatch.setattr(module, name, Noted(getattr(module, name), found))
-    monkeypatch.setattr(runner, "tile_of", lambda device: Tile(8, 32, 1))
+    monkeypatch.setattr(runner, "tile_of", lambda device: KernelTile(8, 32, 1))
     return found
 
 

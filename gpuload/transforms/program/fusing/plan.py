@@ -19,7 +19,7 @@ from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE, Passe
 from gpuload.transforms.program.ops import Box, Erase, Ops, Record, RecordOutline, Turn, Warp, code
 from gpuload.transforms.program.windows import FILTERS, transpose_boxes
 
-__all__ = ["Features", "Fusing", "Launch", "LaunchPlan", "Tile", "leading_erase_records", "portions"]
+__all__ = ["Features", "Fusing", "KernelTile", "Launch", "LaunchPlan", "leading_erase_records", "portions"]
 
 SECOND_AXIS: Final = 65_535  # the maximum number of programs along a grid's second axis
 # The maximum number of programs in a launch. Triton's launcher multiplies the axes as int32, and launches nothing if
@@ -35,7 +35,7 @@ POINTWISE_MASK: Final = sum(1 << code(name) for name in POINTWISE if name != "id
 RESIZE_FILTERS: Final = 1 << R.BILINEAR | 1 << R.BICUBIC  # other supported filters select pixels, as a copy does
 
 
-class Tile(NamedTuple):
+class KernelTile(NamedTuple):
     """The part of a result that one program computes.
 
     Attributes:
@@ -166,7 +166,7 @@ class LaunchPlan(NamedTuple):
         starts: np.ndarray,
         steps: Sequence[np.ndarray | int],
         on_finished: Sequence[Erase],
-        tile: Tile,
+        tile: KernelTile,
         source_steps: np.ndarray | None = None,
     ) -> tuple[LaunchPlan, dict[str, list[np.ndarray]]]:
         """Return the plan for a batch, and a dict with the pieces of each array in `ARRAYS` that is not empty.
@@ -208,7 +208,7 @@ class Fusing:
         channels_last: whether results are in channels-last memory format.
     """
 
-    tile: Tile
+    tile: KernelTile
     channels_last: bool
 
     def __call__(self, images: np.ndarray, program: Program) -> tuple[LaunchPlan, dict[str, list[np.ndarray]]]:
@@ -316,7 +316,7 @@ def _place_boxes(passes: Passes, on_finished: Sequence[Erase], channels: int) ->
 
 
 def _build_launches(
-    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
+    passes: Passes, codes: np.ndarray, values: np.ndarray, tile: KernelTile
 ) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
     """Return the launches in order; the int64 and float64 values of their jobs in the same order, one array per pass;
     and the inputs of the statistics tables: `COUNTED` entries and factors."""
