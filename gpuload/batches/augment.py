@@ -281,8 +281,10 @@ class Augment(torch.nn.Module):
         columns = self._read_columns(tree, sources, positions)
 
         def read(column: ImageColumn) -> RaggedImages:
-            planes = (source.planes for source, images in zip(sources, columns.images, strict=True) if images is column)
-            return next(planes, None) or _mask_pixels(tree, device, column)
+            for source, images in zip(sources, columns.images, strict=True):
+                if images is column:
+                    return source.planes
+            return _mask_pixels(tree, device, column)
 
         try:
             finished = compiled(epoch, columns, np.arange(tree.count), read)

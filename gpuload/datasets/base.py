@@ -89,8 +89,9 @@ class ImageFileDataset(Dataset):
         return [self._make_sample(number, Encoded(data, self.mode, display_path(path))) for number, path, data in files]
 
     def _normalize_index(self, index: SupportsIndex) -> int:
-        describe = lambda: f"{type(self).__name__}({self.root!r}) has {len(self)} images"  # noqa: E731
-        return normalize_index(index, len(self.paths), describe)
+        return normalize_index(
+            index, len(self.paths), lambda: f"{type(self).__name__}({self.root!r}) has {len(self)} images"
+        )
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:

@@ -136,8 +136,10 @@ class Cached(View):
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Return several samples; all samples that are not cached are read from the dataset in one call."""
-        describe = lambda: f"the cached dataset has {len(self)} samples"  # noqa: E731
-        numbers = [normalize_index(index, len(self), describe) for index in indices]
+        count = len(self)
+        numbers = [
+            normalize_index(index, count, lambda: f"the cached dataset has {count} samples") for index in indices
+        ]
         entries = self._entries
         stamped_samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing_numbers := [number for number, entry in stamped_samples.items() if entry is None]:
@@ -226,7 +228,7 @@ class _Identity(pickle.Pickler):
         if isinstance(obj, Cached):
             return Cached, (obj.dataset,)
         if isinstance(obj, Store):
-            attributes: object = vars(obj)
+            attributes = vars(obj)
             paths = [obj.path, attributes.get("_file"), *attributes.get("files", ())]
             self.stamps += [_stamp(path) for path in paths if path]
         return NotImplemented

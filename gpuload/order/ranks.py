@@ -32,7 +32,7 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 def find_group() -> tuple[str, int, int] | None:
     """Return the backend, rank and world size of `torch.distributed`; None if it is not initialized."""
-    distributed: object = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return str(distributed.get_backend()), distributed.get_rank(), distributed.get_world_size()

@@ -193,7 +193,7 @@ class RaggedImages:
 def complete_images(offsets: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """Return the table of images that are complete: their regions begin at (0, 0) and have their size."""
     sizes_hw = shapes[:, :2]
-    return image_table(offsets, shapes, sizes_hw, np.pad(sizes_hw, ((0, 0), (2, 0))))
+    return image_table(offsets, shapes, sizes_hw, np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1))
 
 
 def _copy_window(image: np.ndarray, window_tlhw: Sequence[int], result: np.ndarray) -> None:

@@ -120,10 +120,8 @@ class Feed:
         self._epoch_sent = -1
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._chunk_numbers = (
-            Planner(engine, ring, self._consumer.plan_job, self._consumer.part_offsets),
-            count(1),
-        )
+        self.plans = Planner(engine, ring, self._consumer.plan_job, self._consumer.part_offsets)
+        self._chunk_numbers = count(1)
         self._is_awaited = False  # whether the caller waits for the batch that is due
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._specs: Iterator[BatchSpec] = iter(())  # the specs of the batches that are not in progress yet

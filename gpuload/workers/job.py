@@ -69,9 +69,8 @@ class Job:
     images, not even a module at the end of the chain, which is not sent to workers. `moves_pixels` means that the
     transforms move pixels. `epoch` is the number of the first epoch. `group` is the backend, rank and number of ranks
     of `torch.distributed` in the main process; None means that there is no process group. `fusing` makes the plans of
-    batches; None means that workers make no plans. `device_share` is the share of the samples
-    whose images are sent encoded, for a device to decode. `module_values` and `library_values` are described in
-    `gpuload.workers.inherited`.
+    batches; None means that workers make no plans. `device_share` is the share of the samples whose images are sent
+    encoded, for a device to decode. `module_values` and `library_values` are described in `gpuload.workers.inherited`.
     """
 
     dataset: Any

@@ -277,9 +277,8 @@ class ChunkRunner:
             write_row(row)
             try:
                 sample = read_sample(row)
-                if (
-                    not should_stack or clock() - read_start > FLUSH_NS
-                ):  # timing each small sample would double its time
+                # If samples are stacked, they are small, and timing each of them would double its time.
+                if not should_stack or clock() - read_start > FLUSH_NS:
                     read_start = add_read_time(read_start)
                 if should_stack:
                     samples[row] = sample

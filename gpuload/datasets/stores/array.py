@@ -317,7 +317,8 @@ def _raw_file_header(
             + (f" ({hint})" if hint else "; for a raw file pass dtype= and shape=(n, height, width, channels)")
         )
     item_dtype, lengths = np.dtype(dtype), numbers("shape", shape, entry=integer, minimum=-1)
-    numbers("shape, apart from its first entry,", lengths[1:] or (0,), entry=integer, minimum=0)
+    if min(lengths[1:], default=0) < 0:
+        raise ValueError(f"shape can contain -1 only as its first length, got {shape!r}")
     offset = integer("offset", offset, minimum=0)
     if lengths and lengths[0] == -1:
         sample_bytes = int(np.prod(lengths[1:], dtype=np.int64)) * item_dtype.itemsize

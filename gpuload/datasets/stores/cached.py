@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import stat
 import tempfile
@@ -95,7 +96,7 @@ def load_or_build(
 def _read(path: str, identity: bytes) -> Arrays | None:
     """Return the arrays in a file; None if the file has another identity, or its sizes are inconsistent."""
     with zipfile.ZipFile(path) as file:
-        # A damaged zip directory must not allocate more memory than the file has bytes.
+        # A damaged zip directory or array header must not allocate more memory than the file has bytes.
         if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path) or file.read(IDENTITY) != identity:
             return None
         arrays: Arrays = {}
@@ -103,7 +104,10 @@ def _read(path: str, identity: bytes) -> Arrays | None:
             with file.open(entry) as member:
                 np.lib.format.read_magic(member)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-                arrays[entry.filename] = np.frombuffer(bytearray(member.read()), dtype).reshape(shape)
+            if math.prod(shape) * dtype.itemsize > entry.file_size:
+                return None
+            with file.open(entry) as member:  # np.load reads in pieces, so that there is never a second copy
+                arrays[entry.filename] = np.load(member, allow_pickle=False)
         return arrays
 
 

@@ -157,7 +157,8 @@ class HDF5(Store):
             if searched == MAX_SEARCHED or len(names) == MAX_LISTED:
                 return True  # ends the search
             searched += 1
-            names.extend([name] if isinstance(node, _h5py().Dataset) else [])
+            if isinstance(node, _h5py().Dataset):
+                names.append(name)
             return None
 
         has_more = file.visititems(visit)  # does not follow links

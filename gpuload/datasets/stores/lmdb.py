@@ -216,10 +216,13 @@ class _Snapshot:
 
     def get(self, key: bytes) -> bytes:
         """Return a copy of a value. (Its memory in the mapping becomes invalid when the file is closed.)"""
-        with replace_errors(
-            self._path, lambda text: decode_error_at(self._path, f"the value of key {key!r} cannot be read: {text}")
-        ):
+        try:
             value = self._transaction.get(key)
+        except Exception:
+            with replace_errors(
+                self._path, lambda text: decode_error_at(self._path, f"the value of key {key!r} cannot be read: {text}")
+            ):
+                raise
         if value is None:
             raise decode_error_at(self._path, f"it lacks the key {key!r}, which a sample needs")
         return value

@@ -130,7 +130,7 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
 def _error_details(error: Any) -> tuple[int | None, str, float | None]:
     """Return the details in an error of aiohttp, botocore, requests or httpx: the HTTP status, the error code of an
     S3-like service, and the delay in seconds that the server requests."""
-    answer: object = getattr(error, "response", None)
+    answer = getattr(error, "response", None)
     headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
     status, code, retry_after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
     if isinstance(answer, dict):

@@ -77,8 +77,10 @@ class Store(Dataset):
     def _normalize_indices(self, indices: Iterable[SupportsIndex]) -> list[int]:
         """Convert indices to the range 0 … n−1; negative indices count from the end."""
         count = len(self)
-        describe = lambda: f"{type(self).__name__}({self.path!r}) has {count} samples"  # noqa: E731
-        return [normalize_index(index, count, describe) for index in indices]
+        return [
+            normalize_index(index, count, lambda: f"{type(self).__name__}({self.path!r}) has {count} samples")
+            for index in indices
+        ]
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:

@@ -218,7 +218,7 @@ class TarShards(Store):
         if self._remote is not None:
             return
         indices = list(indices)
-        if self._uses_mmap() and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
+        if len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)) and self._uses_mmap():
             return  # the kernel reads ahead itself, which costs less and makes copying faster
         for index in indices:
             plan = self._plan_sample(normalize_index(index, len(self), lambda: repr(self)))
