@@ -59,7 +59,7 @@ FAMILIES = (
     ("Colour, blur, noise", "colour blur_noise"),
     ("Policies", "policies timm_policies"),
     ("Conversions, and frames of clips", "convert"),
-    ("Erasing and mixing", "erasing mixing gathering"),
+    ("Erasing and mixing", "erasing mixing combining"),
     ("Boxes and keypoints", "targets"),
     ("Composing transforms", "composite chain"),
     ("From other libraries", "interop"),

@@ -204,7 +204,7 @@ class Assembly:
                 self._begin("copy_s")
                 memory.load()
         self._begin("collate_s")
-        finished.full_columns |= memory.take_blocks()
+        finished.full_columns |= memory.finish_blocks()
         memory.release()
         return finished
 

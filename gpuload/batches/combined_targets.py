@@ -28,7 +28,7 @@ from gpuload.stage import RaggedImages
 from gpuload.stage.combined_images import tile
 from gpuload.stage.device import upload_arrays
 from gpuload.stage.masks import MaskStage, check_fill, pack_masks
-from gpuload.transforms.program.ops import Gather, Paste, Tile
+from gpuload.transforms.program.ops import Combination, Paste, Tile
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
@@ -54,10 +54,10 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
         CollateError: samples that are combined do not have the same targets.
     """
     columns = finished.columns
-    gather_records = [
-        [step for step in program.records if isinstance(step, Gather)] for program, *_ in finished.programs
+    combinations = [
+        [step for step in program.records if isinstance(step, Combination)] for program, *_ in finished.programs
     ]
-    name = max(gather_records[0], key=lambda record: record.group_size).name
+    name = max(combinations[0], key=lambda record: record.group_size).name
     for row, difference in _find_differences(columns, name):
         first_row = 0 if row else min(1, len(columns) - 1)
         raise CollateError(
@@ -75,7 +75,7 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
         scenes.append(Scene(sample_targets_of([column[row] for column in points.values()]), {}, values))
     pixels = {masks.leaves[0]: (read(masks), masks.kinds_per_image) for masks in columns.masks}
     program, start = finished.first_programs[0], 0
-    for record in [*gather_records[0], None]:
+    for record in [*combinations[0], None]:
         end = len(program.records) if record is None else program.records.index(record)
         part = program.part(start, end)
         if start:
@@ -90,7 +90,7 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
         if record is not None:
             combine: Any = _tile_scenes if isinstance(record, Tile) else _paste_instances
             scenes = combine(record, scenes, fields, ownership)
-    for record, *other_records in zip(*gather_records, strict=True):
+    for record, *other_records in zip(*combinations, strict=True):
         for other_record in other_records:  # the records of the samples' other images
             if isinstance(record, Paste):
                 other_record.covered = record.covered

@@ -81,7 +81,7 @@ class BatchMemory:
             memory.append(tensor)
         return [_view_images(memory, starts, images) for images in self._columns.images]
 
-    def take_blocks(self) -> dict[int, torch.Tensor]:
+    def finish_blocks(self) -> dict[int, torch.Tensor]:
         """Return the batch's blocks as N×… tensors. On the CPU, they are views of the batch's slot if one slot has all
         blocks and is worth lending, otherwise copies."""
         blocks = self._columns.blocks

@@ -24,7 +24,7 @@ from gpuload.stage import RaggedImages, Stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain, Program
-from gpuload.transforms.program.ops import Gather
+from gpuload.transforms.program.ops import Combination
 
 __all__ = ["BatchTransform", "ReadImages"]
 
@@ -73,12 +73,12 @@ class BatchTransform:
         if chain.mixing is not None:
             partners = partners_of(numbers, columns.positions // self._repeats)
             finished.pairing = Pairing.of(chain.mixing, partners, columns, [views[0] for views in programs])
-        if chain.gathers:
+        if chain.is_combining:
             for record in (record for views in programs for program in views for record in program.records):
-                if isinstance(record, Gather):
+                if isinstance(record, Combination):
                     record.groups = groups_of(numbers, record.group_size)
         if columns.has_targets:
-            (combine_targets if chain.gathers else transform_targets)(finished, self._masks, read)
+            (combine_targets if chain.is_combining else transform_targets)(finished, self._masks, read)
         for images, views in zip(columns.images, programs, strict=True):
             pixels = _restore_dtype(images, read(images))
             finished.images.append(self._make_views(pixels, len(pixels) // len(images), views, partners))

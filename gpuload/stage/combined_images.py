@@ -19,7 +19,7 @@ from gpuload.stage.reference.gather import PixelSource, resize
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Paste, Tile
 
-__all__ = ["gather", "groups_of", "tile"]
+__all__ = ["combine_images", "groups_of", "tile"]
 
 
 def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def groups_of(numbers: np.ndarray, size: int) -> np.ndarray:
     ).reshape(-1, size)
 
 
-def gather(
+def combine_images(
     images: RaggedImages,
     program: Program,
     windows_tlhw: tuple[np.ndarray, ...],

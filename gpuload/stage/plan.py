@@ -255,7 +255,7 @@ def _plan_step(transform: Transform, backend: Backend, *, is_late: bool = False,
         return PlanStep(transform, CUSTOM)
     if backend.name == REFERENCE:
         return PlanStep(transform, REFERENCE)
-    if transform.gathers > 1:
+    if transform.group_size > 1:
         return PlanStep(transform, REFERENCE, "combines images of several samples")
     for outline in outlines:
         if is_late and outline.numbers is not None and outline.numbers.mean:

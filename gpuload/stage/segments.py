@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, CompiledRunner, LateRunner, LevelRunner, ResultFormat
-from gpuload.stage.combined_images import gather
+from gpuload.stage.combined_images import combine_images
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
 from gpuload.stage.plan import CUSTOM, PlanStep
 from gpuload.stage.ragged import RaggedImages
@@ -30,12 +30,12 @@ from gpuload.stage.user_code import run_call, split_at_calls
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Gather, Ops
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Combination, Erase, Ops
 from gpuload.workers.batch import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
-GATHERING: Final = "gathering"
+COMBINING: Final = "combining"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class _Segment:
     end: int
 
     @property
-    def gathers(self) -> bool:
-        """Whether this segment is a step that combines images, which `gather` does instead of a backend."""
-        return self.executor.startswith(GATHERING)
+    def is_combining(self) -> bool:
+        """Whether this segment is a step that combines images, which `combine_images` does instead of a backend."""
+        return self.executor.startswith(COMBINING)
 
     def bounds(self, program: Program) -> tuple[int, int]:
         """Return where this segment's records begin and end in a program."""
@@ -80,14 +80,14 @@ class SegmentRunner:
         self._backends = backends
         end = next((index for index, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
         self._segments = _group_steps(steps[:end], 0)
-        if not self._segments or self._segments[-1].gathers:  # a backend has to finish the images
+        if not self._segments or self._segments[-1].is_combining:  # a backend has to finish the images
             self._segments.append(_Segment("torch", end, end))
         self._call: Callable[..., None] = run_call
         self._late_segments = _group_steps(steps[end:], end)
         unchanged = Finish.of((), None, finish.image_dtype)
         self._runners: list[LevelRunner] = [
-            gather
-            if segment.gathers
+            combine_images
+            if segment.is_combining
             else backends[segment.executor].level_runner(unchanged if index < len(self._segments) - 1 else finish)
             for index, segment in enumerate(self._segments)
         ]
@@ -362,9 +362,13 @@ def _group_steps(steps: Sequence[PlanStep], first_index: int) -> list[_Segment]:
     """Group consecutive steps on one backend. A step that does not change pixels is merged into the next segment, so
     that no segment exists only to copy. At the end of the sequence, such a step remains a separate segment, which
     finishes the images."""
-    names = [f"{GATHERING} {index}" if step.transform.gathers > 1 else step.backend for index, step in enumerate(steps)]
+    names = [
+        f"{COMBINING} {index}" if step.transform.group_size > 1 else step.backend for index, step in enumerate(steps)
+    ]
     for index in reversed(range(len(steps) - 1)):
-        if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[index].transform.outline):
+        if not any(
+            issubclass(outline.kind, (*CHANGES_PIXELS, Combination)) for outline in steps[index].transform.outline
+        ):
             names[index] = names[index + 1]
     segments, start = [], first_index
     for name, group in groupby(names):

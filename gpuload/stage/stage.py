@@ -217,7 +217,7 @@ class Stage:
         """Return the planner with which workers can plan batches, if fused kernels run this entire chain on a dense
         batch; else None."""
         chain, [runner, *other_views] = self._chain, self._runners
-        needs_stage = other_views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
+        needs_stage = other_views or chain.mixing is not None or chain.is_combining or chain.reads_boxes or chain.calls
         return (
             None if needs_stage or self._ragged != "error" else runner.batch_planner(channels_last=self._channels_last)
         )

@@ -19,6 +19,8 @@ from gpuload.transforms.colour import RandomInvert as RandomInvert
 from gpuload.transforms.colour import RandomPhotometricDistort as RandomPhotometricDistort
 from gpuload.transforms.colour import RandomPosterize as RandomPosterize
 from gpuload.transforms.colour import RandomSolarize as RandomSolarize
+from gpuload.transforms.combining import CopyPaste as CopyPaste
+from gpuload.transforms.combining import Mosaic as Mosaic
 from gpuload.transforms.composite import Compose as Compose
 from gpuload.transforms.composite import Identity as Identity
 from gpuload.transforms.composite import MultiView as MultiView
@@ -31,8 +33,6 @@ from gpuload.transforms.convert import UniformTemporalSubsample as UniformTempor
 from gpuload.transforms.custom import Custom as Custom
 from gpuload.transforms.custom import Lambda as Lambda
 from gpuload.transforms.erasing import RandomErasing as RandomErasing
-from gpuload.transforms.gathering import CopyPaste as CopyPaste
-from gpuload.transforms.gathering import Mosaic as Mosaic
 from gpuload.transforms.geometry import CenterCrop as CenterCrop
 from gpuload.transforms.geometry import Pad as Pad
 from gpuload.transforms.geometry import RandomCrop as RandomCrop

@@ -135,7 +135,7 @@ class Transform:
     drops_boxes: ClassVar[bool] = False  # it can remove boxes of a sample, along with their fields
     drops_points: ClassVar[bool] = False  # it can remove keypoints, along with their fields
     is_mixing: ClassVar[bool] = False  # it mixes the image with the image of another sample
-    gathers: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
+    group_size: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
 
     def __post_init__(self) -> None:
         """Check the arguments in the order of their declaration. Values that depend on the epoch come last: each is

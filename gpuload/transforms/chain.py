@@ -128,7 +128,7 @@ class Chain:
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         self.module_lanes = tuple(module_lanes)
         check_mixing([line.transforms for line in self.lines])
-        check_gathering([line.transforms for line in self.lines])
+        check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
 
     def at(self, epoch: int) -> Chain:
@@ -196,16 +196,18 @@ class Chain:
         return next(iter(find_mixing_transforms(self.lines[0].transforms)), None)
 
     @cached_property
-    def gathers(self) -> bool:
+    def is_combining(self) -> bool:
         """Whether a transform combines images of several samples."""
-        return any(transform.gathers > 1 for transform in self.transforms)
+        return any(transform.group_size > 1 for transform in self.transforms)
 
     @cached_property
     def group(self) -> tuple[str, int]:
         """The name of the transform that combines the most samples, and the number of samples that it combines, which
         are neighbours in the epoch's order and must be in one batch. ``("", 1)`` if no transform combines samples."""
         group_sizes = [
-            (type(transform).__name__, transform.gathers) for transform in self.transforms if transform.gathers > 1
+            (type(transform).__name__, transform.group_size)
+            for transform in self.transforms
+            if transform.group_size > 1
         ]
         if self.mixing is not None:
             group_sizes.append((type(self.mixing).__name__, 2))
@@ -230,7 +232,7 @@ class Chain:
         transforms whose `moves_pixels` is True."""
         outlines = [outline for line in self.lines for transform in line.transforms for outline in transform.outline]
         return (
-            self.gathers
+            self.is_combining
             or any(custom.moves_pixels for custom in self.calls)
             or any(issubclass(outline.kind, MOVES_PIXELS) or "warp" in outline.operations for outline in outlines)
         )
@@ -291,7 +293,7 @@ class Chain:
         the first operation is a resize."""
         if self.views is not None:
             return "several views use one image"
-        if self.gathers:
+        if self.is_combining:
             return "images of several samples are combined"
         return self.lines[0].resizes_late
 
@@ -586,10 +588,10 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
                 )
 
 
-def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
+def check_combining(lines: Sequence[tuple[Transform, ...]]) -> None:
     """Refuse chains that combine samples with the same transform twice, in several views, or before a transform that
     reads boxes."""
-    names = [transform.display_name for line in lines for transform in line if transform.gathers > 1]
+    names = [transform.display_name for line in lines for transform in line if transform.group_size > 1]
     combined_by: list[str] = []  # the names of the preceding transforms that combine samples
     if not names:
         return
@@ -604,7 +606,7 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
                 f"a chain can have at most one {name}, but this chain has {names.count(name)}; keep only one"
             )
     for transform in lines[0]:
-        if transform.gathers > 1:
+        if transform.group_size > 1:
             combined_by.append(transform.display_name)
         if combined_by and transform.reads_boxes:
             raise ValueError(

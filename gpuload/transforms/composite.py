@@ -102,7 +102,7 @@ class _Branching(_Container):
                     f"{container} cannot hold {subsamplers[0]}: all clips of a batch need equal frame counts; put it "
                     f"outside {container}"
                 )
-            if combiners := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
+            if combiners := [type(leaf).__name__ for leaf in leaves if leaf.group_size > 1]:
                 raise ValueError(
                     f"{container} cannot hold {combiners[0]}, which combines images of several samples and must "
                     "run on the entire batch; put it directly in the chain, and set its probability with p=…"

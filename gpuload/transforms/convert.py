@@ -38,7 +38,7 @@ def _starts_with_conversion(transforms: Iterable[Transform]) -> bool:
     for transform in transforms:
         if isinstance(transform, ToDtype) and transform.dtype == "uint8" and transform.scale:
             return True
-        if any(issubclass(outline.kind, CHANGES_PIXELS) for outline in transform.outline) or transform.gathers > 1:
+        if any(issubclass(outline.kind, CHANGES_PIXELS) for outline in transform.outline) or transform.group_size > 1:
             return False
     return False
 

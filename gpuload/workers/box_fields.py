@@ -125,10 +125,10 @@ def _box_fields(
     sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], droppers: Sequence[Any], reads_boxes: bool
 ) -> tuple[int, ...]:
     name = type(droppers[0]).__name__ if droppers else "a transform"
-    gathering = [transform for transform in droppers if transform.gathers > 1]
-    if gathering and not targets:
+    combiners = [transform for transform in droppers if transform.group_size > 1]
+    if combiners and not targets:
         raise ValueError(
-            f"{type(gathering[0]).__name__} combines images of several samples and their boxes or masks, but "
+            f"{type(combiners[0]).__name__} combines images of several samples and their boxes or masks, but "
             "this sample has no boxes, masks or keypoints; add gpuload.Boxes, gpuload.Mask or gpuload.Keypoints to it"
         )
     has_boxes = any(isinstance(target, Boxes) for target in targets.values())
@@ -143,7 +143,7 @@ def _box_fields(
     getters = [
         transform.labels_getter
         for transform in droppers
-        if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
+        if hasattr(transform, "labels_getter") and not (transform in combiners and transform.labels_getter == "default")
     ]
     for getter in getters:
         box_fields |= search.find_named_leaves(getter, "SanitizeBoundingBoxes")
@@ -158,11 +158,11 @@ def _box_fields(
             "but labels_getter= does not return them; return them too or, if they belong to the image, put them "
             "outside the dict that holds the boxes"
         )
-    if gathering:
+    if combiners:
         if uses_defaults:
-            search.check_siblings(box_fields, type(gathering[0]).__name__)
+            search.check_siblings(box_fields, type(combiners[0]).__name__)
         mask_leaves = [leaf for leaf in box_fields if isinstance(targets.get(leaf), Mask)]
-        if len(mask_leaves) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
+        if len(mask_leaves) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in combiners):
             raise ValueError(
                 "CopyPaste needs samples with one N×H×W gpuload.Mask next to the boxes, with a mask for each of the "
                 f"{search.count} boxes, but this sample has {len(mask_leaves)}; return one such gpuload.Mask"

@@ -951,7 +951,7 @@ SPECS: dict[str, Spec] = {
             "combines the sample with its neighbour in the epoch's order; part of torchvision's references, not "
             "of the package"
         ),
-        draws="transforms/test_gathering.py",
+        draws="transforms/test_combining.py",
     ),
     "Custom": other(
         picture="the base class for your own transforms", note="not in torchvision; base class for your own transforms"
@@ -996,7 +996,7 @@ SPECS: dict[str, Spec] = {
     "Mosaic": other(
         picture="T.Mosaic(160)",
         note=("not in torchvision; known from YOLO; combines the sample with three neighbours in the epoch's order"),
-        draws="transforms/test_gathering.py",
+        draws="transforms/test_combining.py",
     ),
     "MultiView": other(
         picture="T.MultiView([[T.RandomResizedCrop(144)], [T.RandomResizedCrop(144)], [T.RandomResizedCrop(64)]])",

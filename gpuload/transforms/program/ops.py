@@ -31,10 +31,10 @@ __all__ = [
     "ChainMixture",
     "Clamp",
     "ClampPoints",
+    "Combination",
     "Elastic",
     "Erase",
     "Flip",
-    "Gather",
     "Numbers",
     "Ops",
     "PartnerMix",
@@ -385,7 +385,7 @@ class PartnerMix(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Gather(WholeImageRecord):
+class Combination(WholeImageRecord):
     """A combination of each image with the images of its group. The record applies to all images.
 
     The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their batch indices
@@ -407,7 +407,7 @@ class Gather(WholeImageRecord):
 
 
 @dataclass(eq=False, repr=False)
-class Tile(Gather):
+class Tile(Combination):
     """A mosaic of four images, which meet at a centre: each quadrant shows one image, which has a corner at the centre
     and is cropped at the border of the result.
 
@@ -454,7 +454,7 @@ class Tile(Gather):
 
 
 @dataclass(eq=False, repr=False)
-class Paste(Gather):
+class Paste(Combination):
     """The pasting of instances of each image's partner, the sample at position p XOR 1, at their original positions.
 
     Attributes:

@@ -15,7 +15,7 @@ from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.fused import runner, statistics
 from gpuload.stage.fused.kernel import one_pass
-from gpuload.transforms.program.ops import Gather
+from gpuload.transforms.program.ops import Combination
 
 FLOATS = T.ToDtype("float32", scale=True)
 CROP = T.RandomResizedCrop(14)
@@ -75,7 +75,7 @@ def compare(chain: T.Chain, both: tuple[RaggedImages, RaggedImages], **options) 
     positions = np.arange(len(both[0]))
     program = chain.draw(epoch_key(2, 0), positions, both[0].sizes_hw)
     for record in program.records:
-        if isinstance(record, Gather):
+        if isinstance(record, Combination):
             record.groups = groups_of(positions, record.group_size)
     expected, found = (stage(images, program) for images in both)
     assert torch.equal(found, expected)

@@ -21,13 +21,13 @@ __all__ = ["CopyPaste", "Mosaic"]
 
 
 @declaration
-class _Gathering(Transform):
+class _Combiner(Transform):
     needs_full_image: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
 
 @declaration
-class Mosaic(_Gathering):
+class Mosaic(_Combiner):
     """Combine four images into one image, in which they meet at a random centre, as in YOLO.
 
     The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre. Parts beyond the
@@ -63,7 +63,7 @@ class Mosaic(_Gathering):
     """
 
     record: ClassVar[type[Record]] = Tile
-    gathers: ClassVar[int] = Tile.group_size
+    group_size: ClassVar[int] = Tile.group_size
 
     size: int | tuple[int, int] = argument(size_pair, by_epoch=True)
     center_range: tuple[float, float] = argument(interval, default=(0.25, 0.75), by_epoch=True, minimum=0, maximum=1)
@@ -85,7 +85,7 @@ class Mosaic(_Gathering):
 
 
 @declaration
-class CopyPaste(_Gathering):
+class CopyPaste(_Combiner):
     """Paste instances of another image onto each image, with their masks, boxes and labels.
 
     At least one instance of the neighbour is pasted at the same coordinates, without blending; if the neighbour's image
@@ -110,7 +110,7 @@ class CopyPaste(_Gathering):
     """
 
     record: ClassVar[type[Record]] = Paste
-    gathers: ClassVar[int] = Paste.group_size
+    group_size: ClassVar[int] = Paste.group_size
 
     p: float = argument(probability, default=1.0, by_epoch=True)
     labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False)
