@@ -193,7 +193,7 @@ class Opened(Photos):
     at once."""
 
     def __init__(self, *, lazily: bool) -> None:
-        super().__init__(800, 600)
+        super().__init__(1600, 1200)
         self.lazily = lazily
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
