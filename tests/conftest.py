@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 
 import cloudpickle
-import lacking
 import pytest
-from lacking import PACKAGES
-from pictures import jpeg_bytes, smooth_image
-from warm import warm_interpreters
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.lacking import PACKAGES
+from helpers.warm_interpreters import warm_interpreters
 
 from benchmarks.interpreter import speed_up_interpreter
 
@@ -246,7 +246,7 @@ def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
     paths = [str(TESTS), str(TESTS.parent)]
-    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; import originals; originals.torchvision()") as popen:
+    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; import originals; peers.torchvision()") as popen:
         yield popen
 
 

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from pictures import encode
+from helpers.generated_images import encode
 from transforms.specs import SPECS
 
 import gpuload as gl

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
-from tars import archive
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.tar_files import archive
 from typer.testing import CliRunner
 
 import gpuload as gl

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, product
 from pathlib import Path
 
-import lacking
 import pytest
-from matrix import covering
+from helpers import lacking
+from helpers.matrix import covering
 
 import gpuload as gl
 
 TESTS = Path(__file__).parent
-MAY_SKIP = {TESTS / "lacking.py", TESTS / "conftest.py"}
+MAY_SKIP = {TESTS / "helpers" / "lacking.py", TESTS / "conftest.py"}
 SKIPPING = {"skip", "skipif", "importorskip", "skipTest", "SkipTest"}
 BY = {"pytest", "pytest.mark", "mark", "unittest", "self"}
 FILES = [path for path in sorted(TESTS.rglob("*.py")) if "__pycache__" not in path.parts]
@@ -65,7 +65,7 @@ def found_by(look: Callable[[ast.AST], Iterator[int]], paths: list[Path]) -> dic
         ("from pytest import skip", [], [1]),
         ("import unittest\nraise unittest.SkipTest", [], [2]),
         ("after = step.skip", [], []),
-        ("import lacking\nlacking.skip('chromium')", [], []),
+        ("from helpers import lacking\nlacking.skip('chromium')", [], []),
     ],
 )
 def test_what_is_looked_for_is_found(code, returning, skipping):
@@ -80,7 +80,7 @@ def test_no_test_returns_before_its_end():
 
 
 def test_tests_are_skipped_only_for_what_a_machine_lacks():
-    assert found_by(skips, [path for path in FILES if path not in MAY_SKIP]) == {}, "see lacking.py"
+    assert found_by(skips, [path for path in FILES if path not in MAY_SKIP]) == {}, "see tests/helpers/lacking.py"
 
 
 @pytest.mark.parametrize(("name", "package"), [("kornia", "kornia"), ("fused", "triton"), ("dali", "nvidia.dali")])

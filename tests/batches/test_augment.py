@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import gpuload as gl

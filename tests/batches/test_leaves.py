@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 
 import gpuload as gl
 from gpuload.batches.leaves import BatchTree

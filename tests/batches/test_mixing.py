@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from originals import timm, torchvision
+from helpers.peers import timm, torchvision
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import lacking
 import pytest
 from bits.cases import CASES, RUNS
 from bits.running import difference, hash_of, recorded
+from helpers import lacking
 
 ANEW = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from typer.testing import CliRunner
 
 import gpuload as gl

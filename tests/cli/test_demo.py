@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
+from helpers import lacking
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from inspected import folder
+from helpers.picture_folders import folder
+from helpers.tar_files import shards_of_pictures
 from rich.console import Console
-from tars import shards_of_pictures
 from typer.testing import CliRunner
 
 from gpuload.cli import inspect

@@ -7,12 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
-from stored import COUNT, LABELS, jpegs
-from tars import archive, shards_of_pictures
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.jpeg_dataset import COUNT, LABELS, jpegs
+from helpers.tar_files import archive, shards_of_pictures
 from typer.testing import CliRunner
 
 import gpuload as gl

@@ -6,9 +6,9 @@ import importlib.util
 import io
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
+from helpers import lacking
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-import lacking
 import pytest
+from helpers import lacking
 
 from gpuload.cli.processes import cpu_seconds, tree
 

@@ -7,11 +7,11 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import originals
 import pytest
 import simplejpeg
 import torch
-from pictures import jpeg_bytes, smooth_image
+from helpers import peers
+from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
@@ -42,7 +42,7 @@ def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_it_is_what_torchvisions_transforms_give(flip: bool) -> None:
-    originals.torchvision()
+    peers.torchvision()
     from torchvision.transforms.v2 import functional
 
     pixels = simplejpeg.decode_jpeg(jpeg_bytes(smooth_image(90, 120, 3)))

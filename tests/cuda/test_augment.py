@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 from batches.test_augment import CLASSIC, GEOMETRY, NORMALIZE, as_image, assert_same, photographs, ragged_photographs
+from helpers import lacking
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl

@@ -8,10 +8,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -98,7 +98,7 @@ def test_a_kernel_that_fails_ends_the_epoch_and_close_does_not_hang():
         import torch
         import gpuload as gl
         from gpuload import transforms as T
-        from labelled import Pictures
+        from helpers.labelled_images import Pictures
 
         loader = gl.Loader(Pictures(400), 4, transforms=[T.RandomResizedCrop(16)], num_workers=2, device="cuda")
         batches = iter(loader)
@@ -125,7 +125,7 @@ def test_a_fork_after_cuda_has_loaders_of_its_own_on_the_cpu():
         import os
         import gpuload as gl
         from gpuload import transforms as T
-        from labelled import Pictures
+        from helpers.labelled_images import Pictures
 
         def loader(device):
             return gl.Loader(Pictures(40), 4, transforms=[T.RandomResizedCrop(16)], num_workers=1, device=device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 from stage.decode.test_images import KINDS, Photos, batches, photo
 
 import gpuload as gl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from labelled import Pictures
+from helpers.labelled_images import Pictures
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -6,10 +6,10 @@ import copy
 import threading
 from collections.abc import Iterator
 
-import lacking
 import pytest
 import torch
-from labelled import Pictures
+from helpers import lacking
+from helpers.labelled_images import Pictures
 from torch import nn
 
 import gpuload as gl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T

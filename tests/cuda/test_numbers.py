@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 from chains.bounds import STEPS
+from helpers import lacking
 from torch.utils._pytree import tree_leaves
 
 import gpuload as gl

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from labelled import Pictures
+from helpers import lacking
+from helpers.labelled_images import Pictures
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 from chains.bounds import bound, on_cuda
+from helpers import lacking
 from stage.conftest import smooth_images
 
 import gpuload as gl

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import lacking
 import pytest
+from helpers import lacking
 
 from benchmarks.resident import measure
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import lacking
 import pytest
 import torch
-from labelled import Pictures
+from helpers import lacking
+from helpers.labelled_images import Pictures
 
 import gpuload as gl
 from gpuload import transforms as T

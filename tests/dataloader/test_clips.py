@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dataloader.common import Made
-from originals import torchvision
+from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl

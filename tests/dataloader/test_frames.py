@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dataloader.test_clips import CHAIN, FORMS, FRAMES, batches, frames
-from originals import torchvision
+from helpers.peers import torchvision
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import Image as PILImage
 
 import gpuload as gl

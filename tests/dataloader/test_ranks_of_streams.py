@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from dataloader.common import Made, gpuload_batches
+from helpers.warm_interpreters import TOO
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
-from warm import TOO
 
 import gpuload as gl
 

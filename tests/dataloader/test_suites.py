@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import lacking
 import pytest
 from dataloader.suites import FOLDER, outcomes
+from helpers import lacking
 
 NEXT_EPOCH = "with its last batch an epoch is over, and the state names the next one"
 IN_ORDER = "in_order=False is without effect for a map dataset: batches come in order"

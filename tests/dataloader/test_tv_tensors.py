@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import originals
 import pytest
 import torch
 from dataloader.common import Made, alike, gpuload_batches, torch_batches
+from helpers import peers
 from torch.utils.data import BatchSampler, RandomSampler
 
 import gpuload as gl
 from gpuload import transforms as T
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 
 SIZE = 20, 30

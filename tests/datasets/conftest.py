@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
-from threads import threads_of_arrow
+from helpers import lacking
+from helpers.arrow_threads import threads_of_arrow
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import lacking
 import numpy as np
 import pytest
 import torch
-from descriptors import open_of
+from helpers import lacking
+from helpers.file_descriptors import open_of
+from helpers.jpeg_dataset import COUNT, LABELS, Held, equal, jpegs
+from helpers.matrix import matrix
+from helpers.tar_files import archive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix import matrix
-from stored import COUNT, LABELS, Held, equal, jpegs
-from tars import archive
 from torch import nn
 
 import gpuload as gl

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
+from helpers.generated_images import smooth_image
+from helpers.jpeg_dataset import check_loader, jpegs
+from helpers.peers import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
-from originals import torchvision
-from pictures import smooth_image
 from PIL import Image as PILImage
-from stored import check_loader, jpegs
 from torch.utils.data import Subset
 
 import gpuload as gl
@@ -442,7 +442,7 @@ def test_what_targets_are(coco: Callable[..., Coco]) -> None:
 @pytest.mark.slow
 def test_the_samples_are_those_of_torchvisions_dataset(coco: Callable[..., Coco], tmp_path: Path) -> None:
     lacking.require("pycocotools")
-    from originals import torchvision
+    from helpers.peers import torchvision
 
     dataset = coco()
     wrapped = gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(tmp_path / "annotations.json")))

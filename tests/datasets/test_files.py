@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import lacking
 import pytest
-from descriptors import open_below
+from helpers import lacking
+from helpers.file_descriptors import open_below
 from PIL import Image
 
 import gpuload as gl

@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from descriptors import open_below
+from helpers.file_descriptors import open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matrix import matrix
+from helpers.matrix import matrix
 from PIL import Image
 
 import gpuload as gl

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from matrix import matrix
+from helpers.matrix import matrix
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import gpuload as gl

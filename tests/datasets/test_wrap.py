@@ -20,11 +20,11 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
-import lacking
 import numpy as np
 import pytest
 import torch
-from pictures import smooth_image
+from helpers import lacking
+from helpers.generated_images import smooth_image
 from PIL import Image as PILImage
 from torch.utils.data import ConcatDataset, Subset, random_split
 

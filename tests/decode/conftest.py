@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import lacking
 import numpy as np
-import pictures
 import pytest
-from decoders import NAMES, decoder_by
+from helpers import generated_images, lacking
+from helpers.decoders import NAMES, decoder_by
 
 from gpuload.decode import Decoder
 
@@ -25,7 +24,7 @@ def picture() -> np.ndarray:
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
     """`encode(array, "PNG", mode=None, **options)` encodes an array with Pillow."""
-    return pictures.encode
+    return generated_images.encode
 
 
 def _needs(decoder: str) -> None:

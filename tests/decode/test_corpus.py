@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoders import NAMES, decoder_by
+from helpers.decoders import NAMES, decoder_by
 from PIL import Image, ImageOps
 
 from gpuload.datasets.sample import read

@@ -3,14 +3,14 @@ from __future__ import annotations
 import re
 from unittest import mock
 
-import lacking
 import numpy as np
 import pytest
-from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
-from decoders import decoder_by
+from helpers import lacking
+from helpers.decoders import decoder_by
+from helpers.jpeg_crops import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder

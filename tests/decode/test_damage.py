@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 
-import lacking
 import numpy as np
 import pytest
+from helpers import lacking
 from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
-from decoders import NAMES, decoder_by
+from helpers import lacking
+from helpers.decoders import NAMES, decoder_by
 from PIL import Image, ImageOps
 
 from gpuload.datasets.sample import Encoded, read
@@ -275,7 +275,7 @@ import os, warnings
 import numpy as np
 import gpuload as gl
 from gpuload import transforms as T
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 samples = [gl.Encoded(jpeg_bytes(smooth_image(40, 50, number))) for number in range(12)]
 for workers in (0, 2):

@@ -7,11 +7,11 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_crops import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, cut_files, find_grid, is_cuttable

@@ -5,8 +5,8 @@ import os
 import sys
 import threading
 
-import lacking
 import pytest
+from helpers import lacking
 
 from gpuload.decode.native_messages import native_messages, one_line, run_and_capture
 

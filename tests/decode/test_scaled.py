@@ -4,10 +4,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from decoders import NAMES, decoder_by
-from pictures import jpeg_bytes
+from helpers.decoders import NAMES, decoder_by
+from helpers.generated_images import jpeg_bytes
+from helpers.jpeg_restarts import SAMPLINGS, restarted
 from PIL import Image
-from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder

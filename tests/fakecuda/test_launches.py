@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 import triton
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -9,10 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import lacking
 import pytest
 import torch
 from fakecuda.runtime import POLICIES
+from helpers import lacking
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuload.stage.device import Accelerator

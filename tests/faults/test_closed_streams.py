@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matrix import matrix
+from helpers.matrix import matrix
 
 
 @matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from faults.programs import ONE_CTRL_C, SOON_S, TWO_CTRL_CS
-from matrix import matrix
+from helpers.matrix import matrix
 
 import gpuload
 

@@ -10,10 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
 from faults.programs import wait_until
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T

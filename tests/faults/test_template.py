@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 import zipfile
 
-import lacking
 import pytest
+from helpers import lacking
 
 
 @pytest.mark.parametrize("when", ["before it is ready", "after the first batch", "while a worker is forked"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-import lacking
 import pytest
-from served import served
+from helpers import lacking
+from helpers.http_server import served
 
 FORKED = "workers are forked from a template"
 THREADS = "a library started threads when it was imported, or the dataset did when it was unpickled"

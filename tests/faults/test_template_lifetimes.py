@@ -10,8 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 import gpuload
 

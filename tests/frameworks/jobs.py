@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from warm import TOO
+from helpers.warm_interpreters import TOO
 
 LIMIT_S = 150
 

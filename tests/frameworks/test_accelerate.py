@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 
-import lacking
 import pytest
 import torch
 from frameworks.jobs import LIMIT_S, run, seen
 from frameworks.numbered import Numbered
+from helpers import lacking
+from helpers.warm_interpreters import warm_interpreters
 from torch.utils.data import IterableDataset
-from warm import warm_interpreters
 
 import gpuload as gl
 

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-import lacking
 import pytest
 from frameworks.jobs import LIMIT_S, run, seen
-from warm import warm_interpreters
+from helpers import lacking
+from helpers.warm_interpreters import warm_interpreters
 
 pytestmark = [lacking.needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
 

@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-import lacking
 import pytest
 from frameworks.jobs import LIMIT_S, run, seen
+from helpers import lacking
 
 pytestmark = [lacking.needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 

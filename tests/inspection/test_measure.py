@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inspected import folder, picture
-from tars import shards_of_pictures
+from helpers.picture_folders import folder, picture
+from helpers.tar_files import shards_of_pictures
 
 import gpuload as gl
 from gpuload.decode import Decode, Decoder

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from inspected import folder, picture
+from helpers import lacking
+from helpers.picture_folders import folder, picture
 from PIL import Image
 
 import gpuload as gl

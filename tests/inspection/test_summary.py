@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inspected import folder, picture
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.picture_folders import folder, picture
 from PIL import Image
 
 import gpuload as gl

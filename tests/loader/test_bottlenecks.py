@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from PIL import Image
 from simulated.machine import Event, Machine
 from simulated.runtime import simulated

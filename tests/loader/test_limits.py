@@ -15,11 +15,11 @@ import threading
 from functools import partial
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from devices import Device
+from helpers import lacking
+from helpers.cpu_device import Device
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from dataloader.common import Made
-from matrix import matrix
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.matrix import matrix
 from PIL import Image as PILImage
 from stage.test_plan import Cells
 

@@ -7,9 +7,9 @@ import logging
 import re
 import threading
 
-import lacking
 import numpy as np
 import pytest
+from helpers import lacking
 from loader.test_limits import Where
 
 import gpuload as gl

@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
-from originals import timm
+from helpers import lacking
+from helpers.peers import timm
 from torch.utils.data import DataLoader
 
 import gpuload as gl

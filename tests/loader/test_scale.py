@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pictures import jpeg_bytes
+from helpers.generated_images import jpeg_bytes
 from PIL import Image
 
 import gpuload as gl

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from devices import Device, Event
+from helpers.cpu_device import Device, Event
 from torch import nn
 
 import gpuload as gl

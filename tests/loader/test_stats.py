@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from stage.test_plan import Cells
 
 import gpuload as gl

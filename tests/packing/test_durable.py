@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.datasets.stores.tar.shards import SUFFIX

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import smooth_image
+from helpers.generated_images import smooth_image
 from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded

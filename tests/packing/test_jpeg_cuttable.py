@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-import lacking
 import numpy as np
 import pytest
-from cuts import always
-from pictures import encode
+from helpers import lacking
+from helpers.generated_images import encode
+from helpers.jpeg_crops import always
+from helpers.jpeg_restarts import header_of, restarted
 from PIL import Image
-from restarts import header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder

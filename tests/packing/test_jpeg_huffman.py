@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pictures import encode
+from helpers.generated_images import encode
+from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
 from PIL import Image
-from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.decode.header import count_mcus, end_of_scan, mcu_layout, scan_start
 from gpuload.packing.jpeg_huffman import HuffmanTable, add_codes, read_blocks, read_tables, walk_scan, write_tables

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
 from typer.testing import CliRunner
 
 import gpuload as gl

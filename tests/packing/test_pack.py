@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload.packing import pack as pack_module

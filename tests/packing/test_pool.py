@@ -15,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lacking
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
 from workers.cluster import Cluster
 
 import gpuload as gl

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed

@@ -89,7 +89,7 @@ def called_once(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np
 
 def of_tensors(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """torchvision's `resized_crop` of a uint8 tensor."""
-    from originals import torchvision
+    from helpers.peers import torchvision
 
     ((transform, params),) = drawn
     functional = torchvision().transforms.v2.functional

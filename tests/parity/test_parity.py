@@ -3,8 +3,8 @@ photographs and random images, within the table's tolerance."""
 
 from __future__ import annotations
 
-import lacking
 import pytest
+from helpers import lacking
 from parity.case import BOUNDED, RUNS, Case
 from parity.compare import all_cases, bounded_runs_of, here, measure, named, operations, pairs_of, sets_of
 from parity.images import image_set

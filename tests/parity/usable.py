@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import cache
 
-import lacking
 import torch
+from helpers import lacking
 from parity.case import BATCHES
 
 from gpuload import transforms as T

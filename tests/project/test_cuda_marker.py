@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 pytestmark = pytest.mark.processes
 

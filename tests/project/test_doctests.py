@@ -6,8 +6,8 @@ import doctest
 import importlib
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 ROOT = Path(__file__).parents[2]
 WITH_EXAMPLES = sorted(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 lacking.require("hatchling")
 ROOT = Path(__file__).parents[2]

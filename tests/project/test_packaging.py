@@ -13,8 +13,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 import gpuload
 

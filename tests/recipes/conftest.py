@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 from parity.case import BATCHES, BOUNDED
 from parity.usable import needs
 from PIL import Image

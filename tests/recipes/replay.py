@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import originals
 import torch
+from helpers import peers
 from PIL import Image, ImageFilter
 
 from gpuload.transforms.program.ops import NOTHING, OPS, Box, ChainMixture, Erase, Flip, Numbers, Ops, Record, Warp
 from gpuload.transforms.program.windows import FILTERS
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 F = vision.transforms.v2.functional
 tv_tensors = vision.tv_tensors
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import originals
 import pytest
 import torch
+from helpers import peers
 from PIL import Image
 from recipes.common import Pictures, check_replay, check_runners, levels_apart, ours, shape_of, theirs
 
 import gpuload as gl
 from gpuload import transforms as T
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 v1, v2 = vision.transforms, vision.transforms.v2
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

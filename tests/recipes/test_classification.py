@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import originals
 import pytest
 import torch
+from helpers import peers
 from recipes.common import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, default_collate
 import gpuload as gl
 from gpuload import transforms as T
 
-v2 = originals.torchvision().transforms.v2
+v2 = peers.torchvision().transforms.v2
 CLASSES = 10
 # The greatest mean difference of an image after all transforms of a recipe, in levels.
 MEANS = {"torch": 0.3, "fused": 0.3}
@@ -165,7 +165,7 @@ def _check_mixed(mix, finished, found, labels) -> None:
 
 def test_a_folder_of_jpegs(jpeg_folder):
     """The whole way: files, workers, batches as torch's DataLoader gives them."""
-    vision = originals.torchvision()
+    vision = peers.torchvision()
     dataset = vision.datasets.ImageFolder(jpeg_folder, transform=original_eval("bilinear"))
     expected = list(DataLoader(dataset, 16))
     with gl.Loader(

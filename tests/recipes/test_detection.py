@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-import originals
 import pytest
 import torch
+from helpers import peers
 from recipes.common import SEED, shape_of
 from recipes.replay import step
 from torch.utils.data import DataLoader
@@ -18,7 +18,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.ops import Reformat, Tidy
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 COLOR = (123, 117, 104)
 

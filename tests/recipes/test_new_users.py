@@ -7,11 +7,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers import lacking
+from helpers.peers import torchvision
 from PIL import Image
 from recipes.newcomers import (
     FLOATS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 
 import numpy as np
-import originals
 import pytest
 import torch
+from helpers import peers
 from PIL import Image
 from recipes.common import IMAGENET_MEAN, IMAGENET_STD, SEED, draws_of, levels_apart, resized_within, shape_of, side
 from recipes.replay import replayed
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import gpuload as gl
 from gpuload import transforms as T
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 FILL = {tv_tensors.Image: 0, tv_tensors.Mask: 255}
 DTYPES = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}

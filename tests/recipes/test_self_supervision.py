@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import originals
 import torch
+from helpers import peers
 from recipes.common import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -20,7 +20,7 @@ from recipes.common import (
 import gpuload as gl
 from gpuload import transforms as T
 
-vision = originals.torchvision()
+vision = peers.torchvision()
 v1, v2 = vision.transforms, vision.transforms.v2
 BICUBIC = v2.InterpolationMode.BICUBIC
 

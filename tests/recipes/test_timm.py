@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import originals
 import pytest
 import torch
+from helpers import peers
 from recipes.common import check_replay, check_runners, levels_apart, ours, resized_within, shape_of, side, theirs
 
 from gpuload import transforms as T
 
-timm = originals.timm()
+timm = peers.timm()
 
 from timm.data.transforms_factory import create_transform  # noqa: E402
 

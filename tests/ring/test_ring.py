@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import lacking
 import numpy as np
 import pytest
-from descriptors import descriptors
+from helpers import lacking
+from helpers.file_descriptors import descriptors
 
 import gpuload as gl
 from gpuload.ring import ring as ring_module

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 from simulated.machine import HostWait, Machine, Stream
 from simulated.memory import DeviceMemory, HostMemory
 from simulated.tensors import DeviceTensor, Operations

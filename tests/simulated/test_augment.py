@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 from bits.running import in_batches
-from matrix import matrix
-from originals import torchvision
+from helpers import lacking
+from helpers.matrix import matrix
+from helpers.peers import torchvision
 from parity.usable import needs
 from simulated.machine import HostWait
 from simulated.running import assert_equal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import assert_equal, on_cpu, on_device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 from simulated.machine import DIRECTED, POLICIES
 from simulated.runtime import simulated
 

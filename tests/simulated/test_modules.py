@@ -6,10 +6,10 @@ import contextlib
 import threading
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, on_cpu, on_device, take, with_errors
 from simulated.runtime import SimulatedCuda, simulated

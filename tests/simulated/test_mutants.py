@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import lacking
 import pytest
 import torch
 from bits.running import in_batches
+from helpers import lacking
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from simulated.machine import DIRECTED, POLICIES
 from simulated.running import OPTIONS, Taken, assert_equal, epochs, on_cpu, on_device, take, with_errors
 from simulated.runtime import SimulatedCuda, simulated

@@ -6,10 +6,10 @@ import io
 import subprocess
 import sys
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from PIL import Image
 
 import gpuload as gl

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from chains.bounds import STEPS, bound, on_cuda
-from planes import DENSE, LAYOUTS
+from helpers.tensor_layouts import DENSE, LAYOUTS
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key

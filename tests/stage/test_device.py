@@ -10,11 +10,11 @@ import contextlib
 from collections import Counter
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from devices import Device
+from helpers import lacking
+from helpers.cpu_device import Device
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 

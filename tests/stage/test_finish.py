@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 from scipy import stats
 
 from gpuload import transforms as T

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import originals
 import pytest
 import torch
+from helpers import peers
 from PIL import Image
 
 from gpuload import transforms as T
@@ -14,7 +14,7 @@ from gpuload.stage import compile_stage
 
 @pytest.fixture(scope="module")
 def theirs():
-    originals.timm()
+    peers.timm()
     from timm.data import transforms
 
     return transforms

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from labelled import CLASSES, Pictures
+from helpers.labelled_images import CLASSES, Pictures
 from torch.utils.data import IterableDataset
 
 import gpuload as gl

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from matrix import matrix
-from planes import DENSE, LAYOUTS
+from helpers.matrix import matrix
+from helpers.tensor_layouts import DENSE, LAYOUTS
 
 from gpuload.stage import RaggedImages
 from gpuload.transforms.program.windows import full_windows

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matrix import matrix
-from planes import DENSE, LAYOUTS
+from helpers.matrix import matrix
+from helpers.tensor_layouts import DENSE, LAYOUTS
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from matrix import matrix
+from helpers.matrix import matrix
 from parity.usable import needs
 
 from gpuload import transforms as T

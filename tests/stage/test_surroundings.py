@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import lacking
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage

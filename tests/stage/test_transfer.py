@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from devices import Device, Event
+from helpers.cpu_device import Device, Event
 from torch.overrides import TorchFunctionMode
 
 from gpuload.ring.ring import Ring

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dataloader.common import Made
-from originals import torchvision
+from helpers.peers import torchvision
 from targets.test_batches import image, only_batch, pixels
 
 import gpuload as gl

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key

@@ -162,7 +162,7 @@ def test_samples_of_different_structure_are_named():
 
 
 def test_boxes_that_torchvision_would_not_clip_are_refused():
-    from originals import torchvision
+    from helpers.peers import torchvision
 
     torchvision()
     from torchvision import tv_tensors

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 from targets.test_batches import image, only_batch
 
 import gpuload as gl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers.peers import torchvision
 from PIL import Image as PILImage
 from targets.scenes import as_format
 from transforms.specs import SPECS

@@ -8,10 +8,10 @@ import io
 from itertools import pairwise
 
 import numpy as np
-import originals
 import pytest
 import torch
-from pictures import smooth_image
+from helpers import peers
+from helpers.generated_images import smooth_image
 from PIL import Image
 from scipy import stats
 
@@ -41,7 +41,7 @@ def drawn(transform, n: int = 6):
 @pytest.mark.parametrize("runner", ["single", "batched"])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_images_are_moved_as_by_torchvision(runner, interpolation):
-    elastic = originals.torchvision().transforms.v2.functional.elastic
+    elastic = peers.torchvision().transforms.v2.functional.elastic
     transform = T.ElasticTransform((90.0, 60.0), (3.0, 4.0), interpolation, FILL)
     chain, program, displacements = drawn(transform)
     images = [smooth_image(HEIGHT, WIDTH, number) for number in range(6)]
@@ -54,7 +54,7 @@ def test_images_are_moved_as_by_torchvision(runner, interpolation):
 
 
 def test_fields_are_distributed_as_torchvisions():
-    transforms = originals.torchvision().transforms.v2
+    transforms = peers.torchvision().transforms.v2
     theirs = transforms.ElasticTransform(alpha=70.0, sigma=2.0)
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -85,7 +85,7 @@ def test_a_displacement_is_that_of_its_pixel_in_the_whole_field():
 
 
 def test_boxes_and_keypoints_move_as_by_torchvision():
-    torchvision = originals.torchvision()
+    torchvision = peers.torchvision()
     functional, tv = torchvision.transforms.v2.functional, torchvision.tv_tensors
     _, program, displacements = drawn(T.ElasticTransform(80.0, 4.0), 2)
     boxes = np.array([[5.0, 6.0, 30.0, 40.0], [0.0, 0.0, 74.0, 57.0]])

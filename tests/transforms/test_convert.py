@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import re
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from helpers import lacking
+from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl

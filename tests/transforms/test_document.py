@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import inspect
 
-import originals
 import pytest
+from helpers import peers
 from transforms.catalogue import BEGIN, END, PAGE, table
 from transforms.specs import SPECS
 
@@ -31,7 +31,7 @@ def test_arguments_and_defaults_are_torchvisions(name):
         ]
 
     ours = described(getattr(T, name))
-    theirs = described(getattr(originals.torchvision().transforms.v2, name))
+    theirs = described(getattr(peers.torchvision().transforms.v2, name))
     count = len(ours) - len(SPECS[name].more)
     assert ours[:count] == theirs
     assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more)
@@ -40,5 +40,5 @@ def test_arguments_and_defaults_are_torchvisions(name):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_torchvision_has_a_transform_where_its_arguments_are_listed(name):
-    theirs = hasattr(originals.torchvision().transforms.v2, name)
+    theirs = hasattr(peers.torchvision().transforms.v2, name)
     assert theirs == (SPECS[name].torchvision is not None)

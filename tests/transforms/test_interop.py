@@ -9,10 +9,10 @@ import warnings
 from collections import defaultdict
 
 import numpy as np
-import originals
 import pytest
 import torch
-from pictures import smooth_image
+from helpers import peers
+from helpers.generated_images import smooth_image
 from PIL import Image
 from torch import nn
 from transforms.specs import SPECS, second
@@ -23,8 +23,8 @@ from gpuload.rng.philox import epoch_key
 from gpuload.transforms.interop import PRESETS
 from gpuload.transforms.names import TO_DTYPE, TYPE_CONVERSIONS, UNSUPPORTED
 
-timm = originals.timm()
-vision = originals.torchvision()
+timm = peers.timm()
+vision = peers.torchvision()
 
 from timm.data.auto_augment import rand_augment_transform  # noqa: E402
 from timm.data.transforms_factory import create_transform  # noqa: E402

@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 
-import lacking
 import pytest
-from originals import timm, torchvision
+from helpers import lacking
+from helpers.peers import timm, torchvision
 
 import gpuload as gl
 from gpuload import transforms as T

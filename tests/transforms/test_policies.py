@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import originals
 import pytest
 import torch
-from drawn import alike, described, program
+from helpers import peers
+from helpers.operation_draws import alike, described, program
 from PIL import Image
 from scipy import stats
 
@@ -37,7 +37,7 @@ def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WI
 
 @pytest.fixture(scope="module")
 def v2():
-    return originals.torchvision().transforms.v2
+    return peers.torchvision().transforms.v2
 
 
 def simulated(original, n: int = N) -> list[tuple]:

@@ -6,8 +6,8 @@ import math
 import re
 
 import numpy as np
-import originals
 import pytest
+from helpers import peers
 from PIL import Image
 from scipy import stats
 
@@ -34,7 +34,7 @@ def test_sizes_follow_the_shorter_side_and_are_at_least_a_pixel():
 
 @pytest.mark.parametrize(("size", "max_size"), [(40, None), (40, 50), (97, 200), (None, 61)])
 def test_sizes_are_torchvisions(size, max_size):
-    rule = originals.torchvision().transforms.functional._compute_resized_output_size
+    rule = peers.torchvision().transforms.functional._compute_resized_output_size
     sizes = np.random.default_rng(0).integers(1, 400, (2000, 2))
     ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).results_hw
     for before, after in zip(sizes.tolist(), ours.tolist(), strict=True):
@@ -91,7 +91,7 @@ def drawn(transform, size_hw, count: int, seed: int = 3):
 
 @pytest.fixture(scope="module")
 def theirs():
-    originals.timm()
+    peers.timm()
     from timm.data import transforms
 
     return transforms

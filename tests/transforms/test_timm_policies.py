@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import originals
 import pytest
-from drawn import alike, described, program
+from helpers import peers
+from helpers.operation_draws import alike, described, program
+from helpers.timm_draws import HEIGHT, WIDTH, simulated
 from PIL import Image
 from scipy import stats
-from timms import HEIGHT, WIDTH, simulated
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -23,7 +23,7 @@ POLICIES = ("original", "originalr", "v0", "v0r", "3a")
 
 @pytest.fixture(scope="module")
 def published():
-    originals.timm()
+    peers.timm()
     from timm.data import auto_augment
 
     return auto_augment

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import numpy as np
-import originals
 import pytest
+from helpers import peers
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -61,7 +61,7 @@ def test_a_fill_in_levels_comes_before_scaling(scaled, within):
 
 
 def test_affine_maps_are_torchvisions():
-    functional = originals.torchvision().transforms.functional
+    functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 300, (200, 2))
     angle, scale = rng.uniform(-180, 180, 200), rng.uniform(0.3, 3, 200)
@@ -77,7 +77,7 @@ def test_affine_maps_are_torchvisions():
 
 
 def test_perspective_maps_are_torchvisions():
-    functional = originals.torchvision().transforms.functional
+    functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(20, 300, (200, 2))
     inward = (rng.uniform(0, 0.4, (200, 4, 2)) * sizes[:, None, ::-1]).astype(np.int64)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
-from pictures import smooth_image
+from helpers.generated_images import smooth_image
+from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl

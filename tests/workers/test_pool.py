@@ -111,7 +111,9 @@ def alive(pid: int) -> bool:
 
 
 def open_now() -> set[tuple[int, str]]:
-    from descriptors import descriptors  # which is not in the path of the programs below, that import this file
+    from helpers.file_descriptors import (
+        descriptors,  # which is not in the path of the programs below, that import this file
+    )
 
     return descriptors()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from descriptors import descriptors
+from helpers.file_descriptors import descriptors
 
 import gpuload as gl
 from gpuload import transforms as T

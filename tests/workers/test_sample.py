@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import jpeg_bytes
+from helpers.generated_images import jpeg_bytes
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from warm import TOO
+from helpers.warm_interpreters import TOO
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -12,9 +12,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, peek_request, read_message

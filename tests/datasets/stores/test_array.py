@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from descriptors import open_below
-from stored import check_loader
+from helpers.file_descriptors import open_below
+from helpers.jpeg_dataset import check_loader
 
 import gpuload as gl
 from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile

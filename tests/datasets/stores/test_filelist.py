@@ -12,10 +12,10 @@ import numpy as np
 import pandas
 import pyarrow
 import pytest
+from helpers.arrow_threads import threads_of_arrow
+from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import COUNT, LABELS, check_loader, jpegs
-from threads import threads_of_arrow
 
 import gpuload as gl
 from gpuload import transforms as T

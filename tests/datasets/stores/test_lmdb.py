@@ -14,8 +14,8 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from descriptors import open_below
-from stored import COUNT, LABELS, check_loader, jpegs
+from helpers.file_descriptors import open_below
+from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
 from gpuload.datasets.kinds import is_deterministic, uses_getitems

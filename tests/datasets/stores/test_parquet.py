@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
-from descriptors import open_below
-from stored import COUNT, LABELS, check_loader, jpegs
-from threads import threads_of_arrow
+from helpers.arrow_threads import threads_of_arrow
+from helpers.file_descriptors import open_below
+from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
 from gpuload import transforms as T

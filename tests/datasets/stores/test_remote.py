@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
-from served import PAGE, Server, served
-from stored import jpegs
+from helpers import lacking
+from helpers.http_server import PAGE, Server, served
+from helpers.jpeg_dataset import jpegs
 
 import gpuload as gl
 from gpuload.datasets import files

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from served import Server, served
-from stored import COUNT, LABELS, check_loader, jpegs
-from tars import archive
+from helpers import lacking
+from helpers.http_server import Server, served
+from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.tar_files import archive
 
 import gpuload as gl
 from gpuload import transforms as T

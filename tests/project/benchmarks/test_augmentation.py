@@ -9,11 +9,11 @@ import time
 import warnings
 from dataclasses import replace
 
-import lacking
 import numpy as np
 import pytest
 import torch
-from pictures import smooth_image
+from helpers import lacking
+from helpers.generated_images import smooth_image
 from PIL import Image
 
 lacking.require("torchvision")

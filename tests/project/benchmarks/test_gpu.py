@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import pieces, why
@@ -319,7 +319,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter whose rows are forked from a process that has torch and torchvision, which is half of what they
     would take."""
     python = tmp_path_factory.mktemp("bin") / "python"
-    forked = f'{sys.executable} -P {REPOSITORY / "tests" / "warm.py"} -m "{IMPORTED}"'
+    forked = f'{sys.executable} -P {REPOSITORY / "tests" / "helpers" / "warm_interpreters.py"} -m "{IMPORTED}"'
     python.write_text(
         f"""#!/bin/sh
 case "$*" in "-m benchmarks.gpu "*) shift; exec env TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= {forked} "$@" ;; esac

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import lacking
 import pytest
-from originals import torchvision
+from helpers import lacking
+from helpers.peers import torchvision
 
 lacking.require("triton")
 torchvision()

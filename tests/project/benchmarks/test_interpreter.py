@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-import lacking
 import pytest
 import torch
 import triton
 import triton.language as tl
+from helpers import lacking
 
 from benchmarks.interpreter import speed_up_interpreter
 

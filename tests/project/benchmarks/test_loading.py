@@ -12,10 +12,10 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import Image
 
 from benchmarks import loading, photos

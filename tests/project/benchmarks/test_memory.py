@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import lacking
 import pytest
+from helpers import lacking
 
 from benchmarks.memory import proportional_mb, shared_mb
 from gpuload.cli.processes import tree

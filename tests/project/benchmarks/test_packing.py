@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 from benchmarks import packing
 from benchmarks.packing import BARE, GROUPS, ONE_WORKER, PACK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-import lacking
 import numpy as np
 import pytest
+from helpers import lacking
 from PIL import Image
 
 from benchmarks import plot_augmented, plot_rates

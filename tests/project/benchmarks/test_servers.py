@@ -6,11 +6,11 @@ import itertools
 import os
 from pathlib import Path
 
-import lacking
 import pytest
 import torch
-from stored import jpegs
-from tars import archive
+from helpers import lacking
+from helpers.jpeg_dataset import jpegs
+from helpers.tar_files import archive
 
 import gpuload as gl
 from benchmarks.servers import serve_folder

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lacking
 import pytest
-from served import served
-from stored import jpegs
+from helpers import lacking
+from helpers.http_server import served
+from helpers.jpeg_dataset import jpegs
 
 import gpuload as gl
 from benchmarks.sources import __main__ as rates

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-import lacking
 import pytest
+from helpers import lacking
 
 from benchmarks import startup
 from benchmarks.photos import make_synthetic_photos

@@ -8,10 +8,10 @@ import os
 import tarfile
 from pathlib import Path
 
-import lacking
 import numpy as np
 import pytest
-from pictures import jpeg_bytes
+from helpers import lacking
+from helpers.generated_images import jpeg_bytes
 from PIL import Image
 
 from benchmarks.peers.protocol import Recipe

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import originals
-from pictures import jpeg_bytes, smooth_image
+from helpers import peers
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.tar_files import archive
 from PIL import Image
-from tars import archive
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -91,7 +91,7 @@ class Timm:
 
 
 def moving() -> dict[str, Any]:
-    originals.torchvision()
+    peers.torchvision()
     import kornia.augmentation
     import torch
     from torch.utils.data import DataLoader
@@ -165,7 +165,7 @@ def not_on_the_gpu() -> dict[str, Any]:
 
 
 def backends() -> dict[str, Any]:
-    originals.torchvision()
+    peers.torchvision()
     import kornia.augmentation
     from torchvision.transforms import v2
 
@@ -181,7 +181,7 @@ def dataloader() -> dict[str, Any]:
 
 
 def targets() -> dict[str, Any]:
-    torchvision = originals.torchvision()
+    torchvision = peers.torchvision()
     _coco()
     for number in range(8):
         picture = smooth_image(90, 120, number)

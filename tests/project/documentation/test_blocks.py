@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import ExifTags, Image
 from project.documentation import scene
 from project.documentation.blocks import FENCE, blocks_of

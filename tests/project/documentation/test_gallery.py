@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import gallery
-import lacking
 import pytest
+from helpers import lacking
 
 lacking.require("skimage")
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 from project.documentation import site
 
 import gpuload

@@ -8,10 +8,9 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-import lacking
-import originals
 import pytest
 import torch
+from helpers import lacking, peers
 from project.examples.conftest import FOLDER
 
 import gpuload as gl
@@ -51,7 +50,7 @@ def test_on_folders_of_ones_own_with_workers(run, tmp_path):
 
 @pytest.mark.slow
 def test_timm(run):
-    originals.timm()
+    peers.timm()
     text = run("with_timm", "--model", "test_resnet", "--epochs", 3, "--size", 32, "--lr", 0.01)
     losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"validation accuracy ([\d.]+)%")
     assert losses[2] < losses[0]
@@ -60,7 +59,7 @@ def test_timm(run):
 
 @pytest.mark.slow
 def test_imagenet(run, steps):
-    originals.torchvision()
+    peers.torchvision()
     options = ["-a", "mobilenet_v3_small", "--size", 32, "--lr", 0.5, "--print-every", 2]
     text = run("imagenet", *options, "--epochs", 1)
     assert seen(steps.sizes, 1) == [IMAGES]

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import lacking
-import originals
 import pytest
 import torch.nn.functional as F
+from helpers import lacking, peers
+from helpers.warm_interpreters import TOO
 from project.examples.conftest import FOLDER, Steps
-from warm import TOO
 
 pytestmark = [
     pytest.mark.processes,
@@ -79,14 +78,14 @@ def test_accelerate(run, steps, monkeypatch):
 
 
 def test_lightning(run, steps, monkeypatch):
-    originals.torchvision()  # Lightning's torchmetrics imports it
+    peers.torchvision()  # Lightning's torchmetrics imports it
     lacking.require("pytorch_lightning")
     options = ["--epochs", EPOCHS, "--save-every", 2]
     ended_and_started_again(run, steps, monkeypatch, "with_lightning", "--folder", *options)
 
 
 def test_the_trainer_of_transformers(run, steps, monkeypatch):
-    originals.torchvision()
+    peers.torchvision()
     lacking.require("transformers")
     from accelerate.state import AcceleratorState
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoders import decoder_by
-from pictures import jpeg_bytes, smooth_image
+from helpers.decoders import decoder_by
+from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import Image
 from simulated.runtime import simulated
 from stage.decode.test_images import KINDS, Photos, assert_same, batches, damaged, photo

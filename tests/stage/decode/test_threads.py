@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from simulated.decoder import decoding_with
 
 import gpuload as gl

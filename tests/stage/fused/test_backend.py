@@ -6,9 +6,9 @@ import subprocess
 import sys
 import warnings
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -8,9 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import lacking
 import pytest
 import torch
+from helpers import lacking
 
 lacking.require("triton")
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lacking
 import pytest
+from helpers import lacking
 
 lacking.require("triton")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from pictures import smooth_image
+from helpers.generated_images import smooth_image
 
 from gpuload.stage.fused.geometry import sample_pixels, sample_row_by_row
 from gpuload.stage.fused.separable import make_weight_tables

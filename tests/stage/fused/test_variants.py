@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import lacking
 import numpy as np
 import pytest
 import torch
 from bits.cases import CASES
 from bits.samples import Samples
-from matrix import matrix
+from helpers import lacking
+from helpers.matrix import matrix
 
 import gpuload as gl
 from benchmarks.startup import recipes

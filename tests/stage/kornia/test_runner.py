@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers.tensor_layouts import LAYOUTS
 from kornia.enhance import normalize
 from kornia.geometry.transform import hflip, resize, vflip, warp_affine, warp_perspective
-from planes import LAYOUTS
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -12,8 +12,8 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from descriptors import open_below
-from tars import archive, pictures_in, shards_of_pictures
+from helpers.file_descriptors import open_below
+from helpers.tar_files import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tars import archive, sealed
+from helpers.tar_files import archive, sealed
 
 from gpuload.datasets.stores.opening import open_file
 from gpuload.datasets.stores.tar.headers import Damage, members

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tars import archive
+from helpers.tar_files import archive
 
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_module

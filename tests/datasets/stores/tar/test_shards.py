@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tars import archive, shards_of_pictures
+from helpers.tar_files import archive, shards_of_pictures
 
 import gpuload as gl
 from gpuload.datasets.stores.tar import shards as shards_module

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tar_files import archive, pictures_in, shards_of_pictures
 from scipy import stats
-from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload.datasets.kinds import is_iterable

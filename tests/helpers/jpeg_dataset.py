@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload import transforms as T

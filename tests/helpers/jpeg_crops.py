@@ -6,7 +6,7 @@ import contextlib
 from unittest import mock
 
 import numpy as np
-from restarts import header_of
+from helpers.jpeg_restarts import header_of
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decoder

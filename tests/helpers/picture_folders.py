@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 
 def picture(seed: int, height: int = 40, width: int = 56) -> bytes:

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pictures import jpeg_bytes, smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 
 __all__ = ["archive", "pictures_in", "sealed", "shards_of_pictures"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import lacking
+from helpers import lacking
 
 
 def torchvision() -> ModuleType:
