@@ -24,26 +24,26 @@ def keys(batches) -> list:
     return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
 
 
-class Own:
+class StatefulSampler:
     """Resumable by itself, the way torchdata's samplers are: through its iterator, or itself."""
 
-    def __init__(self, whose):
-        self.whose = whose
+    def __init__(self, state_of):
+        self.state_of = state_of
         self.at = 0
-        self.taken = 0
+        self.keys_read = 0
 
     def __iter__(self):
-        return OwnIterator(self) if self.whose == "iterator" else self._walk()
+        return StatefulIterator(self) if self.state_of == "iterator" else self._walk()
 
     def _walk(self):
         while self.at < 11:
             self.at += 1
-            self.taken += 1
+            self.keys_read += 1
             yield self.at - 1
         self.at = 0
 
     def state_dict(self):
-        if self.whose == "iterator":
+        if self.state_of == "iterator":
             raise AssertionError("the iterator's comes first")
         return {"at": self.at}
 
@@ -51,7 +51,7 @@ class Own:
         self.at = state["at"]
 
 
-class OwnIterator:
+class StatefulIterator:
     def __init__(self, sampler):
         self.sampler = sampler
         self.at = 0
@@ -63,7 +63,7 @@ class OwnIterator:
         if self.at == 11:
             raise StopIteration
         self.at += 1
-        self.sampler.taken += 1
+        self.sampler.keys_read += 1
         return self.at - 1
 
     def state_dict(self):
@@ -79,15 +79,15 @@ RESUMED = {
     "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
     "weighted": lambda: {"sampler": WeightedRandomSampler([0.1, 0.5, 5.0], 11, generator=seeded())},
     "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(11), generator=seeded()), 2, False)},
-    "its own": lambda: {"sampler": Own("sampler")},
-    "its iterator's own": lambda: {"sampler": Own("iterator")},
+    "its own": lambda: {"sampler": StatefulSampler("sampler")},
+    "its iterator's own": lambda: {"sampler": StatefulSampler("iterator")},
     "one by one": lambda: {"sampler": RandomSampler(range(11)), "batch_size": None},
 }
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 8])
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_saved_state_goes_on_where_the_sampler_was(name, stop):
+def test_sampler_resumes_from_a_saved_state(name, stop):
     def make():
         options = {"batch_size": 2, **RESUMED[name]()}
         return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
@@ -97,38 +97,38 @@ def test_a_saved_state_goes_on_where_the_sampler_was(name, stop):
 
     undisturbed = [batch for epoch in epochs(make(), 3) for batch in epoch]
     with make() as first:
-        seen, batches = [], iter(first)
-        while len(seen) < stop:
+        keys_before, batches = [], iter(first)
+        while len(keys_before) < stop:
             batch = next(batches, None)
             if batch is None:
                 batches = iter(first)
             else:
-                seen += keys([batch])
+                keys_before += keys([batch])
         state = json.loads(json.dumps(first.state_dict()))
     with make() as second:
         second.load_state_dict(state)
-        rest = []
-        while len(seen) + len(rest) < len(undisturbed):
-            rest += keys(second)
-    assert seen + rest == undisturbed
+        resumed = []
+        while len(keys_before) + len(resumed) < len(undisturbed):
+            resumed += keys(second)
+    assert keys_before + resumed == undisturbed
 
 
-@pytest.mark.parametrize("whose", ["sampler", "iterator"])
-def test_a_sampler_that_is_resumable_by_itself_is_not_run_through_again(whose):
-    with loader(Made(samples=11), 2, sampler=Own(whose)) as first:
+@pytest.mark.parametrize("state_of", ["sampler", "iterator"])
+def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
+    with loader(Made(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
-    again = Own(whose)
-    with loader(Made(samples=11), 2, sampler=again) as second:
+    restored = StatefulSampler(state_of)
+    with loader(Made(samples=11), 2, sampler=restored) as second:
         second.load_state_dict(state)
         assert keys(second) == [[6, 7], [8, 9], [10]]
-    assert again.taken == 5
+    assert restored.keys_read == 5
 
 
-def test_a_samplers_state_keeps_its_types():
-    class Typed(Own):
+def test_state_of_a_sampler_keeps_its_types():
+    class Typed(StatefulSampler):
         def state_dict(self):
             return {1: (super().state_dict(), torch.tensor(self.at))}
 
@@ -139,17 +139,17 @@ def test_a_samplers_state_keeps_its_types():
 
     with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
         batches = iter(loader_)
-        seen = [next(batches).tolist()]
+        keys_before = [next(batches).tolist()]
         state = json.loads(json.dumps(loader_.state_dict()))
-        rest = [batch.tolist() for batch in batches]
+        expected = [batch.tolist() for batch in batches]
     with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
         loader_.load_state_dict(state)
-        assert [batch.tolist() for batch in loader_] == rest
-    assert sorted(key for batch in seen + rest for key in batch) == list(range(11))
+        assert [batch.tolist() for batch in loader_] == expected
+    assert sorted(key for batch in keys_before + expected for key in batch) == list(range(11))
 
 
-def test_a_samplers_state_that_is_not_kept_is_refused_when_it_is_saved():
-    class Odd(Own):
+def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
+    class Odd(StatefulSampler):
         def state_dict(self):
             return {"at": object()}
 
