@@ -40,7 +40,7 @@ def levels(dataset: Any, **options: Any) -> list[list[int]]:
 IN_ORDER = [list(range(start, start + 4)) for start in range(0, 40, 4)]
 
 
-def test_slots_are_page_locked():
+def test_slots_of_the_ring_are_page_locked():
     with gl.Loader(Pictures(40), 8, transforms=[T.RandomResizedCrop(16)], num_workers=1, device="cuda") as loader:
         list(loader)
         ring = loader._session.ring
@@ -50,7 +50,7 @@ def test_slots_are_page_locked():
 
 
 @pytest.mark.parametrize("ring_bytes", [2 << 30, SMALL_RING], ids=["roomy", "retiring"])
-def test_slots_that_grow_are_locked_anew(ring_bytes):
+def test_slots_that_grow_are_locked_again(ring_bytes):
     """Small ones are retired when the ring is full: their pages must be unlocked before they are given back."""
     options = {"num_workers": 1, "device": "cuda", "backend": "torch", "ring_bytes": ring_bytes, "chunk_size": 2}
     with gl.Loader(Growing(), 4, transforms=[T.Resize((8, 8))], **options) as loader:
@@ -81,7 +81,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
+def test_refused_page_lock_warns_and_batches_are_complete(monkeypatch, allowed):
     runtime = Refusing(allowed)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
@@ -89,7 +89,7 @@ def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
     assert runtime.refused == 1
 
 
-def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
+def test_lock_clears_the_last_error_of_the_runtime_after_a_refusal(monkeypatch):
     device = devices.Accelerator(torch.device("cuda", 0))
     memory = np.zeros(1 << 16, np.uint8)
     runtime = Refusing(0)

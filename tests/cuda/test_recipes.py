@@ -33,7 +33,7 @@ def batches(recipe: str, device: str, backend: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_kornias_batches_are_those_of_the_cpu(recipe):
+def test_kornia_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu(recipe):
     """On CUDA, a resize is another operator, and sums have another order; solarize can amplify a difference."""
     lacking.require("kornia")
     difference = (batches(recipe, "cuda", "kornia").int() - batches(recipe, "cpu", "kornia").int()).abs().float()
@@ -43,11 +43,11 @@ def test_kornias_batches_are_those_of_the_cpu(recipe):
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_batches_are_those_of_the_cpu(recipe, backend):
+def test_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu_within_bounds(recipe, backend):
     images, chain = IMAGES, T.Chain(RECIPES[recipe])
-    found, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
+    on_gpu, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
     draws = chain.draw(epoch_key(SEED, 0), np.arange(COUNT), np.array([image.shape[:2] for image in images]))
-    difference = (found.int() - expected.int()).abs()
+    difference = (on_gpu.int() - expected.int()).abs()
     allowed = torch.tensor([bound(on_cuda(backend), draws, row) for row in range(COUNT)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 1.0
