@@ -709,16 +709,16 @@ def arrays_alone(samples: Samples) -> dict[str, Any]:
 
 @case(runs=LOADING, epochs=2, warns=True)
 def skipped(samples: Samples) -> dict[str, Any]:
-    made = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
-    made["dataset"][3] = gl.Encoded(DAMAGED), 3
-    return made
+    options = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
+    options["dataset"][3] = gl.Encoded(DAMAGED), 3
+    return options
 
 
 @case(runs=LOADING, epochs=2, warns=True)
 def replaced(samples: Samples) -> dict[str, Any]:
-    made = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
-    made["dataset"][5] = gl.Encoded(DAMAGED), 5
-    return made
+    options = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
+    options["dataset"][5] = gl.Encoded(DAMAGED), 5
+    return options
 
 
 @case(runs=LOADING)
@@ -815,16 +815,16 @@ def module(samples: Samples) -> dict[str, Any]:
 def floats(samples: Samples) -> dict[str, Any]:
     """float32 of 13 channels."""
     chain = [T.RandomResizedCrop(24), T.RandomVerticalFlip(), T.RandomRotation(20, interpolation="bilinear", fill=-9.5)]
-    made = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
-    return {"dataset": made, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
+    dataset = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
+    return {"dataset": dataset, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
 
 
 @case(runs=("torch", "batched"))
 def sixteen_bits(samples: Samples) -> dict[str, Any]:
     """uint16 of 4 channels, which stays so."""
     chain = [T.Resize(26, interpolation="bicubic"), T.RandomCrop(30, pad_if_needed=True, fill=40_000)]
-    made = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
-    return {"dataset": made, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
+    dataset = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
+    return {"dataset": dataset, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
 
 
 @case(runs=("torch", "batched"))

@@ -49,12 +49,12 @@ OF_BACKENDS = {"kornia": ("kornia",), "dali": ("dali",), "fused": ("triton", "in
 @cache
 def environment() -> dict[str, str | None]:
     """What bits may depend on, beside the code."""
-    found: dict[str, str | None] = {name: _version(names) for name, names in PACKAGES.items()}
-    found["python"] = ".".join(platform.python_version_tuple()[:2])
-    found["machine"] = platform.machine()
-    found["cpu"] = torch.backends.cpu.get_cpu_capability()
-    found["interpreter"] = os.environ.get("TRITON_INTERPRET")
-    return dict(sorted(found.items()))
+    parts: dict[str, str | None] = {name: _version(names) for name, names in PACKAGES.items()}
+    parts["python"] = ".".join(platform.python_version_tuple()[:2])
+    parts["machine"] = platform.machine()
+    parts["cpu"] = torch.backends.cpu.get_cpu_capability()
+    parts["interpreter"] = os.environ.get("TRITON_INTERPRET")
+    return dict(sorted(parts.items()))
 
 
 def _version(names: tuple[str, ...]) -> str | None:
@@ -108,7 +108,7 @@ def in_batches() -> Iterator[None]:
     with gl.Loader([sample], transforms=[T.CenterCrop(2)], num_workers=0, device="cpu", backend="torch") as loader:
         next(iter(loader))  # all modules that are needed are there now
     modules = [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == "gpuload"]
-    changes = [(made, partial(made, runner="batched")) for made in (compile_stage, MaskStage)]
+    changes = [(function, partial(function, runner="batched")) for function in (compile_stage, MaskStage)]
     with contextlib.ExitStack() as stack:
         for old, new in changes:
             for module in modules:

@@ -9,7 +9,7 @@ from bits.cases import CASES, RUNS
 from bits.running import difference, hash_of, recorded
 from helpers import lacking
 
-ANEW = "to record anew: python tests/bits/record.py"
+RECORD_AGAIN = "to record anew: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
 # The cases that run on every backend in `make test`. Other tests hold batches to Pillow and the reference, and Kornia
@@ -26,15 +26,17 @@ def param(name: str, run: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "run"), [param(name, run) for name, run in PAIRS])
-def test_bits(name, run):
+def test_batches_have_the_recorded_bits(name, run):
     if reason := difference(run):
-        lacking.skip("the recorded versions", f"{reason}; {ANEW}")
+        lacking.skip("the recorded versions", f"{reason}; {RECORD_AGAIN}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
-    assert expected, f"{name}/{run} was never recorded; {ANEW}"
-    found = hash_of(CASES[name], run)
-    assert found == expected, f"the batches of {name} on {run} have other bits than recorded; if they shall, {ANEW}"
+    assert expected, f"{name}/{run} was never recorded; {RECORD_AGAIN}"
+    bits = hash_of(CASES[name], run)
+    assert bits == expected, (
+        f"the batches of {name} on {run} have other bits than recorded; if they shall, {RECORD_AGAIN}"
+    )
 
 
-def test_all_that_is_recorded_is_compared():
+def test_recorded_hashes_are_those_of_all_cases():
     assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}
     assert {run for _, run in PAIRS} == set(RUNS)

@@ -37,14 +37,14 @@ def headers() -> Path:
     Raises:
         FileNotFoundError: they are not installed.
     """
-    found = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include"
+    include = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include"
     for name, package in (
         ("cuda_runtime_api.h", "nvidia-cuda-runtime"),
         ("crt/host_defines.h", "nvidia-cuda-crt==13.0.*"),
     ):
-        if not (found / name).exists():
-            raise FileNotFoundError(f"{found / name} is not there: pip install {package}")
-    return found
+        if not (include / name).exists():
+            raise FileNotFoundError(f"{include / name} is not there: pip install {package}")
+    return include
 
 
 def build() -> Path:
@@ -54,29 +54,29 @@ def build() -> Path:
         The folder that they are in.
     """
     files = sorted(SOURCES.iterdir())
-    seen = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    folder = BUILT / f"fakecuda-{seen}"
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    folder = BUILT / f"fakecuda-{digest}"
     if folder.exists():
         return folder
     include = f"-I{headers()}"
     BUILT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
+        built = Path(scratch) / "built"
+        built.mkdir()
         for library, sources, defined in (
             (RUNTIME, ["machine.cpp", "runtime.cpp"], "-DRUNTIME"),
             (DRIVER, ["driver.cpp"], ""),
         ):
-            missing = made / f"{library}.o"
+            missing = built / f"{library}.o"
             compile_c = ["gcc", *FLAGS, *filter(None, [defined]), "-c", str(SOURCES / "missing.c"), "-o", str(missing)]
             subprocess.run(compile_c, check=True)
             paths = [str(SOURCES / name) for name in sources]
-            link = ["-shared", str(missing), f"-Wl,-soname,{library}", "-ldl", "-o", str(made / library)]
+            link = ["-shared", str(missing), f"-Wl,-soname,{library}", "-ldl", "-o", str(built / library)]
             subprocess.run(["g++", "-std=c++17", *FLAGS, include, *paths, *link], check=True)
-        for path in made.glob("*.o"):
+        for path in built.glob("*.o"):
             path.unlink()
         try:
-            made.rename(folder)
+            built.rename(folder)
         except OSError:  # another process was faster
             if not folder.exists():
                 raise

@@ -154,22 +154,22 @@ class Operations(TorchDispatchMode):
         if name == "aten::copy_":
             return self._copy(*args, **kwargs)
         if len(devices) > 1 or (name not in TAKES_OF_CPU and any(not is_on_device(t) and t.dim() for t in tensors)):
-            found = sorted({str(tensor.device) for tensor in tensors})
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found {', '.join(found)} in {name}")
-        where = next(iter(devices)) if devices else target
-        assert where is not None
-        if where.index is None:
-            where = torch.device("cuda", torch.cuda.current_device())
-        return self._computed(func, name, args, kwargs, where)
+            names = sorted({str(tensor.device) for tensor in tensors})
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {', '.join(names)} in {name}")
+        device = next(iter(devices)) if devices else target
+        assert device is not None
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        return self._computed(func, name, args, kwargs, device)
 
-    def _native(self, name: str, made: Any) -> Any:
-        fresh = name in FRESH and is_on_device(made) and made.layout == torch.strided
-        if fresh and (nbytes := made.untyped_storage().nbytes()):
+    def _native(self, name: str, result: Any) -> Any:
+        is_new = name in FRESH and is_on_device(result) and result.layout == torch.strided
+        if is_new and (nbytes := result.untyped_storage().nbytes()):
             # What was there before may be right by chance, as the same batch of an earlier epoch.
-            with torch.cuda.device(made.device):
+            with torch.cuda.device(result.device):
                 stream = torch.cuda.current_stream().cuda_stream
-                runtime().fill(made.untyped_storage().data_ptr(), nbytes, stream)
-        return made
+                runtime().fill(result.untyped_storage().data_ptr(), nbytes, stream)
+        return result
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -196,21 +196,21 @@ class Operations(TorchDispatchMode):
         torch does it."""
         if target.device == source.device:
             return self._computed(torch.ops.aten.copy_.default, "aten::copy_", (target, source), {}, target.device)
-        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
-        if alike and _is_dense(target):
+        is_alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        if is_alike and _is_dense(target):
             return torch.ops.aten.copy_.default(target, source, non_blocking)
         with self:
             if target.device.type == "cuda" or non_blocking:
-                fits, dtype = target.is_contiguous(), target.dtype
-                whole = target if fits else torch.empty(target.shape, dtype=dtype, device=target.device)
-                given = source.to(target.dtype).expand_as(target).contiguous()
+                is_dense, dtype = target.is_contiguous(), target.dtype
+                dense = target if is_dense else torch.empty(target.shape, dtype=dtype, device=target.device)
+                converted = source.to(target.dtype).expand_as(target).contiguous()
             else:
-                fits = target.is_contiguous() and target.dtype == source.dtype
-                whole = target if fits else torch.empty(target.shape, dtype=source.dtype, device=target.device)
-                given = source.expand_as(target).contiguous()
-            whole.copy_(given, non_blocking=non_blocking)
-            if whole is not target:
-                target.copy_(whole, non_blocking=non_blocking)
+                is_dense = target.is_contiguous() and target.dtype == source.dtype
+                dense = target if is_dense else torch.empty(target.shape, dtype=source.dtype, device=target.device)
+                converted = source.expand_as(target).contiguous()
+            dense.copy_(converted, non_blocking=non_blocking)
+            if dense is not target:
+                target.copy_(dense, non_blocking=non_blocking)
         return target
 
     def _of_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -220,27 +220,29 @@ class Operations(TorchDispatchMode):
             return leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf
 
         with self:
-            own, named = tree_map(lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs))
-            return tree_map(lambda leaf: moved(leaf, "cuda"), func(*own, **named))
+            positional, named = tree_map(
+                lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs)
+            )
+            return tree_map(lambda leaf: moved(leaf, "cuda"), func(*positional, **named))
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _computed(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], where: torch.device) -> Any:
+    def _computed(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
         """Queue an operation, or wait for the device and do it."""
         kwargs = {key: CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
         generator = kwargs.pop("generator", None)
-        seed = _drawn_seed(generator, where) if torch.Tag.nondeterministic_seeded in func.tags else None
+        seed = _drawn_seed(generator, device) if torch.Tag.nondeterministic_seeded in func.tags else None
         originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         shapes = self._shapes(func, name, args, kwargs, originals)
         if shapes is NotImplemented:
-            return self._waited(func, name, args, kwargs, where, seed)
+            return self._waited(func, name, args, kwargs, device, seed)
 
         places: dict[int, Memory] = {}
 
         def place(leaf: Any) -> Any:
             return places.setdefault(id(leaf), Memory(leaf)) if is_on_device(leaf) else leaf
 
-        given = tree_map(place, (args, kwargs))
+        placed = tree_map(place, (args, kwargs))
         outputs: list[Memory | None] = []  # None: an input
 
         def allocated(leaf: Any) -> Any:
@@ -249,9 +251,9 @@ class Operations(TorchDispatchMode):
             if id(leaf) in originals:
                 outputs.append(None)
                 return originals[id(leaf)][1]
-            made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
-            outputs.append(Memory(made))
-            return made
+            output = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=device)
+            outputs.append(Memory(output))
+            return output
 
         with _disable_current_modes():
             result = tree_map(allocated, shapes)
@@ -259,13 +261,13 @@ class Operations(TorchDispatchMode):
         def work() -> None:
             if seed is not None:
                 torch.manual_seed(seed)
-            own, named = tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, Memory) else leaf, given)
-            made = [leaf for leaf in tree_leaves(func(*own, **named)) if isinstance(leaf, torch.Tensor)]
-            for place, value in zip(outputs, made, strict=True):
+            positional, named = tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, Memory) else leaf, placed)
+            output = [leaf for leaf in tree_leaves(func(*positional, **named)) if isinstance(leaf, torch.Tensor)]
+            for place, value in zip(outputs, output, strict=True):
                 if place is not None:
                     place.tensor().copy_(value)
 
-        enqueue(work, where)
+        enqueue(work, device)
         return result
 
     def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: Any) -> Any:
@@ -283,48 +285,48 @@ class Operations(TorchDispatchMode):
             if not isinstance(leaf, torch.Tensor):
                 return torch.device("meta") if isinstance(leaf, torch.device) else leaf
             if id(leaf) not in stand_ins:
-                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
-                stand_ins[id(leaf)] = made
-                originals[id(made)] = made, leaf
+                stand_in = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+                stand_ins[id(leaf)] = stand_in
+                originals[id(stand_in)] = stand_in, leaf
             return stand_ins[id(leaf)]
 
         with _disable_current_modes():
-            own, named = tree_map(meta, (args, kwargs))
+            positional, named = tree_map(meta, (args, kwargs))
             if "device" in named:
                 named["device"] = torch.device("meta")
             try:
-                shapes = func(*own, **named)
+                shapes = func(*positional, **named)
             except (RuntimeError, NotImplementedError):
                 if name not in WAITING:
                     raise
                 return NotImplemented
         return shapes
 
-    def _waited(self, func: Any, name: str, args: Any, kwargs: Any, where: torch.device, seed: int | None) -> Any:
-        _tell_of_wait(name)
+    def _waited(self, func: Any, name: str, args: Any, kwargs: Any, device: torch.device, seed: int | None) -> Any:
+        _report_wait(name)
         self.note_wait(name)
         with _disable_current_modes():
-            torch.cuda.synchronize(where)
+            torch.cuda.synchronize(device)
             lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
             def lower(leaf: Any) -> Any:
                 return lowered.setdefault(id(leaf), (leaf, Memory(leaf).tensor()))[1] if is_on_device(leaf) else leaf
 
-            own, named = tree_map(lower, (args, kwargs))
+            positional, named = tree_map(lower, (args, kwargs))
             with _seeded_by_itself():
                 if seed is not None:
                     torch.manual_seed(seed)
-                found = func(*own, **named)
-            originals = {id(host): device for device, host in lowered.values()}
+                results = func(*positional, **named)
+            originals = {id(host): original for original, host in lowered.values()}
 
             def raised(leaf: Any) -> Any:
                 if not isinstance(leaf, torch.Tensor) or id(leaf) in originals:
                     return originals.get(id(leaf), leaf)
-                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
-                Memory(made).tensor().copy_(leaf)
-                return made
+                output = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=device)
+                Memory(output).tensor().copy_(leaf)
+                return output
 
-            return tree_map(raised, found)
+            return tree_map(raised, results)
 
 
 @cache
@@ -338,7 +340,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.numel() in (0, extent)
 
 
-def _tell_of_wait(name: str) -> None:
+def _report_wait(name: str) -> None:
     """What torch does before it waits."""
     mode = torch.cuda.get_sync_debug_mode()
     text = f"called a synchronizing CUDA operation: {name}"
@@ -348,9 +350,9 @@ def _tell_of_wait(name: str) -> None:
         warnings.warn(text, stacklevel=2)
 
 
-def _drawn_seed(generator: torch.Generator | None, where: torch.device) -> int:
+def _drawn_seed(generator: torch.Generator | None, device: torch.device) -> int:
     """A seed for one operation, from the state of a generator of a device, which goes on."""
-    found = torch.cuda.default_generators[where.index] if generator is None else generator
-    offset = found.get_offset()
-    found.set_offset(offset + 4)
-    return (found.initial_seed() * 0x9E3779B97F4A7C15 + offset) % 2**63
+    device_generator = torch.cuda.default_generators[device.index] if generator is None else generator
+    offset = device_generator.get_offset()
+    device_generator.set_offset(offset + 4)
+    return (device_generator.initial_seed() * 0x9E3779B97F4A7C15 + offset) % 2**63

@@ -60,9 +60,9 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
         finally:
             threading.Thread.run = run_now
     gc.collect()
-    found = faults()
+    messages = faults()
     forget()
-    assert not found, "\n".join(found)
+    assert not messages, "\n".join(messages)
 
 
 def spoil_free_memory() -> None:
@@ -70,9 +70,9 @@ def spoil_free_memory() -> None:
     for segment in torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else ():
         for block in segment["blocks"]:
             if block["state"] == "inactive":
-                found = runtime().reachable(block["address"], block["size"])
-                assert found is not None
-                ctypes.memset(found, GARBAGE, block["size"])
+                address = runtime().reachable(block["address"], block["size"])
+                assert address is not None
+                ctypes.memset(address, GARBAGE, block["size"])
 
 
 def faults() -> list[str]:

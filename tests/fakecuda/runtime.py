@@ -140,18 +140,18 @@ class Runtime:
         """Tell a function of each launch of a kernel that Triton compiled: the name, the grid, the arguments'
         addresses."""
 
-        def told(name: bytes, x: int, y: int, z: int, threads: int, arguments: Any) -> None:
+        def report(name: bytes, x: int, y: int, z: int, threads: int, arguments: Any) -> None:
             watch(name.decode(), (x, y, z), arguments)
 
-        self._watch = WATCH(told)
+        self._watch = WATCH(report)
         ctypes.CDLL("libcuda.so.1").fake_watch_launches(self._watch)
 
 
-_made: list[Runtime] = []
+_runtimes: list[Runtime] = []
 
 
 def runtime() -> Runtime:
     """The runtime of this process."""
-    if not _made:
-        _made.append(Runtime())
-    return _made[0]
+    if not _runtimes:
+        _runtimes.append(Runtime())
+    return _runtimes[0]

@@ -175,23 +175,23 @@ class Machine:
     @contextlib.contextmanager
     def on_device(self, device: int | None) -> Iterator[None]:
         """A device is current within this; None changes nothing."""
-        before = self.current_device
-        self.set_device(before if device is None else device)
+        previous = self.current_device
+        self.set_device(previous if device is None else device)
         try:
             yield
         finally:
-            self.set_device(before)
+            self.set_device(previous)
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         """A stream and its device are current within this."""
         with self.on_device(stream.device.index):
-            before = self.current_stream(stream.device.index)
+            previous = self.current_stream(stream.device.index)
             self.set_stream(stream)
             try:
                 yield
             finally:
-                self.set_stream(before)
+                self.set_stream(previous)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class Held:
         self._free(self.block)
 
 
-def new_bytes(nbytes: int) -> torch.Tensor:
+def new_garbage(nbytes: int) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.from_numpy(np.full(nbytes, GARBAGE, np.uint8))
 
@@ -84,7 +84,7 @@ class DeviceMemory:
             block = min(reversed(fitting), key=lambda block: block.raw.nbytes)
             free.remove(block)
         else:
-            block = Block(new_bytes(nbytes), stream)
+            block = Block(new_garbage(nbytes), stream)
             self.reserved_bytes += nbytes
         self.used_bytes += block.raw.nbytes
         return Held(block, self._release)
@@ -125,7 +125,7 @@ class HostMemory:
     def __init__(self, most_locks: int = 1 << 30) -> None:
         self.locked: dict[int, int] = {}
         self.most_locks = most_locks
-        self._own: dict[int, torch.Tensor] = {}  # torch's, by address
+        self._allocated: dict[int, torch.Tensor] = {}  # torch's, by address
 
     def lock(self, address: int, nbytes: int) -> int:
         """0, or the runtime's error code."""
@@ -142,14 +142,15 @@ class HostMemory:
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Page-locked bytes, uint8 (n,)."""
-        made = new_bytes(max(nbytes, 1))
-        self._own[made.data_ptr()] = made
-        return made[:nbytes]
+        memory = new_garbage(max(nbytes, 1))
+        self._allocated[memory.data_ptr()] = memory
+        return memory[:nbytes]
 
     def is_locked(self, address: int, nbytes: int) -> bool:
         """Whether the device can copy from these bytes by itself."""
-        own = [(start, made.nbytes) for start, made in list(self._own.items())]  # other threads add to it
-        return any(start <= address and address + nbytes <= start + n for start, n in (*self.locked.items(), *own))
+        ranges = dict(self.locked)
+        ranges |= {start: memory.nbytes for start, memory in list(self._allocated.items())}  # other threads add to it
+        return any(start <= address and address + nbytes <= start + n for start, n in ranges.items())
 
 
 def at_address(address: int, nbytes: int) -> torch.Tensor:

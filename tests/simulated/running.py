@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 import gpuload as gl
 from gpuload.loader.session import Session
 
-__all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take", "with_errors"]
+__all__ = ["LoopRun", "assert_equal", "epochs", "on_cpu", "on_device", "run_loop", "with_errors"]
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11}
 # Where the host may wait for an event, asleep: so that it does not run ahead for ever, and for slots of a full ring.
@@ -30,7 +30,7 @@ Drive = Callable[[dict[str, Any]], Iterator[Any]]
 
 
 @dataclass
-class Taken:
+class LoopRun:
     """What a loop had.
 
     Attributes:
@@ -45,32 +45,32 @@ class Taken:
     locked_ranges: int = 0
 
     @property
-    def hidden(self) -> list[HostWait]:
+    def unexpected_waits(self) -> list[HostWait]:
         return [wait for wait in self.waits if not _is_allowed(wait)]
 
 
-def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = None) -> Taken:
+def run_loop(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = None) -> LoopRun:
     """Read each of the values on a stream, the default one if none is given."""
-    found, read = Taken(), []
+    run, clones = LoopRun(), []
     advance = Session.advance
 
     def watched(session: Session, info: bool) -> bool:
-        before = len(cuda.waits)
+        wait_count = len(cuda.waits)
         try:
             return advance(session, info)
         finally:
-            found.waits += cuda.waits[before:]
+            run.waits += cuda.waits[wait_count:]
             assert cuda.current_stream() == current, "next() has left another stream, or another device, behind"
 
     current = stream or cuda.current_stream()
     with pytest.MonkeyPatch.context() as patch, cuda.on(current):
         patch.setattr(Session, "advance", watched)
         for value in values:
-            read.append(tree_map(_read, value))
+            clones.append(tree_map(_read, value))
             del value
-    found.values = [tree_map(cuda.on_host, value) for value in read]
-    found.locked_ranges = cuda.locked_ranges()
-    return found
+    run.values = [tree_map(cuda.on_host, value) for value in clones]
+    run.locked_ranges = cuda.locked_ranges()
+    return run
 
 
 def epochs(options: dict[str, Any], count: int = 1) -> Iterator[Any]:
@@ -99,19 +99,20 @@ def on_cpu(options: dict[str, Any], drive: Drive = epochs) -> list[Any]:
         return list(drive({**OPTIONS, **options, "device": "cpu"}))
 
 
-def on_device(options: dict[str, Any], policy: str, drive: Drive = epochs, **machine: Any) -> Taken:
+def on_device(options: dict[str, Any], policy: str, drive: Drive = epochs, **machine: Any) -> LoopRun:
     """What the simulated device gives."""
     with simulated(policy, **machine) as cuda:
-        return take(drive({**OPTIONS, "device": "cuda", **options}), cuda)
+        return run_loop(drive({**OPTIONS, "device": "cuda", **options}), cuda)
 
 
-def assert_equal(found: list[Any], expected: list[Any], atol: float = 0) -> None:
-    """Check that the trees are the same, and that no number differs by more than `atol`."""
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        (leaves, tree), (others, other_tree) = tree_flatten(one), tree_flatten(other)
-        assert tree == other_tree
-        for leaf, expected_leaf in zip(leaves, others, strict=True):
+def assert_equal(batches: list[Any], expected: list[Any], atol: float = 0) -> None:
+    """Check that batches have the same structure, and that no number differs by more than `atol`."""
+    assert len(batches) == len(expected)
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        leaves, structure = tree_flatten(batch)
+        expected_leaves, expected_structure = tree_flatten(expected_batch)
+        assert structure == expected_structure
+        for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
             if isinstance(expected_leaf, torch.Tensor):
                 assert leaf.dtype == expected_leaf.dtype
                 torch.testing.assert_close(leaf, expected_leaf, rtol=0, atol=atol)

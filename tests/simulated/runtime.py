@@ -125,8 +125,8 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     def index_of(device: Any = None) -> int:
         if device is None or isinstance(device, int):
             return machine.current_device if device is None else device
-        found = torch.device(device).index
-        return machine.current_device if found is None else found
+        index = torch.device(device).index
+        return machine.current_device if index is None else index
 
     def synchronize(device: Any = None) -> None:
         for stream in machine.streams:
@@ -192,7 +192,7 @@ def _queue_launches(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
 
     def queued(executor: Any, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(arg, DeviceTensor) for arg in args):
-            cuda.operations.launch(lambda *own, **named: launch(executor, *own, **named), args, kwargs)
+            cuda.operations.launch(lambda *arguments, **named: launch(executor, *arguments, **named), args, kwargs)
         else:
             launch(executor, *args, **kwargs)
 

@@ -47,7 +47,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, held: Held, number: int, operations: Operations) -> DeviceTensor:
-        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        tensor = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -55,8 +55,8 @@ class DeviceTensor(torch.Tensor):
             dtype=inner.dtype,
             device=META,
         )
-        made.inner, made.held, made.number, made.operations = inner, held, number, operations
-        return made
+        tensor.inner, tensor.held, tensor.number, tensor.operations = inner, held, number, operations
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,13 +149,13 @@ class Operations(TorchDispatchMode):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do or queue an operation."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        own = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
-        assert len(own) == sum(tensor.is_meta or type(tensor) is DeviceTensor for tensor in tensors), func
+        device_tensors = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
+        assert len(device_tensors) == sum(tensor.is_meta or type(tensor) is DeviceTensor for tensor in tensors), func
         device = kwargs.get("device")
         on_device = device is not None and device.type in ("cuda", "meta")
-        if not own and not on_device:
+        if not device_tensors and not on_device:
             return self._on_host(func, args, kwargs)
-        numbers = {tensor.number for tensor in own}
+        numbers = {tensor.number for tensor in device_tensors}
         assert len(numbers) <= 1, f"{func} was called with tensors of several devices"
         if numbers:
             number = numbers.pop()
@@ -163,20 +163,20 @@ class Operations(TorchDispatchMode):
             number = self.machine.current_device if device is None or device.index is None else device.index
         stream = self.machine.current_stream(number)
         with torch.inference_mode(False):
-            if func is aten._to_copy.default and not (own and (device is None or on_device)):
+            if func is aten._to_copy.default and not (device_tensors and (device is None or on_device)):
                 return self._between(args[0], kwargs, number, stream)
-            if func is aten.copy_.default and len(own) == 1:
+            if func is aten.copy_.default and len(device_tensors) == 1:
                 return self._copied(
                     args[0], args[1], (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False), stream
                 )
             if func.is_view:
-                return self._viewed(func, args, kwargs, own[0])
+                return self._viewed(func, args, kwargs, device_tensors[0])
             if func in INDEXING:  # the host's indices and number are brought to the device first
                 indices = [self._indices(index, number, stream) for index in args[1]]
-                rest = args[2:]
-                if rest and not self._fills(args):
-                    rest = (self._indices(rest[0], number, stream), *rest[1:])
-                args = (args[0], indices, *rest)
+                later_args = args[2:]
+                if later_args and not self._fills(args):
+                    later_args = (self._indices(later_args[0], number, stream), *later_args[1:])
+                args = (args[0], indices, *later_args)
             if self._needs_numbers(func, args, kwargs):
                 return self._waited(func, args, kwargs, number, stream)
             return self._queued(func, args, kwargs, number, stream)
@@ -203,29 +203,29 @@ class Operations(TorchDispatchMode):
         if func is aten.is_pinned.default:
             return self.host.is_locked(args[0].data_ptr(), args[0].nbytes)
         if func is aten._pin_memory.default or kwargs.get("pin_memory"):
-            given = args[0] if func is aten._pin_memory.default else func(*args, **{**kwargs, "pin_memory": False})
-            pinned = self.host.allocate(given.nbytes).view(given.dtype).view(given.shape)
-            return pinned if func is aten.empty.memory_format else pinned.copy_(given)
+            source = args[0] if func is aten._pin_memory.default else func(*args, **{**kwargs, "pin_memory": False})
+            pinned = self.host.allocate(source.nbytes).view(source.dtype).view(source.shape)
+            return pinned if func is aten.empty.memory_format else pinned.copy_(source)
         return func(*args, **kwargs)
 
-    def _between(self, given: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
+    def _between(self, source: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
         """A copy in new memory, on the other side."""
-        dtype, waits_not = kwargs.get("dtype") or given.dtype, bool(kwargs.get("non_blocking"))
-        if not isinstance(given, DeviceTensor):
+        dtype, non_blocking = kwargs.get("dtype") or source.dtype, bool(kwargs.get("non_blocking"))
+        if not isinstance(source, DeviceTensor):
             like = torch.empty_like(
-                given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
+                source, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
             )
-            made = self.empty(like, number, stream)
-            return self._copied(made, given, waits_not, stream)
-        made = torch.empty_like(given.inner, dtype=dtype)
+            copy = self.empty(like, number, stream)
+            return self._copied(copy, source, non_blocking, stream)
+        copy = torch.empty_like(source.inner, dtype=dtype)
         self.wait("copy to the host", stream)
-        return made.copy_(given.inner)
+        return copy.copy_(source.inner)
 
     def _indices(self, index: torch.Tensor | None, number: int, stream: Stream) -> torch.Tensor | None:
         host = index is not None and not isinstance(index, DeviceTensor)
         return self._between(index, {}, number, stream) if host else index  # pyright: ignore[reportArgumentType]
 
-    def _copied(self, target: torch.Tensor, source: torch.Tensor, waits_not: bool, stream: Stream) -> torch.Tensor:
+    def _copied(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool, stream: Stream) -> torch.Tensor:
         """A copy between host and device. The host's memory is read when the copy runs, if that is page-locked and the
         copy is asynchronous; else the host waits."""
         host, device = (target, source) if isinstance(source, DeviceTensor) else (source, target)
@@ -240,10 +240,10 @@ class Operations(TorchDispatchMode):
         )
         nbytes, address = extent * host.element_size(), host.data_ptr()
         shape, strides, dtype = host.shape, host.stride(), host.dtype
-        if not (waits_not and (nbytes == 0 or self.host.is_locked(address, nbytes))):
+        if not (non_blocking and (nbytes == 0 or self.host.is_locked(address, nbytes))):
             copied = host.detach().clone()
             self.machine.issue(stream, lambda: inner.copy_(copied))
-            self.wait("copy of pageable memory" if waits_not else "blocking copy", stream)
+            self.wait("copy of pageable memory" if non_blocking else "blocking copy", stream)
             return target
 
         def copy() -> None:
@@ -257,15 +257,15 @@ class Operations(TorchDispatchMode):
         return target
 
     def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], of: DeviceTensor) -> Any:
-        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        views = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         return tree_map(
-            lambda leaf: DeviceTensor(leaf, of.held, of.number, self) if isinstance(leaf, torch.Tensor) else leaf, made
+            lambda leaf: DeviceTensor(leaf, of.held, of.number, self) if isinstance(leaf, torch.Tensor) else leaf, views
         )
 
     def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         """An operation whose result or its shape the host has to know."""
         self.wait(str(func), stream)
-        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        results = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         written = _written(func, args, kwargs)
         if written:
             return written[0]
@@ -278,7 +278,7 @@ class Operations(TorchDispatchMode):
             self.machine.issue(stream, lambda: inner.copy_(leaf))
             return on_device
 
-        return tree_map(placed, made)
+        return tree_map(placed, results)
 
     def _queued(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
@@ -301,23 +301,25 @@ class Operations(TorchDispatchMode):
         shaped = _tried(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, as the host's generator stands
             func, inner_args, inner_kwargs = torch.clone, (shaped,), {}
-        made = tree_map(
+        outputs = tree_map(
             lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped
         )
-        targets = [leaf.inner for leaf in tree_leaves(made) if isinstance(leaf, DeviceTensor)]
+        targets = [leaf.inner for leaf in tree_leaves(outputs) if isinstance(leaf, DeviceTensor)]
 
         def compute() -> None:
-            found = [leaf for leaf in tree_leaves(func(*inner_args, **inner_kwargs)) if isinstance(leaf, torch.Tensor)]
-            for target, result in zip(targets, found, strict=True):
+            computed = [
+                leaf for leaf in tree_leaves(func(*inner_args, **inner_kwargs)) if isinstance(leaf, torch.Tensor)
+            ]
+            for target, result in zip(targets, computed, strict=True):
                 target.copy_(result)
 
         self.machine.issue(stream, compute)
-        return made
+        return outputs
 
     def launch(self, kernel: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Queue a kernel of another library's."""
-        own = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, DeviceTensor)]
-        stream = self.machine.current_stream(own[0].number)
+        device_tensors = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, DeviceTensor)]
+        stream = self.machine.current_stream(device_tensors[0].number)
         bare = [arg.inner if isinstance(arg, DeviceTensor) else arg for arg in args]
         named = {name: arg.inner if isinstance(arg, DeviceTensor) else arg for name, arg in kwargs.items()}
         self.machine.issue(stream, lambda: kernel(*bare, **named))
@@ -347,9 +349,9 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _as_tuple(function: Callable[[Any], Any], tree: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of torch's named tuples, too."""
-    made = [tree_map(function, value) for value in tree]
-    return tuple(made) if type(tree) is tuple else type(tree)(made)  # pyright: ignore[reportCallIssue]
+    """Map a tuple, which may be one of torch's named tuples."""
+    values = [tree_map(function, value) for value in tree]
+    return tuple(values) if type(tree) is tuple else type(tree)(values)  # pyright: ignore[reportCallIssue]
 
 
 def tree_leaves(tree: Any) -> list[Any]:
@@ -368,8 +370,8 @@ def _masks(args: tuple[Any, ...]) -> list[torch.Tensor]:
 def _with_tensors(index: Any) -> Any:
     """An index whose lists and arrays are tensors."""
     parts = index if isinstance(index, tuple) else (index,)
-    made = tuple(torch.as_tensor(part) if isinstance(part, list | np.ndarray) else part for part in parts)
-    return made if isinstance(index, tuple) else made[0]
+    tensors = tuple(torch.as_tensor(part) if isinstance(part, list | np.ndarray) else part for part in parts)
+    return tensors if isinstance(index, tuple) else tensors[0]
 
 
 def _inner(leaf: Any) -> Any:
@@ -380,8 +382,8 @@ def _inner(leaf: Any) -> Any:
 
 def _frozen(leaf: Any) -> Any:
     """As `_inner`; the host's own numbers are passed by value."""
-    own = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DeviceTensor)
-    return leaf.detach().clone() if own else _inner(leaf)
+    is_on_host = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DeviceTensor)
+    return leaf.detach().clone() if is_on_host else _inner(leaf)
 
 
 def _tried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -415,9 +417,9 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[D
     """The arguments that an operation writes to."""
     if not func._schema.is_mutable:
         return []
-    found = []
+    written = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, DeviceTensor)]
-    return found
+            written += [leaf for leaf in tree_leaves(value) if isinstance(leaf, DeviceTensor)]
+    return written

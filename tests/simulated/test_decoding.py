@@ -20,28 +20,31 @@ CHAIN = [T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.
 def samples(count: int = 12) -> list[Any]:
     """Photographs, of which the last of four is an array: a batch has pixels from both."""
     pictures = [smooth_image(20 + number, 30, number) for number in range(count)]
-    return [(gl.Encoded(jpeg_bytes(one)) if number % 4 < 3 else one, number) for number, one in enumerate(pictures)]
+    return [
+        (gl.Encoded(jpeg_bytes(picture)) if number % 4 < 3 else picture, number)
+        for number, picture in enumerate(pictures)
+    ]
 
 
 @pytest.mark.parametrize("policy", [*DIRECTED, "random"])
-def test_batches_are_those_of_the_cpu_in_any_order(policy):
+def test_decoded_batches_equal_those_of_the_cpu_in_any_order_of_streams(policy):
     options = {"dataset": samples(), "transforms": CHAIN}
     expected = on_cpu(options)
     for decode in (gl.Decode(where="device"), gl.Decode(where="both", device_share=0.5)):
-        with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as made:
-            found = on_device({**options, "decode": decode}, policy)
-        assert_equal(found.values, expected)
-        assert sum(made[0].calls) > 0
+        with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as decoders:
+            run = on_device({**options, "decode": decode}, policy)
+        assert_equal(run.values, expected)
+        assert sum(decoders[0].calls) > 0
 
 
-def test_the_host_sleeps_while_it_waits_for_the_room_of_decoded_images():
+def test_host_sleeps_while_it_waits_for_memory_of_decoded_images():
     with decoding_with():
         decode = gl.Decode(where="device", device_memory=4000)
         waits = on_device({"dataset": samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
     assert {wait.what for wait in waits if wait.function == "_free"} == {"blocking event"}
 
 
-def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkeypatch):
+def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
     """As long as there is room for what is decoded: a batch's images are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []
 
@@ -54,18 +57,18 @@ def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkey
     monkeypatch.setattr(crops, "_copy", Counted())
     options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     with decoding_with():
-        found = on_device(options, "lazy")
-    assert_equal(found.values, on_cpu(options))
+        run = on_device(options, "lazy")
+    assert_equal(run.values, on_cpu(options))
     assert grids == [(1, 3)] * 3
-    assert found.hidden == []
+    assert run.unexpected_waits == []
 
 
-def test_files_are_not_copied_to_the_device():
+def test_files_decoded_by_the_device_are_not_copied_to_it():
     options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     sizes = []
 
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | given) as loader:
+    def drive(options_: dict[str, Any]) -> Any:
+        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | options_) as loader:
             yield from loader
             sizes.append(loader.stats().decode.bytes)
 

@@ -31,11 +31,11 @@ CHAINS: dict[str, list[Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS)
-def test_batches_are_as_on_the_cpu_without_a_wait(chain):
+def test_kornia_batches_on_the_device_equal_those_of_the_cpu_without_a_wait(chain):
     needs("kornia")
-    given = options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend="kornia")
-    expected = on_cpu(given)
+    loader_options = options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend="kornia")
+    expected = on_cpu(loader_options)
     for policy in ORDERS:
-        found = on_device(given, policy)
-        assert_equal(found.values, expected)
-        assert found.hidden == []
+        run = on_device(loader_options, policy)
+        assert_equal(run.values, expected)
+        assert run.unexpected_waits == []

@@ -17,7 +17,7 @@ from bits.running import in_batches
 from helpers import lacking
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
-from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
+from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, run_loop
 from simulated.runtime import SimulatedCuda, simulated
 from simulated.test_augment import LARGE
 from simulated.test_augment import photographs as dense
@@ -55,17 +55,17 @@ Loop = Callable[[SimulatedCuda], None]
 
 def plain(cuda: SimulatedCuda) -> None:
     """Small chunks, so that slots come round; the host waits nowhere but where it may."""
-    given = options(chunk_size=2, info=True)
-    found = take(epochs(given | {"device": "cuda"}), cuda)
-    assert_equal(found.values, on_cpu(given))
-    assert found.hidden == []
+    loader_options = options(chunk_size=2, info=True)
+    run = run_loop(epochs(loader_options | {"device": "cuda"}), cuda)
+    assert_equal(run.values, on_cpu(loader_options))
+    assert run.unexpected_waits == []
     assert cuda.locked_ranges() == 0
 
 
 def other_device(cuda: SimulatedCuda) -> None:
     """On a device that is not the current one."""
-    found = take(epochs(options(device="cuda:1")), cuda)
-    assert_equal(found.values, on_cpu(options()))
+    run = run_loop(epochs(options(device="cuda:1")), cuda)
+    assert_equal(run.values, on_cpu(options()))
 
 
 def endless(cuda: SimulatedCuda) -> None:
@@ -89,14 +89,14 @@ def broken_off(cuda: SimulatedCuda) -> None:
 
 def in_small_ring(cuda: SimulatedCuda) -> None:
     """In a ring that is full, slots are waited for."""
-    given = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
-    assert_equal(take(epochs(given | {"device": "cuda"}), cuda).values, on_cpu(given))
+    loader_options = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
+    assert_equal(run_loop(epochs(loader_options | {"device": "cuda"}), cuda).values, on_cpu(loader_options))
 
 
-def same(made: Callable[[str], list[torch.Tensor]]) -> Loop:
+def same(run_loop: Callable[[str], list[torch.Tensor]]) -> Loop:
     def loop(cuda: SimulatedCuda) -> None:
-        found = [cuda.on_host(tensor) for tensor in made("cuda:0")]
-        assert all(map(torch.equal, found, made("cpu")))
+        on_host = [cuda.on_host(tensor) for tensor in run_loop("cuda:0")]
+        assert all(map(torch.equal, on_host, run_loop("cpu")))
 
     return loop
 
@@ -109,22 +109,22 @@ def decoding(**decoder: Any) -> Loop:
     """The device decodes; its decoder writes when it is called."""
 
     def loop(cuda: SimulatedCuda) -> None:
-        given = {
+        loader_options = {
             "dataset": photographs(),
             "transforms": CHAIN[:2],
             "decode": gl.Decode(where="device", device_memory=9000),
         }
         with decoding_with(**decoder):
-            found = take(epochs(given | {"device": "cuda"}), cuda)
-        assert_equal(found.values, on_cpu(given))
+            run = run_loop(epochs(loader_options | {"device": "cuda"}), cuda)
+        assert_equal(run.values, on_cpu(loader_options))
 
     return loop
 
 
 def fuses(cuda: SimulatedCuda) -> None:
     """By kernels, few images, as these are interpreted."""
-    given = options(dataset=samples(4), batch_size=2, transforms=CHAIN[:2], backend="fused")
-    assert_equal(take(epochs(given | {"device": "cuda"}), cuda).values, on_cpu(given))
+    loader_options = options(dataset=samples(4), batch_size=2, transforms=CHAIN[:2], backend="fused")
+    assert_equal(run_loop(epochs(loader_options | {"device": "cuda"}), cuda).values, on_cpu(loader_options))
 
 
 def fuses_elsewhere(cuda: SimulatedCuda) -> None:
@@ -133,8 +133,8 @@ def fuses_elsewhere(cuda: SimulatedCuda) -> None:
     ragged, draws = batch(chain, [image for image, _ in samples(2)])
     expected = compile_stage(chain, device="cpu", backend="fused")(ragged, draws)
     stage = compile_stage(chain, device="cuda:1", backend="fused")
-    found = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)
-    assert torch.equal(cuda.on_host(found), expected)
+    batch_on_device = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)
+    assert torch.equal(cuda.on_host(batch_on_device), expected)
 
 
 def augments(cuda: SimulatedCuda) -> None:
@@ -143,14 +143,14 @@ def augments(cuda: SimulatedCuda) -> None:
     module, stream = gl.Augment(CHAIN, device="cuda", backend="torch"), cuda.stream()
     with cuda.on(stream):
         module(floats)  # what is needed is made
-        given = floats.to("cuda:0"), floats.pin_memory()
+        batches = floats.to("cuda:0"), floats.pin_memory()
         cuda.waits.clear()
-        read = [module(images).clone() for images in given]
+        clones = [module(images).clone() for images in batches]
         waits = list(cuda.waits)
     stream.synchronize()
-    found = [cuda.on_host(images) for images in read]
+    on_host = [cuda.on_host(images) for images in clones]
     with in_batches():
-        assert_equal(found, [expected(floats) for _ in range(3)][1:])
+        assert_equal(on_host, [expected(floats) for _ in range(3)][1:])
     assert waits == []
 
 
@@ -171,8 +171,8 @@ collates_numbers = same(collated_numbers)
 
 
 def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
-    found = [cuda.on_host(tensor) for tensor in iterated_by_a_thread("cuda:0", cuda)]
-    assert all(map(torch.equal, found, iterated_by_a_thread("cpu")))
+    on_host = [cuda.on_host(tensor) for tensor in iterated_by_a_thread("cuda:0", cuda)]
+    assert all(map(torch.equal, on_host, iterated_by_a_thread("cpu")))
 
 
 LOOPS += (collates_numbers, goes_on_in_a_thread)
@@ -199,9 +199,9 @@ def after_load(patch: Patch, change: Callable[[CudaTransfer], None]) -> None:
     load = CudaTransfer.load
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
-        made = load(self, *args)
+        loaded = load(self, *args)
         change(self)
-        return made
+        return loaded
 
     patch.setattr(CudaTransfer, "load", changed)
 
@@ -276,9 +276,9 @@ def the_event_of_slots_is_recorded_before_the_copies(patch: Patch, cuda: Simulat
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
         early = self._device.record(self._stream)
-        made = load(self, *args)
+        loaded = load(self, *args)
         self._copies.append((early, self._copies.pop()[1]))
-        return made
+        return loaded
 
     patch.setattr(CudaTransfer, "load", changed)
 
@@ -455,21 +455,21 @@ def the_range_of_floats_on_the_device_is_checked(patch: Patch, cuda: SimulatedCu
 
 @mutant(augments)
 def a_batch_is_augmented_on_another_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    make = gl.Augment._augment_tree
+    augment_tree = gl.Augment._augment_tree
 
-    def changed(self: gl.Augment, *given: Any) -> Any:
+    def changed(self: gl.Augment, *arguments: Any) -> Any:
         with cuda.on(cuda.default_stream()):
-            return make(self, *given)
+            return augment_tree(self, *arguments)
 
     patch.setattr(gl.Augment, "_augment_tree", changed)
 
 
 @mutant(augments_by_kernels)
 def planes_are_copied_for_kernels(patch: Patch, cuda: SimulatedCuda) -> None:
-    lay = RaggedImages.from_planes
+    from_planes = RaggedImages.from_planes
 
-    def interleave(*given: Any) -> RaggedImages:
-        images = lay(*given)
+    def interleave(*arguments: Any) -> RaggedImages:
+        images = from_planes(*arguments)
         return images.interleave(images.regions_tlhw)
 
     patch.setattr(RaggedImages, "from_planes", interleave)
@@ -495,7 +495,7 @@ OF_THE_MODEL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_loops_pass_as_gpuload_is(loop):
+def test_loop_passes_without_a_mutant(loop):
     for policy in DIRECTED:
         with simulated(policy) as cuda:
             loop(cuda)
@@ -503,7 +503,7 @@ def test_the_loops_pass_as_gpuload_is(loop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=OF_THE_MODEL.get(name, ())) for name in MUTANTS])
-def test_a_mutant_fails(name):
+def test_mutant_fails_in_its_loop(name):
     loop, change = MUTANTS[name]
     assert any(fails(loop, change, policy) for policy in DIRECTED)
 
