@@ -1,8 +1,7 @@
 """The chains and datasets whose batches are recorded to the bit.
 
 A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together the cases have all
-transforms, the usual recipes, all kinds of samples, and most options. They use public names only, so that changes within
-the package leave them as they are.
+transforms, the usual recipes, all kinds of samples, and most options. They use public names only.
 """
 
 from __future__ import annotations
@@ -346,7 +345,7 @@ def targets_in_branches(samples: Samples) -> dict[str, Any]:
     return {"dataset": samples.make(sample, odd=True), "transforms": chain}
 
 
-# -- mixing, erasing, nested transforms ----------------------------------------------------------------------------------
+# -- mixing, erasing, nested transforms --------------------------------------------------------------------------------
 
 
 @case(epochs=2)

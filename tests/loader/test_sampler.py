@@ -1,4 +1,4 @@
-"""`loader.sampler`, and what else scripts ask of a DataLoader."""
+"""`Loader.sampler` and other attributes of a DataLoader that scripts use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_set_epoch_of_the_sampler_sets_the_epoch_of_the_loader():
         assert list(loader.sampler) == list(other.sampler) == read_indices(other) == read_indices(loader)
         assert loader.epoch == 5
         iterator = iter(loader)
-        assert list(loader.sampler) == list(other.sampler), "nothing was taken: the next iter() begins it anew"
+        assert list(loader.sampler) == list(other.sampler), "no batch was read: the next iter() begins again"
         next(iterator)
         expected = list(loader.sampler)
         assert expected != list(other.sampler)
@@ -66,7 +66,7 @@ def test_set_epoch_of_the_sampler_sets_the_epoch_of_the_loader():
 
 
 def test_set_epoch_after_iter_restarts_the_epoch_if_no_batch_was_read():
-    """Lightning calls `iter()`, then `set_epoch()`, then takes batches; its checkpoints name the epoch that follows."""
+    """Lightning calls `iter()`, then `set_epoch()`, and then reads batches; its checkpoints contain the next epoch."""
     with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as other:
         for epoch in (0, 1):
             iterator = iter(loader)
@@ -129,7 +129,7 @@ def test_arguments_of_a_loader_can_be_read_but_not_set():
 def test_loader_has_every_public_attribute_of_a_dataloader():
     dataloader = DataLoader([1])
     public = {name for name in dir(dataloader) if not name.startswith("_")}
-    # Deprecated by torch; and a check of its own arguments.
+    # One is deprecated by torch; the other is a check of its own arguments.
     exempt = {"pin_memory_device", "check_worker_number_rationality"}
     missing = {name for name in public - exempt if not hasattr(gl.Loader([1], num_workers=0, device="cpu"), name)}
-    assert missing == set()
+    assert missing == set(), "add these attributes to gpuload/loader/loader.py, or exempt them here"

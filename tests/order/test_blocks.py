@@ -1,4 +1,4 @@
-"""The block shuffle: a permutation for all blocks and windows, in which neighbours come at about the same time."""
+"""The block shuffle: a permutation for all blocks and windows, in which neighbors come at about the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = st.builds(BlockShuffle, st.integers(1, 70), st.integers(1, 12))
 
 @st.composite
 def any_blocks(draw: st.DrawFn, min_samples: int = 0) -> Blocks:
-    """Of one length, or a dataset's own, empty ones too."""
+    """Draw blocks of one length, or with the bounds of a dataset, some of them empty."""
     options = draw(OPTIONS)
     if draw(st.booleans()):
         return Blocks(draw(st.integers(min_samples, 1500)), options)
@@ -34,14 +34,14 @@ def any_blocks(draw: st.DrawFn, min_samples: int = 0) -> Blocks:
 
 
 def windows_of(order: BlockOrder) -> list[np.ndarray]:
-    """The indices of an epoch, window by window, by the lengths of the blocks that they are of."""
+    """Split the indices of an epoch into windows, each of which ends with its last sample of `Blocks.window` blocks."""
     blocks, indices = order._blocks, order(np.arange(order.n))
     bounds = np.append(np.arange(0, blocks.n, blocks.length), blocks.n) if blocks.bounds is None else blocks.bounds
     windows, start = [], 0
     while start < len(indices):
         block_numbers: set[int] = set()
         end = start
-        while end < len(indices):  # a window is over when all samples of so many blocks have come
+        while end < len(indices):
             block_numbers.add(int(np.searchsorted(bounds, indices[end], "right")) - 1)
             end += 1
             if len(block_numbers) == blocks.window and end - start == sum(
@@ -111,7 +111,7 @@ def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch, ranks, s
                 range(number * global_batch_size, (number + 1) * global_batch_size)
             )
             assert np.sort(indices).tolist() == np.sort(of_one_rank[number][0].indices).tolist()
-            for rows in step:  # groups are whole, and each in its order
+            for rows in step:  # groups are complete and in order
                 assert (rows.positions.reshape(-1, group) // group * group == rows.positions[::group, None]).all()
     if uneven == "exact":
         seen = [index for step in shared for rows in step for index in rows.indices[rows.valid].tolist()]
@@ -123,7 +123,7 @@ def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch, ranks, s
 
 
 def test_each_rank_reads_only_its_part_of_the_blocks_of_a_window():
-    """Of a window's 64 blocks each of 8 ranks reads 8 and a few beside them, not all."""
+    """Each of 8 ranks reads 8 of a window's 64 blocks and a few more, not all."""
     blocks = Blocks(64 * 256, BlockShuffle(block=256, window=64))
     for rank in range(8):
         plan = Shares(samples=blocks.n, batch_size=32, shuffle=True, blocks=blocks, rank=rank, world_size=8)
@@ -148,12 +148,11 @@ def test_block_order_of_a_huge_dataset_takes_little_memory(n: int, start: float)
 
 @pytest.mark.slow
 def test_block_order_has_each_sample_equally_often_at_the_first_and_last_position():
-    """Over many epochs the first position has each sample equally often, also of the short block."""
     blocks = Blocks(10, BlockShuffle(block=4, window=2))
     firsts = np.array([BlockOrder(blocks, epoch_key(0, epoch))(np.arange(10))[[0, 9]] for epoch in range(500)])
     for column in firsts.T:
         counts = np.bincount(column, minlength=10)
-        # A block of 2 is as often in the first window as one of 4; the window's first place has one of its samples.
+        # The block of 2 is in the first window as often as each block of 4, so its samples come first twice as often.
         expected = np.array([np.mean(counts[:8])] * 8 + [np.mean(counts[8:])] * 2)
         assert ((counts - expected) ** 2 / expected).sum() < 35
 
@@ -177,7 +176,7 @@ def test_blocks_have_different_names_for_different_orders():
     assert Blocks(100, BlockShuffle(200, 3)).name == Blocks(100, BlockShuffle(100, 1)).name
 
 
-# In a loader
+# -- in a loader ------------------------------------------------------------------------------------------------------
 
 
 class Numbers:

@@ -1,4 +1,4 @@
-"""The turns of an iterable dataset's workers, as the schedule counts them: no worker, no dataset."""
+"""The schedule of an iterable dataset's workers, without workers and dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def come_due(spec, sample_count, is_empty, places):
 
 
 def run(samples, *, batch_size=4, drop_last=False, place=None, broken=(), rank=0, world_size=1, stop=10**9):
-    """What is given where worker w has samples[w]: of each batch its step and positions, and the place behind it."""
+    """Return the step, positions and following place of each batch if worker w has ``samples[w]`` samples."""
     schedule = IterableSchedule(
         batch_size=batch_size, drop_last=drop_last, workers=len(samples), rank=rank, world_size=world_size
     )
@@ -44,7 +44,7 @@ def test_out_of_order_requests_go_to_the_worker_with_the_fewest():
     specs = schedule.batches(Place(0, 0))
     requested = [next(specs) for _ in range(6)]
     assert [(spec.iterable.worker, spec.queue) for spec in requested] == [(0, 0), (1, 1), (2, 2)] * 2
-    for number in range(1, 4):  # worker 1 gives a batch, and is asked for another
+    for number in range(1, 4):  # worker 1 returns a batch, and gets another request
         of_worker_1 = next(spec for spec in requested if spec.iterable.worker == 1)
         requested.remove(of_worker_1)
         after = come_due(of_worker_1, 1, False, [IterablePlace(number, False)]).after

@@ -1,4 +1,5 @@
-"""The order of a `Mix`: exact shares, each sample once before any comes again, the same from any place and on ranks."""
+"""The order of a `Mix`: exact shares, and all samples of a dataset before any is repeated; from any position and on any
+number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def dataset_numbers(mixture: Mixture, indices: np.ndarray) -> np.ndarray:
 
 
 def stream(mixture: Mixture, epochs: int, *, seed: int = 0, shuffle: bool = True) -> np.ndarray:
-    """The indices of several epochs, one after the other."""
+    """Concatenate the indices of several epochs."""
     positions = np.arange(mixture.length)
     return np.concatenate([MixedOrder(mixture, seed, epoch, shuffle=shuffle)(positions) for epoch in range(epochs)])
 
@@ -36,7 +37,7 @@ def test_counts_before_a_position_add_up_to_it_and_follow_the_shares(parts, star
     assert (counts.sum(axis=1) == np.arange(start, start + 300)).all()
     assert ((np.diff(counts, axis=0) == 0) | (np.diff(counts, axis=0) == 1)).all()
     for number, part in enumerate(parts):
-        exact = start * part // sum(parts)  # of any size, in Python's integers
+        exact = start * part // sum(parts)  # in Python's integers, which do not overflow
         assert abs(int(counts[0, number]) - exact) <= len(parts)
 
 
@@ -147,7 +148,6 @@ def test_mixed_order_of_many_positions_takes_limited_memory():
 
 @pytest.mark.parametrize(("seed", "indices"), [(0, [0, 3, 5, 2, 4, 5]), (1, [3, 2, 0, 1, 3, 1])])
 def test_mixed_order_of_a_seed_stays_the_same_between_releases(seed, indices):
-    """What a seed means does not change from version to version."""
     order = MixedOrder(Mixture((4, 2), (2, 1), 6), seed, 0)(np.arange(6)).tolist()
     assert order == indices
 

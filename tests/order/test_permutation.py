@@ -1,4 +1,4 @@
-"""The order of an epoch is a permutation, repeats, and looks like a random one."""
+"""The order of an epoch: a permutation that depends on seed and epoch alone, and looks random."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ def exactly(text: str) -> str:
 
 
 def is_permutation(indices: np.ndarray, n: int) -> bool:
-    """Whether `indices` are 0 … n-1, each once."""
     return indices.shape == (n,) and bool((np.bincount(indices, minlength=n) == 1).all())
 
 
 def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> float:
-    """By how many standard deviations the chi-squared statistic of `counts` lies above its mean."""
+    """Return by how many standard deviations the chi-squared statistic of `counts` exceeds its mean."""
     chi2 = float(((counts - expected) ** 2 / expected).sum())
     return (chi2 - freedom) / (2 * freedom) ** 0.5
-
-
-# A permutation, for every size
 
 
 @pytest.mark.slow
@@ -69,9 +65,6 @@ def test_shuffle_of_many_positions_of_large_orders_gives_distinct_indices(n: int
     assert 0 <= indices.min() <= indices.max() < n
 
 
-# What an order depends on
-
-
 @settings(deadline=None, max_examples=40)
 @given(n=st.integers(1, 10**7), key=KEYS, shape=st.sampled_from([(), (0,), (1,), (7, 3), (40_000,)]))
 def test_index_of_a_shuffle_does_not_depend_on_other_positions(n: int, key: Key, shape: tuple[int, ...]) -> None:
@@ -102,12 +95,12 @@ def test_changing_a_result_of_an_order_changes_neither_its_argument_nor_the_orde
 
 
 def test_shuffle_of_a_seed_stays_the_same_between_releases() -> None:
-    # A saved position means nothing if these change: a change needs a new major version.
+    # If these change, saved positions lose their meaning, which takes a new major version.
     assert Shuffle(10, epoch_key(0, 0))(np.arange(10)).tolist() == [3, 2, 4, 1, 8, 9, 5, 0, 6, 7]
     assert Shuffle(10**12, epoch_key(0, 0))(np.arange(3)).tolist() == [531585333833, 602732596133, 765365490801]
 
 
-# Like a random permutation
+# -- randomness -------------------------------------------------------------------------------------------------------
 
 
 def epochs(n: int, count: int) -> Iterator[np.ndarray]:
@@ -149,7 +142,7 @@ def test_indices_land_evenly_just_below_and_above_the_table(n: int) -> None:
 
 
 def skew_of_pairs(orders: Iterator[np.ndarray], n: int, apart: int) -> float:
-    """How far the distances (modulo n) of indices that stand `apart` are from uniform, in standard deviations."""
+    """Return by how many standard deviations the differences, modulo n, of indices at positions `apart` are not uniform."""
     counts = np.zeros(n)
     for indices in orders:
         counts += np.bincount((np.roll(indices, -apart) - indices) % n, minlength=n)
@@ -194,7 +187,7 @@ def test_a_large_order_fills_its_range_evenly() -> None:
     assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
 
 
-# The face
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def test_sequential_returns_its_positions_as_int64() -> None:

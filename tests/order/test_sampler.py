@@ -1,13 +1,21 @@
-"""Going on from a saved state where a user's sampler says what comes next."""
+"""The schedule of a user's sampler: its saved states, and its numbers on several ranks. The tests in
+tests/dataloader/test_samplers.py compare samplers with those of a `DataLoader`."""
 
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
 from dataloader.common import Made
-from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import gpuload as gl
 
@@ -25,7 +33,7 @@ def keys(batches) -> list:
 
 
 class StatefulSampler:
-    """Resumable by itself, the way torchdata's samplers are: through its iterator, or itself."""
+    """A sampler with a `state_dict`, as torchdata's have, or whose iterator has it."""
 
     def __init__(self, state_of):
         self.state_of = state_of
@@ -157,3 +165,79 @@ def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
         next(iter(loader_))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
             loader_.state_dict()
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def rank_loader(rank, sampler):
+    options = {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 4}
+    return loader(range(40), rank=rank, world_size=2, seed=5, **options)
+
+
+class SubclassedSampler(RandomSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "differ"),
+    [
+        (lambda: RandomSampler(range(40)), True),
+        (lambda: RandomSampler(range(40), replacement=True), True),
+        (lambda: WeightedRandomSampler([1.0] * 40, 40), True),
+        (lambda: SubsetRandomSampler(range(40)), True),
+        (lambda: BatchSampler(RandomSampler(range(40)), 4, False), True),
+        (lambda: RandomSampler(range(40), generator=torch.Generator().manual_seed(1)), False),
+        (lambda: SubclassedSampler(range(40)), False),
+        (lambda: SequentialSampler(range(40)), False),
+    ],
+)
+def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ):
+    first, second = keys(rank_loader(0, make())), keys(rank_loader(1, make()))
+    assert (first != second) == differ
+    assert (first, second) == (keys(rank_loader(0, make())), keys(rank_loader(1, make())))  # reproducible
+
+
+@pytest.mark.parametrize(
+    ("make", "warns"),
+    [
+        (lambda rank: SubclassedSampler(range(40)), True),
+        (lambda rank: BatchSampler(SubclassedSampler(range(40)), 4, False), True),
+        (lambda rank: ShareOfRank(rank), False),
+        (lambda rank: RandomSampler(range(40)), False),
+        (lambda rank: SequentialSampler(range(40)), False),
+    ],
+)
+def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, warns):
+    texts = []
+    for rank in range(2):
+        with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader_:
+            warnings.simplefilter("always")
+            object.__setattr__(loader_._options.order, "caller", "train.py:7, call 1")
+            for _ in range(2):
+                list(loader_)
+            texts.append([str(warning.message)[:40] for warning in caught])
+    assert texts == [[], ["all 2 ranks began with the same batch of"] * warns]
+
+
+class ShareOfRank(RandomSampler):
+    """A sampler of the rank's share of a permutation that all ranks have in common."""
+
+    def __init__(self, rank):
+        super().__init__(range(40))
+        self.rank = rank
+
+    def __iter__(self):
+        return iter([*super().__iter__()][self.rank :: 2])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_random_sampler_resumes_on_each_rank(rank):
+    with rank_loader(rank, RandomSampler(range(40))) as loader_:
+        batches = iter(loader_)
+        for _ in range(3):
+            next(batches)
+        state, expected = loader_.state_dict(), keys(batches)
+    with rank_loader(rank, RandomSampler(range(40))) as loader_:
+        loader_.load_state_dict(state)
+        assert keys(loader_) == expected

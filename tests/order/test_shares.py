@@ -1,4 +1,4 @@
-"""How samples are shared out over ranks, steps and resumes."""
+"""How samples are shared among ranks and steps, also after a resume."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def plans(ranks: int, **options) -> list[Shares]:
 
 
 def runs(plans_: list[Shares], epoch: int = 0, start: int = 0) -> list[list]:
-    """[step][rank] → RankBatch."""
+    """Return the `RankBatch` of each rank in each step, as [step][rank]."""
     return [list(step) for step in zip(*(plan.batches(epoch, start) for plan in plans_), strict=True)]
 
 
 def counted(steps) -> list[int]:
-    """The positions that count, in the order of steps and ranks."""
+    """Return the valid positions in the order of steps and ranks."""
     return [p for step in steps for rows in step for p in rows.positions[rows.valid].tolist()]
 
 
@@ -99,8 +99,6 @@ def test_all_ranks_make_the_number_of_steps_that_steps_returns(samples, batch, r
     uneven=st.sampled_from(["pad", "exact"]),
 )
 def test_changing_the_number_of_ranks_keeps_the_global_batches(samples, batch, stop, uneven):
-    """1 → 4 → 2 ranks, the global batch held."""
-
     def stage(ranks):
         return plans(ranks, samples=samples, batch_size=4 * batch // ranks, shuffle=True, uneven=uneven)
 
@@ -112,7 +110,7 @@ def test_changing_the_number_of_ranks_keeps_the_global_batches(samples, batch, s
             start = min(start + 4 * batch, samples)
     if uneven == "exact":
         assert resumed == undisturbed
-    else:  # what is padded depends on the ranks
+    else:  # the padding depends on the ranks
         assert resumed[:-1] == undisturbed[:-1]
         assert len(resumed) == len(undisturbed)
 
@@ -139,5 +137,5 @@ def test_batches_from_a_start_of_a_billion_come_at_once():
 
     first(0)
     assert first(10**9)[1].positions.tolist() == list(range(10**9, 10**9 + 256))
-    # Not a benchmark: walking there would take minutes.
+    # Not a benchmark: iterating from position 0 would take minutes.
     assert first(10**9)[0] < 20 + 100 * first(0)[0]

@@ -1,4 +1,4 @@
-"""Weighted sampling and repeated augmentation: how often, on which rank, and from any place on."""
+"""Weighted sampling and repeated augmentation: frequencies, ranks and resuming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuload.rng import philox
 
 
 def positions_and_indices(ranks: int, start: int = 0, **options) -> dict[int, int]:
-    """Of an epoch of all ranks: which index stands at which position."""
+    """Return the index at each position of an epoch of all ranks."""
     indices_by_position = {}
     for rank in range(ranks):
         for rows in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
@@ -77,8 +77,6 @@ def test_repeats_of_a_sample_are_adjacent_and_on_different_ranks(repeats):
 
 
 class Noise:
-    """Sample i is one of 50 random images, and the number i."""
-
     images = np.random.default_rng(0).integers(0, 256, (50, 12, 12, 3), np.uint8)
 
     def __len__(self) -> int:

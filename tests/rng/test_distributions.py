@@ -1,4 +1,4 @@
-"""Numbers of other distributions are distributed as scipy's."""
+"""Numbers of non-uniform distributions, compared with scipy's distributions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_log_gamma_is_distributed_as_scipys(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_beta_of_equal_shapes_is_distributed_as_scipys(shape):
     drawn = beta(uniforms_of_lane(beta_count(shape, shape), lane=2), shape, shape)
-    lower = drawn[drawn < 0.5]  # near 1, float64 has no room for what a small shape has there
+    lower = drawn[drawn < 0.5]  # near 1, float64 is too coarse for the values of a small shape
     assert stats.binomtest(len(lower), N).pvalue > 0.01
     assert stats.kstest(lower, lambda x: 2 * stats.beta(shape, shape).cdf(x)).pvalue > 0.01
 

@@ -1,4 +1,4 @@
-"""The global generators: seeded for each sample as far as its dataset draws, and put back."""
+"""The global generators: seeded for each sample if its dataset draws from them, and restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draws():
 
 
 def chunk(seeding, sample, positions=POSITIONS):
-    """Read a chunk as workers do; what its samples are, and whether it has to be read again."""
+    """Read a chunk as workers do; return its samples, and whether it has to be read again."""
     seed, samples = seeding.begin(0, positions), []
     for row in range(len(positions)):
         seed(row)
@@ -109,7 +109,7 @@ def test_seeding_a_short_chunk_does_not_count_as_a_draw():
 
 
 def test_draws_between_chunks_do_not_count_as_draws_of_a_chunk():
-    """As those of a dataset's own set_epoch(), which may fail, so that no chunk begins."""
+    """A dataset's `set_epoch` may draw, and fail, so that no chunk begins."""
     seeding = Seeding(7)
     chunk(seeding, lambda row: None)
     chunk(seeding, lambda row: None)
@@ -127,7 +127,7 @@ def test_preserve_states_restores_the_global_generators(sample):
         restored = states()
         assert (restored[0], restored[1][1].tolist(), restored[2].tolist()) == expected
         assert current_sample() is None
-    random.random()  # moves between chunks, which is none of their draws
+    random.random()  # a draw between chunks, which does not count as theirs
     with seeding.preserve_states():
         assert not chunk(seeding, lambda row: None)[1]
 

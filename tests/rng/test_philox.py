@@ -1,4 +1,4 @@
-"""The generator: published answers, what a draw depends on and what not, and that it looks uniform."""
+"""The counter-based generator: published answers, what a draw depends on, and uniformity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(text: str) -> list[int]:
 
 
 def plain_philox(counter: list[int], key: Key) -> list[int]:
-    """Philox4x32-10 as the paper writes it, one counter at a time, in Python's integers."""
+    """Compute Philox4x32-10 as in the paper, for one counter, in Python's integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The register of lanes and positions: no two of those who draw ever see the same number."""
+"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
 def test_lanes_and_positions_of_this_test_are_all_of_the_register():
-    assert sorted(streams.__all__) == sorted(LANES + POSITIONS)
+    assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
 
 
 @pytest.mark.parametrize(("names", "count"), [(LANES, 2**32), (POSITIONS, 2**63)])
@@ -38,7 +38,6 @@ def test_sample_positions_end_at_the_maximum_length_of_a_dataset():
 
 
 def test_transforms_of_a_nested_chain_draw_from_disjoint_lanes_of_transforms():
-    """A lane is taken by each transform that is written down, so a chain would have to hold 2**31 of them."""
     inner = [T.RandomHorizontalFlip(), T.RandomApply([T.ColorJitter(0.4), T.GaussianBlur(3)]), T.RandAugment()]
     nested = T.RandomChoice([T.RandomOrder([*inner, T.RandomInvert()]), T.Compose(inner)])
     chain = T.Chain([T.Resize(64), T.MultiView([[T.RandomResizedCrop(32), nested]] * 3), T.RandomErasing()])
