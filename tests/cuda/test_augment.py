@@ -1,4 +1,4 @@
-"""`gl.Augment` on a GPU: the batches of a Loader there, on the caller's current stream, without a wait of the host."""
+"""`gl.Augment` on a GPU gives the batches of a Loader, on the caller's current stream, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS = ["torch", "kornia", "fused"]
 HERE = torch.device("cuda", 0)
 CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
 LONG = 20_000_000  # cycles, some ten milliseconds
-Kind = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the same as samples, options
+Kind = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the batch as samples, options
 
 
 def clips() -> torch.Tensor:
@@ -77,7 +77,7 @@ KINDS = {
 
 
 def moved(batch: Any, device: Any = HERE) -> Any:
-    """A batch whose images, masks and labels are on the device; boxes are not."""
+    """Move the images, masks and labels of a batch to the device; boxes stay on the CPU."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, gl.Mask):
@@ -148,7 +148,7 @@ def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_augment_works_on_the_current_stream(backend):
-    """On which the batch comes late, and is read late, without an event."""
+    """The batch is computed late and read late on that stream, without an event."""
     batch, augment = photographs().to(HERE), gl.Augment(CLASSIC, backend=backend)
     expected = [augment(batch, positions=range(position, position + 6)).cpu() for position in range(2)]
     stream, augmented = torch.cuda.Stream(), []
@@ -169,7 +169,7 @@ def test_augment_works_on_the_current_stream(backend):
 def test_no_batch_of_augment_waits_for_the_device(kind, backend):
     transforms, batch, _, options = KINDS[kind]()
     augment, batch = gl.Augment(transforms, backend=backend, **options), moved(batch)
-    augment(batch)  # what is made once
+    augment(batch)  # creates the stage
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -187,7 +187,7 @@ def test_augment_does_not_wait_for_copies_of_page_locked_memory():
         torch.cuda.set_sync_debug_mode("error")
         torch.cuda._sleep(LONG)
         augmented = augment(locked, positions=range(6))
-        del locked  # its memory is not given again while it is read
+        del locked  # its memory must not be reused while it is read
         other_batch = torch.full_like(batch, 9).pin_memory()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -220,7 +220,7 @@ def test_augment_works_on_two_devices_in_turn():
         assert augmented.device.index == index
         assert torch.cuda.current_device() == 0
         assert_same(augmented.cpu(), expected)
-    assert devices == [0, 1, 0, 1, 0]  # for a function of the user's the device of its images is the current one
+    assert devices == [0, 1, 0, 1, 0]  # a user's function runs with the device of its images as the current one
     assert "cuda:0" in str(augment.plan())
 
 
@@ -232,11 +232,11 @@ def test_plan_of_augment_compiles_the_stage_that_batches_need():
     assert list(augment._compiled) == [HERE]
 
 
-# -- a module among modules --------------------------------------------------------------------------------------------
+# -- in a network ------------------------------------------------------------------------------------------------------
 
 
 def test_augment_in_a_network_on_the_device_keeps_its_device_and_position():
-    """Where images are augmented does not change by that, nor do positions: it has no parameters."""
+    """`Augment` has no parameters, so `to()` changes neither where it works nor its position."""
     batch = photographs()
     network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
     network(batch)

@@ -1,4 +1,4 @@
-"""Batches on a GPU: the same as on the CPU, and as any workers make them."""
+"""Batches on a GPU: the same as on the CPU, for any number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch is handed to the stream that is current in `next()`, in whatever thread, and is safe there."""
+"""A batch is passed to the stream that is current in `next()`, in any thread, and stays intact there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loader() -> Iterator[gl.Loader]:
 
 @pytest.fixture
 def expected(loader) -> list[float]:
-    """The sum of each batch of epoch 0, one after the other."""
+    """Return the sum of each batch of epoch 0."""
     sums = []
     for images, _ in loader:
         sums.append(float(images.double().sum()))
@@ -43,7 +43,7 @@ def read_late(images: torch.Tensor) -> torch.Tensor:
 
 
 def test_batch_stays_intact_while_the_consumers_stream_reads_it(loader, expected):
-    """Each batch is read late, behind a long sleep, while the loader uses memory again."""
+    """Each batch is read after a long sleep, while the loader reuses memory."""
     stream, sums = torch.cuda.Stream(), []
     with torch.cuda.stream(stream):
         for images, _ in loader:
@@ -120,7 +120,7 @@ def trained(batches, module: nn.Module, apply) -> list[float]:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_module_in_the_transforms_is_trained_as_in_the_loop(loader, autocast):
-    """As if it were called in the loop: autograd refuses weights that changed meanwhile, and stale ones differ."""
+    """If weights change between forward and backward pass, autograd raises; stale weights give other losses."""
     inside = network()
     outside = copy.deepcopy(inside)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):

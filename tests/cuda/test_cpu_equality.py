@@ -1,4 +1,4 @@
-"""On a GPU: what a Loader gives is what the CPU gives, for each kind of batch, and without a wait of the host."""
+"""Each kind of batch on a GPU equals that of the CPU, and does not make the host wait."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "blur": (labelled, {"transforms": [CROP, T.GaussianBlur(5)], "backend": "kornia"}),
     "maps": (labelled, {"transforms": [CROP, T.RandomAffine(10, (0.1, 0.1))], "backend": "kornia"}),
 }
-# CopyPaste and what a user's code does may wait; and an operation through which differences grow is not compared.
-JUMPS = ("augmix",)
+AMPLIFYING = ("augmix",)  # differences grow through its operations, so it is not compared
 
 
 def loader(kind: str, device: str, **options: Any) -> gl.Loader:
@@ -93,9 +92,8 @@ def leaves(batches: Iterator[Any]) -> list[Any]:
     return all_leaves
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in JUMPS])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in AMPLIFYING])
 def test_batch_of_a_gpu_equals_that_of_the_cpu(kind):
-    # The resize, and what is rounded after it.
     tolerance = (STEPS["fused"]["resize bilinear"] + 2) * LEVEL
     with loader(kind, "cuda") as on_gpu, loader(kind, "cpu") as on_cpu:
         for leaf, expected in zip(leaves(iter(on_gpu)), leaves(iter(on_cpu)), strict=True):
@@ -114,7 +112,7 @@ def test_batch_of_a_gpu_equals_that_of_the_cpu(kind):
 def test_no_batch_waits_for_the_device(kind):
     with loader(kind, "cuda") as loader_:
         batches = iter(loader_)
-        for _ in range(3):  # what is made once
+        for _ in range(3):  # creates the stage and its constants
             next(batches)
         torch.cuda.synchronize()
         try:
@@ -153,7 +151,7 @@ def _rows(images: torch.Tensor, info: Any) -> Iterator[tuple[torch.Tensor, torch
 
 @lacking.needs("nvidia.nvimgcodec")
 def test_files_decoded_in_a_process_with_cuda_equal_those_of_workers(jpeg_folder):
-    """nvImageCodec decodes on the CPU here, beside a context on the GPU."""
+    """nvImageCodec decodes on the CPU, in a process with a context on the GPU."""
     torch.zeros(1, device="cuda")
     options = {"transforms": [CROP], "seed": 1, "device": "cuda"}
     with (

@@ -1,4 +1,4 @@
-"""Images that the GPU decodes, beside those of the CPU."""
+"""Images that the GPU decodes, compared with those that the CPU decodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _with_a_decoder() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_batches_decoded_on_a_gpu_equal_those_of_the_cpu_within_a_mean_level():
-    # Of what libjpeg refuses a GPU makes something, without a word; so does Pillow, something else.
+    # A GPU and Pillow silently decode files that libjpeg refuses, each in a different way.
     kinds = [kind for kind, (_, decoder) in KINDS.items() if decoder != "refused" for _ in range(4)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     options: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
@@ -82,7 +82,7 @@ def test_find_fault_finds_no_fault_in_the_gpus_decoder(record_property):
     decoder = find_decoder(device, 1)
     record_property("regions", f"{decoder.decodes_regions}; {decoder.note}")
     try:
-        assert find_fault(decoder, device) == ""  # of regions too, where the version is known to have them right
+        assert find_fault(decoder, device) == ""  # also checks regions, if this version decodes them correctly
     finally:
         decoder.close()
 

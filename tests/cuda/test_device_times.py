@@ -1,4 +1,4 @@
-"""What `stats()` says of a real device: its times, by events, and page-locked memory."""
+"""The times that `stats()` measures by events on a device, and its page-locked memory."""
 
 from __future__ import annotations
 

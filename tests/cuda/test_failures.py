@@ -1,4 +1,4 @@
-"""When memory runs out, when a kernel fails, and in a process that was forked."""
+"""Loaders on a GPU when memory runs out, when a kernel fails, and after a fork."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.pat
 
 
 class Large:
-    """Images whose batches have memory of their own in torch's allocator."""
+    """Images so large that torch's allocator does not take their batches from larger blocks."""
 
     def __len__(self) -> int:
         return 10 * 64
@@ -34,7 +34,7 @@ class Large:
 
 @pytest.fixture
 def limited():
-    """Takes all memory away from torch, until it is called again."""
+    """Return a function that limits torch to a fraction of the device's memory."""
 
     def limit(fraction: float) -> None:
         torch.cuda.synchronize()
@@ -58,7 +58,7 @@ def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
                 break
             except torch.OutOfMemoryError:
                 errors += 1
-                limited(1.0)  # the others come
+                limited(1.0)  # the later batches succeed
         assert errors >= 1
         assert len(levels) == 10 - errors
         assert levels == sorted(levels)
@@ -67,7 +67,7 @@ def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
         assert not loader._session.ring._busy
 
 
-# On fake devices a program's operations are queued as a test's are (fakecuda/running.py).
+# Queues the operations of a program on fake devices, as those of a test (fakecuda/running.py).
 BEGIN_FAKE_DEVICES = """
 from fakecuda.running import on_fake_devices
 

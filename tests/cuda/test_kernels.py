@@ -1,4 +1,4 @@
-"""On a GPU: no kernel is compiled once a session has started."""
+"""No kernel is compiled on a GPU after a session has started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAINS = {
 
 
 class Images:
-    """Arrays of many sizes, with a number."""
+    """Arrays of many sizes, with labels."""
 
     def __len__(self) -> int:
         return 8 * 12

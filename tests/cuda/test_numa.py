@@ -1,4 +1,4 @@
-"""Workers and page-locked slots near the GPU, where there are several NUMA nodes; arrays of a file brought there."""
+"""Workers and page-locked slots on the NUMA node of the GPU, and batches of an `ArrayFile` on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cuda
 
 
 class Where:
-    """Samples that say where they are read."""
+    """Samples with the CPUs that their worker may use."""
 
     def __len__(self) -> int:
         return 32

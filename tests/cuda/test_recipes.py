@@ -1,5 +1,4 @@
-"""Batches of ten recipes on a device are those of the CPU, within the bounds of the table of parity; Kornia's, within a
-tolerance of their own."""
+"""Batches of ten recipes on a GPU equal those of the CPU within the bounds of the parity table or for Kornia."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def batches(recipe: str, device: str, backend: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_kornia_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu(recipe):
-    """On CUDA, a resize is another operator, and sums have another order; solarize can amplify a difference."""
+    """On CUDA, resizing uses another operator, and sums another order; solarize can amplify a difference."""
     lacking.require("kornia")
     difference = (batches(recipe, "cuda", "kornia").int() - batches(recipe, "cpu", "kornia").int()).abs().float()
     assert difference.mean() <= 0.1

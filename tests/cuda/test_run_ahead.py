@@ -1,4 +1,4 @@
-"""How far loader and host run ahead of a training loop that never waits, and what memory that takes."""
+"""How far loader and host run ahead of a training loop that never waits, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cuda
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
-SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # kernels are interpreted there
+SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # where kernels are interpreted
 LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
 BATCH_BYTES = BATCH * 3 * SIZE * SIZE * 4
 
@@ -86,8 +86,8 @@ def test_host_waits_for_a_slow_consumer():
     "graphs", [False, pytest.param(True, marks=lacking.on_a_gpu("CUDA graphs"))], ids=["kernels", "graphs"]
 )
 def test_memory_stays_flat_for_a_loop_that_never_waits(graphs):
-    """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed; the
-    pixels that small batches are made of count for one more."""
+    """The limit is six batches: two that training still reads, the current one, two ahead, and one being freed. The
+    source pixels of small batches take as much as one more."""
     options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
     with gl.Loader(Pictures(BATCH * STEPS), BATCH, **options) as loader:
         static = torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")

@@ -1,5 +1,5 @@
-"""Triton's kernels on fake devices: run by its interpreter when their stream gets there; or compiled to Triton's first
-stage, launched and not run."""
+"""Triton's kernels on fake devices: run by its interpreter when their stream reaches them, or compiled to Triton's
+first representation and launched, but not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["compile_without_ptxas", "queue_kernels"]
 
 
 def queue_kernels() -> None:
-    """Let the interpreter's launches be operations on the current stream of the current device."""
+    """Queue the interpreter's launches on the current stream of the current device."""
     from triton.runtime import interpreter
 
     run_now = interpreter.GridExecutor.__call__
@@ -41,7 +41,7 @@ def queue_kernels() -> None:
 
 
 def compile_without_ptxas() -> None:
-    """Stop Triton's compiler at its own first stage. What comes out can be launched, and does nothing."""
+    """Stop Triton's compiler after its first representation. The result can be launched, and does nothing."""
     from triton.backends.nvidia.compiler import CUDABackend
 
     def add_stages(self: Any, stages: dict[str, Any], options: Any, language: Any) -> None:

@@ -1,5 +1,5 @@
-"""Batches of photographs of usual sizes, for which the interpreter is too slow: their kernels are compiled to Triton's
-first stage and launched, and each launch is looked at. Pixels are not."""
+"""Launches of kernels for images of usual size, for which the interpreter is too slow. The kernels are compiled to
+Triton's first representation and launched, but not run, so that there are no pixels to compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-POINTERS = 12  # the first arguments of the kernel that makes a pass are addresses
+POINTERS = 12  # the first arguments of the kernel `one_pass` are addresses
 CHAINS = {
     "classic": [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), NORMALIZE],
     "RandAugment": [T.RandomResizedCrop(224), T.RandAugment(), NORMALIZE, T.RandomErasing(0.3)],
@@ -82,7 +82,7 @@ def batches_of_a_loader(chain: str) -> Iterator[Any]:
 
 
 def batches_of_a_module(chain: str) -> Iterator[Any]:
-    """Of the same images, which lie on the device in any way."""
+    """Yield batches of the same images, which are on the device with various strides."""
     augment, samples = gl.Augment(CHAINS[chain], backend="fused"), Photographs()
     for epoch in range(2):
         augment.set_epoch(epoch)
@@ -93,7 +93,7 @@ def batches_of_a_module(chain: str) -> Iterator[Any]:
 
 
 def launched(batches: Iterator[Any]) -> Counter[tuple[str, tuple[int, int, int]]]:
-    """The names and grids of what is launched for the second epoch; with the first, what is needed is made."""
+    """Count the launches of the second epoch by name and grid; the first epoch compiles the kernels."""
     from fakecuda.runtime import runtime
 
     counts: Counter[tuple[str, tuple[int, int, int]]] = Counter()
@@ -102,7 +102,7 @@ def launched(batches: Iterator[Any]) -> Counter[tuple[str, tuple[int, int, int]]
     runtime().watch_launches(lambda name, grid, arguments: counts.update([(name, grid)]))
     for images, _ in batches:
         assert images.shape == (32, 3, 224, 224)
-    return counts.copy()  # what comes later is still noted in it
+    return counts.copy()  # later launches are still added to `counts`
 
 
 def test_cached_variants_launch_what_triton_launches(monkeypatch):
@@ -113,7 +113,7 @@ def test_cached_variants_launch_what_triton_launches(monkeypatch):
 
 
 def test_triton_looks_a_kernel_up_once_for_each_variant(monkeypatch):
-    """A constant, a dtype or an alignment makes a variant; the addresses and the grid do not."""
+    """Constants, dtypes and alignments define variants; addresses and grids do not."""
     from fakecuda.runtime import runtime
 
     looked_up: list[str] = []

@@ -142,7 +142,7 @@ def test_indices_land_evenly_just_below_and_above_the_table(n: int) -> None:
 
 
 def skew_of_pairs(orders: Iterator[np.ndarray], n: int, apart: int) -> float:
-    """Return by how many standard deviations the differences, modulo n, of indices at positions `apart` are not uniform."""
+    """Return the `excess` of the differences, modulo n, of indices whose positions are `apart`."""
     counts = np.zeros(n)
     for indices in orders:
         counts += np.bincount((np.roll(indices, -apart) - indices) % n, minlength=n)

@@ -1,6 +1,6 @@
-"""A decoder of a device that is not there. It does what real ones do: it refuses images, takes them in an order of its
-own, has no room for many at once, and takes memory again whose owner is gone. As a GPU's JPEG engine does, it writes
-when it is called, whatever the streams still have to do."""
+"""A decoder of the simulated device. Like a real one, it refuses images, decodes them in its own order, runs out of
+memory for large calls, and reuses memory whose owner was collected. Like a GPU's JPEG engine, it writes as soon as it
+is called, regardless of the streams."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ OTHER: Final = "fake (GPU)"
 
 
 class Owner(np.ndarray):
-    """A region in the decoder's memory, which is that of a device too: kernels are interpreted on the host."""
+    """A region in the decoder's memory, on the host, where kernels are interpreted."""
 
 
 class FakeDecoder:
-    """Decodes plain JPEGs by libjpeg, which must not complain.
+    """A decoder of plain JPEG files, by libjpeg.
 
     Args:
-        refuses: says why an image is not decoded; "" for one that is.
-        room_bytes: of what it gives at once.
-        engine: whether it has a JPEG engine, which takes what is wider than high.
-        regions: whether it gives regions alone.
+        refuses: returns why an image is not decoded, or "".
+        room_bytes: how many bytes one call can return.
+        engine: whether there is a JPEG engine, which decodes images that are wider than high.
+        regions: whether to decode only regions.
         before: called before each call.
 
     Attributes:
-        calls: the number of images of each call that had room.
-        closed: whether it was closed.
+        calls: the number of images of each call that fit into memory.
+        closed: whether the decoder was closed.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class FakeDecoder:
 
 @contextlib.contextmanager
 def decoding_with(**arguments: Any) -> Iterator[list[FakeDecoder]]:
-    """Devices have this decoder within this; gives those that were made."""
+    """Replace the decoder of devices within a context; yield the list of decoders created."""
     decoders: list[FakeDecoder] = []
 
     def find(device: torch.device, threads: int) -> FakeDecoder:

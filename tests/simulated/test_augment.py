@@ -1,9 +1,8 @@
-"""`gl.Augment` on the simulated device: the numbers of the CPU, on the caller's current stream alone, without a wait of
-the host, and without a copy but the input's."""
+"""`gl.Augment` on the simulated device: it gives the numbers of the CPU, works on the caller's current stream only,
+never makes the host wait, and copies nothing but its input."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from parity.usable import needs
 from simulated.machine import HostWait
 from simulated.running import assert_equal
 from simulated.runtime import simulated
+from simulated.samples import LARGE, photographs
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl
@@ -32,12 +32,6 @@ RESIZED = [T.RandomShortestSize([8, 10]), NORMALIZE]
 LABELS = torch.tensor([0, 1, 2, 1])
 CUDA_0 = torch.device("cuda", 0)
 Case = tuple[list[Any], Callable[[], Any], dict[str, Any]]
-
-
-def photographs(count: int = 4, size_hw: tuple[int, int] = (14, 18), channels: int = 3, seed: int = 0) -> torch.Tensor:
-    """Noise N×C×H×W, uint8."""
-    levels = np.random.default_rng(seed).integers(0, 256, (count, channels, *size_hw), np.uint8)
-    return torch.from_numpy(levels)
 
 
 def list_of_sizes() -> list[torch.Tensor]:
@@ -67,7 +61,7 @@ def segmented_list() -> tuple[list[torch.Tensor], list[gl.Mask]]:
 
 
 def detected() -> tuple[torch.Tensor, list[dict[str, Any]]]:
-    """Boxes on the CPU, as they have to be, and another number of masks for each image."""
+    """Make images with boxes, which stay on the CPU, and a different number of masks for each image."""
     targets = []
     for row in range(4):
         boxes = np.array([[at, at, at + 9, at + 7] for at in range(1 + row % 3)], np.float32)
@@ -103,7 +97,7 @@ CASES: dict[str, Case] = {
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch whose tensors are others; declared masks too, boxes not."""
+    """Apply a function to the tensors and masks of a batch, but not to boxes."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, gl.Mask):
@@ -114,7 +108,7 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def as_list(batch: Any) -> list[Any]:
-    """A batch whose arrays are tensors, as one of several."""
+    """Return a batch in a list, with arrays as tensors."""
     return [tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)]
 
 
@@ -123,7 +117,7 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def augmented(case: Case, backend: str) -> Any:
-    """The CPU's second batch."""
+    """Return the second batch on the CPU."""
     transforms, make, options = case
     augment = gl.Augment(transforms, backend=backend, device="cpu", **options)
     with in_batches():
@@ -133,8 +127,12 @@ def augmented(case: Case, backend: str) -> Any:
 def augmented_on_device(
     case: Case, backend: str, policy: str = "lazy", place: Callable[[torch.Tensor], torch.Tensor] = to_device
 ) -> tuple[Any, list[HostWait]]:
-    """The second batch, of which the stream alone knows when it is there, and which the loop reads on that stream and
-    lets go of; and where the host waited for it. With the first batch, what is needed was made."""
+    """Augment a second batch, which the stream has not computed yet, copy the result on that stream, and drop it. The
+    first batch creates the stage.
+
+    Returns:
+        The copy, and the waits of the host.
+    """
     transforms, make, options = case
     with simulated(policy) as cuda:
         stream = cuda.stream()
@@ -167,7 +165,7 @@ def test_augment_on_the_device_equals_the_cpu_without_a_wait(backend, name):
 
 @pytest.mark.parametrize("name", ["uint8", "floats", "half precision", "channels_last", "list", "clips", "masks"])
 def test_augment_copies_page_locked_memory_asynchronously(name):
-    """The copy reads it when it runs, so that it has to be there then."""
+    """The copy reads the memory when it runs, so the memory must still be allocated then."""
     result, waits = augmented_on_device(CASES[name], "torch", place=torch.Tensor.pin_memory)
     assert_equal(as_list(result), as_list(augmented(CASES[name], "torch")))
     assert waits == []
@@ -188,8 +186,7 @@ def test_copy_paste_waits_only_for_the_numbers_of_instances_left():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_augment_works_on_the_current_one_of_streams_that_take_turns(backend):
-    """Each batch is made on the stream that is current, and read there without an event, though no other stream runs.
-    The device's other stream and the other device's stay as they were."""
+    """Each batch is computed on the current stream, and read there without an event, although no other stream runs."""
     needs(backend)
     images, augment = photographs(), gl.Augment(CROPS, backend=backend)
     with in_batches():
@@ -214,7 +211,6 @@ def test_augment_works_on_the_current_one_of_streams_that_take_turns(backend):
 
 @matrix(backend=BACKENDS, device=[0, 1])
 def test_augment_works_on_a_device_that_is_not_the_current_one(backend, device):
-    """It stays the current one no less."""
     needs(backend)
     images, augment = photographs(), gl.Augment(CROPS, backend=backend)
     with in_batches():
@@ -242,7 +238,6 @@ def test_boxes_of_torchvision_on_a_device_raise():
 
 # -- copies and launches -----------------------------------------------------------------------------------------------
 
-LARGE = (4, (120, 160))
 LARGE_BATCHES: dict[str, Callable[[], Any]] = {
     "uint8": lambda: photographs(*LARGE),
     "floats": lambda: photographs(*LARGE) / 255,
@@ -253,7 +248,7 @@ LARGE_BATCHES: dict[str, Callable[[], Any]] = {
 
 
 def relative_memory(batch: Any, backend: str) -> float:
-    """The most memory of the device that a second batch takes beside itself, in the batch's own size."""
+    """Return the peak memory that augmenting a second batch takes, as a multiple of the batch's size."""
     with simulated("eager") as cuda:
         augment = gl.Augment(CROPS, backend=backend)
         augment(map_tensors(photographs(), to_device))
@@ -266,7 +261,7 @@ def relative_memory(batch: Any, backend: str) -> float:
 
 @matrix(name=LARGE_BATCHES, backend=BACKENDS)
 def test_augment_copies_images_at_most_once(name, backend):
-    """Small crops of large images take no memory but for the copy."""
+    """Small crops of large images take no memory except for the copy."""
     needs(backend)
     copied = name != "channels_last" and (backend != "fused" or name == "floats")  # kernels read uint8
     assert copied <= relative_memory(LARGE_BATCHES[name](), backend) < copied + 0.1
@@ -280,25 +275,8 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-def launches(drive: Callable[[], None]) -> Counter[tuple[str, Any]]:
-    """Of Triton's kernels, which are interpreted: their names and grids."""
-    from triton.runtime import interpreter
-
-    counts: Counter[tuple[str, Any]] = Counter()
-    with simulated("eager"), pytest.MonkeyPatch.context() as patch:
-        launch = interpreter.GridExecutor.__call__
-
-        def count(executor: Any, *args: Any, **named: Any) -> None:
-            counts[executor.fn.__name__, executor.grid] += 1
-            launch(executor, *args, **named)
-
-        patch.setattr(interpreter.GridExecutor, "__call__", count)
-        drive()
-    return counts
-
-
 def operations(drive: Callable[[], None]) -> int:
-    """How many there are for the device, kernels and copies among them."""
+    """Count the operations on the device, including kernels and copies."""
     with simulated("eager") as cuda, pytest.MonkeyPatch.context() as patch:
         issue, issued = cuda.machine.issue, []
         patch.setattr(cuda.machine, "issue", lambda *arguments: issued.append(arguments) or issue(*arguments))
@@ -320,19 +298,10 @@ def by_augment(chain: str, backend: str, batches: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chain", CHAINS)
-def test_augment_launches_the_fused_kernels_of_a_loader(chain):
-    needs("fused")
-    counts = launches(partial(by_augment, chain, "fused", 3))
-    assert counts == launches(partial(by_loader, chain, "fused", 3))
-    assert counts
-
-
-@pytest.mark.slow
 @lacking.on_a_gpu("the simulated device")
 @matrix(chain=CHAINS, backend=BACKENDS)
 def test_augment_issues_no_more_operations_than_a_loader(chain, backend):
-    """Which copies pixels and labels to the device, in place of planes within it."""
+    """A loader copies pixels and labels to the device, where `Augment` copies planes on the device."""
     needs(backend)
     of_augment, of_loader = (
         operations(partial(run, chain, backend, 3)) - operations(partial(run, chain, backend, 1))

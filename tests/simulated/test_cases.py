@@ -1,5 +1,5 @@
-"""Every transform, every kind of sample and the usual recipes: on the device as on the CPU, in whatever order events
-allow, and without a wait of the host."""
+"""Every transform, every kind of sample and the usual recipes give the same batches on the device as on the CPU, and do
+not make the host wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def param(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [param(name) for name in CASES if name not in CPU_ONLY])
 def test_batches_of_each_case_on_the_device_equal_those_of_the_cpu(name):
-    """Under one of the two policies that find most; `test_orders.py` has all of them."""
+    """The policy is one of the two that reveal most; `test_orders.py` uses all of them."""
     case = CASES[name]
     options, drive = case.make(Samples(small="fused" in case.runs)), case.drive or partial(epochs, count=case.epochs)
     with warnings.catch_warnings():

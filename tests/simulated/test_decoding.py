@@ -1,14 +1,14 @@
-"""Images that the simulated device decodes: the numbers of the CPU, in every order that events allow."""
+"""Images that the simulated device decodes equal those of the CPU, in every order that events allow."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers.generated_images import jpeg_bytes, smooth_image
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import assert_equal, on_cpu, on_device
+from simulated.samples import encoded_samples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -17,18 +17,9 @@ from gpuload.stage.decode import crops
 CHAIN = [T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
 
-def samples(count: int = 12) -> list[Any]:
-    """Photographs, of which the last of four is an array: a batch has pixels from both."""
-    pictures = [smooth_image(20 + number, 30, number) for number in range(count)]
-    return [
-        (gl.Encoded(jpeg_bytes(picture)) if number % 4 < 3 else picture, number)
-        for number, picture in enumerate(pictures)
-    ]
-
-
 @pytest.mark.parametrize("policy", [*DIRECTED, "random"])
 def test_decoded_batches_equal_those_of_the_cpu_in_any_order_of_streams(policy):
-    options = {"dataset": samples(), "transforms": CHAIN}
+    options = {"dataset": encoded_samples(), "transforms": CHAIN}
     expected = on_cpu(options)
     for decode in (gl.Decode(where="device"), gl.Decode(where="both", device_share=0.5)):
         with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as decoders:
@@ -40,12 +31,12 @@ def test_decoded_batches_equal_those_of_the_cpu_in_any_order_of_streams(policy):
 def test_host_sleeps_while_it_waits_for_memory_of_decoded_images():
     with decoding_with():
         decode = gl.Decode(where="device", device_memory=4000)
-        waits = on_device({"dataset": samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
+        waits = on_device({"dataset": encoded_samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
     assert {wait.what for wait in waits if wait.function == "_free"} == {"blocking event"}
 
 
 def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
-    """As long as there is room for what is decoded: a batch's images are kept until their crops are copied."""
+    """This needs enough memory for the decoded images, which are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []
 
     class Counted:
@@ -55,7 +46,7 @@ def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
 
     kernel = crops._copy
     monkeypatch.setattr(crops, "_copy", Counted())
-    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+    options = {"dataset": encoded_samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     with decoding_with():
         run = on_device(options, "lazy")
     assert_equal(run.values, on_cpu(options))
@@ -64,7 +55,7 @@ def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
 
 
 def test_files_decoded_by_the_device_are_not_copied_to_it():
-    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+    options = {"dataset": encoded_samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     sizes = []
 
     def drive(options_: dict[str, Any]) -> Any:

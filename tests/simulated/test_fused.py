@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from simulated.running import assert_equal, on_cpu, on_device
-from simulated.test_orders import options, samples
+from simulated.samples import options, samples
 
 from gpuload import transforms as T
 from gpuload.batches.assemble import Assembly
@@ -39,7 +39,7 @@ def test_fused_batches_on_the_device_equal_those_of_the_cpu(chain):
 
 
 def test_kernels_that_write_tables_for_later_kernels_need_no_wait():
-    """Statistics, weights and boxes; few images, as their passes take long in the interpreter."""
+    """The tables are statistics, weights and boxes. The images are few, since passes take long in the interpreter."""
     chain = [T.RandomResizedCrop(8), T.RandomEqualize(1.0), NORMALIZE, T.RandomErasing(1.0)]
     arguments = options(dataset=samples(4), transforms=chain, backend="fused", batch_size=2)
     run = on_device(arguments, "lazy")
@@ -48,17 +48,16 @@ def test_kernels_that_write_tables_for_later_kernels_need_no_wait():
 
 
 def test_fused_lists_on_the_device_equal_those_of_the_cpu():
-    """Their images are written through the address of the first."""
+    """The images of a list are written through the address of the first image."""
     lists = chain_options("flipped crops", "fused", ragged="list")
     assert_equal(on_device(lists, "lazy").values, on_cpu(lists))
 
 
 @pytest.mark.processes
 def test_batches_planned_by_workers_equal_those_of_the_cpu(monkeypatch):
-    """Their numbers come to the device with the pixels."""
     planned = []
     launch = FusedRunner.launch_planned
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *arguments: planned.append(launch(*arguments)))
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned.append(launch(*args)))
     arguments = options(
         dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
     )
@@ -73,14 +72,14 @@ def test_batches_planned_by_workers_equal_those_of_the_cpu(monkeypatch):
 @pytest.mark.parametrize("policy", ORDERS)
 @pytest.mark.parametrize("has_slot", [True, False])
 def test_batches_without_a_workers_plan_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
-    """A loop that waits for each batch, as no plan is requested; then also without a slot for the plan."""
+    """No plan is requested, as for a loop that waits for each batch, and there may be no slot for a plan."""
     launched, drawn = [], []
     launch, draw = FusedRunner.launch_planned, BatchTransform._draw_programs
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *arguments: launched.append(launch(*arguments)))
-    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *arguments: drawn.append(0) or draw(*arguments))
-    monkeypatch.setattr(Planner, "submit", lambda *arguments: None)
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: launched.append(launch(*args)))
+    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *args: drawn.append(0) or draw(*args))
+    monkeypatch.setattr(Planner, "submit", lambda *args: None)
     if not has_slot:
-        monkeypatch.setattr(Planner, "allocate", lambda *arguments: None)
+        monkeypatch.setattr(Planner, "allocate", lambda *args: None)
     arguments = options(
         dataset=samples(8), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
     )
@@ -96,7 +95,7 @@ def test_batches_without_a_workers_plan_are_planned_into_slots_or_by_the_stage(h
 
 @pytest.mark.processes
 def test_images_of_different_channels_without_a_workers_plan_raise(monkeypatch):
-    monkeypatch.setattr(Planner, "submit", lambda *arguments: None)
+    monkeypatch.setattr(Planner, "submit", lambda *args: None)
     mixed = [*samples(3), (np.zeros((14, 16, 1), np.uint8), 3)]
     arguments = options(dataset=mixed, transforms=[T.RandomCrop(8), T.ColorJitter(0.4)], backend="fused", shuffle=False)
     with pytest.raises(ValueError, match=r"but sample\[0\] of sample 0 has 3 and sample\[0\] of sample 3 has 1"):
@@ -106,12 +105,12 @@ def test_images_of_different_channels_without_a_workers_plan_raise(monkeypatch):
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ORDERS)
 def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
-    """Also where a module of the user's ends the batch on the stream of the step."""
+    """This holds even if a module of the user finishes the batch on the stream of the training step."""
     placed: list[bool] = []
     finish = Assembly.finish
 
-    def watched(assembly: Assembly, *arguments: Any, **named: Any) -> Any:
-        finished = finish(assembly, *arguments, **named)
+    def watched(assembly: Assembly, *args: Any, **named: Any) -> Any:
+        finished = finish(assembly, *args, **named)
         placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.full_columns.values())
         return finished
 
@@ -124,4 +123,4 @@ def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
     placed.clear()
     assert_equal(on_device({**arguments, "num_workers": 2}, policy).values, expected)
     assert placed  # some batches came with a plan
-    assert all(placed)  # and whoever keeps labels does not keep the pixels
+    assert all(placed)  # labels that are kept do not keep the pixels

@@ -1,43 +1,43 @@
-"""Every guard against a race, a hidden wait or growing memory is needed: without it, the simulated device shows it.
+"""Mutants of gpuload, in which a safeguard against races, unnecessary waits or growing memory is missing or broken.
 
-Each mutant is gpuload with one guard taken out or put wrong. It has to fail under a directed policy, in the loop that
-the guard is for; the same loops pass as gpuload is.
+A mutant must fail under a directed policy, in the training loop for which it is registered. The loops pass without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from bits.running import in_batches
 from helpers import lacking
-from simulated.decoder import decoding_with
-from simulated.machine import DIRECTED
-from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, run_loop
-from simulated.runtime import SimulatedCuda, simulated
-from simulated.test_augment import LARGE
-from simulated.test_augment import photographs as dense
-from simulated.test_decoding import samples as photographs
-from simulated.test_modules import (
-    at_the_end,
-    collated,
-    collated_numbers,
-    in_a_list,
-    iterated_by_a_thread,
-    shifted,
-    with_a_constant,
+from simulated.loops import (
+    LOOPS,
+    Loop,
+    augments,
+    augments_by_kernels,
+    closed_early,
+    collates,
+    collates_numbers,
+    decodes,
+    fuses,
+    fuses_on_other_device,
+    in_small_ring,
+    many_batches,
+    on_other_device,
+    plain,
+    with_constant,
+    with_module_at_the_end,
+    with_module_in_a_list,
+    with_tensor_of_thread,
 )
-from simulated.test_orders import CHAIN, options, samples
-from stage.conftest import batch
+from simulated.machine import DIRECTED
+from simulated.runtime import SimulatedCuda, simulated
 
 import gpuload as gl
 from gpuload.batches import augment
 from gpuload.batches.assemble import Assembly
-from gpuload.stage import compile_stage
 from gpuload.stage.decode.threads import DecodedMemory
 from gpuload.stage.device import Accelerator
 from gpuload.stage.fused import runner
@@ -48,136 +48,6 @@ from gpuload.transforms import Chain, state
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch, SimulatedCuda], None]
-Loop = Callable[[SimulatedCuda], None]
-
-# -- loops ------------------------------------------------------------------------------------------------------------
-
-
-def plain(cuda: SimulatedCuda) -> None:
-    """Small chunks, so that slots come round; the host waits nowhere but where it may."""
-    loader_options = options(chunk_size=2, info=True)
-    run = run_loop(epochs(loader_options | {"device": "cuda"}), cuda)
-    assert_equal(run.values, on_cpu(loader_options))
-    assert run.unexpected_waits == []
-    assert cuda.locked_ranges() == 0
-
-
-def other_device(cuda: SimulatedCuda) -> None:
-    """On a device that is not the current one."""
-    run = run_loop(epochs(options(device="cuda:1")), cuda)
-    assert_equal(run.values, on_cpu(options()))
-
-
-def endless(cuda: SimulatedCuda) -> None:
-    """A consumer that lags, for many batches."""
-    reserved = []
-    with gl.Loader(**OPTIONS | options(dataset=samples() * 5, transforms=CHAIN[:1], device="cuda")) as loader:
-        for images, _ in loader:
-            images.sum()
-            del images, _
-            reserved.append(cuda.reserved_bytes())
-    assert reserved[-1] == reserved[9]
-
-
-def broken_off(cuda: SimulatedCuda) -> None:
-    """Closed while copies are under way."""
-    loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
-    next(iter(loader))
-    loader.close()
-    cuda.synchronize()
-
-
-def in_small_ring(cuda: SimulatedCuda) -> None:
-    """In a ring that is full, slots are waited for."""
-    loader_options = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
-    assert_equal(run_loop(epochs(loader_options | {"device": "cuda"}), cuda).values, on_cpu(loader_options))
-
-
-def same(run_loop: Callable[[str], list[torch.Tensor]]) -> Loop:
-    def loop(cuda: SimulatedCuda) -> None:
-        on_host = [cuda.on_host(tensor) for tensor in run_loop("cuda:0")]
-        assert all(map(torch.equal, on_host, run_loop("cpu")))
-
-    return loop
-
-
-def changing(transforms: Any) -> Loop:
-    return same(lambda device: shifted(device, transforms))
-
-
-def decoding(**decoder: Any) -> Loop:
-    """The device decodes; its decoder writes when it is called."""
-
-    def loop(cuda: SimulatedCuda) -> None:
-        loader_options = {
-            "dataset": photographs(),
-            "transforms": CHAIN[:2],
-            "decode": gl.Decode(where="device", device_memory=9000),
-        }
-        with decoding_with(**decoder):
-            run = run_loop(epochs(loader_options | {"device": "cuda"}), cuda)
-        assert_equal(run.values, on_cpu(loader_options))
-
-    return loop
-
-
-def fuses(cuda: SimulatedCuda) -> None:
-    """By kernels, few images, as these are interpreted."""
-    loader_options = options(dataset=samples(4), batch_size=2, transforms=CHAIN[:2], backend="fused")
-    assert_equal(run_loop(epochs(loader_options | {"device": "cuda"}), cuda).values, on_cpu(loader_options))
-
-
-def fuses_elsewhere(cuda: SimulatedCuda) -> None:
-    """By a stage alone, on a device that is not the current one."""
-    chain = Chain(CHAIN[:2])
-    ragged, draws = batch(chain, [image for image, _ in samples(2)])
-    expected = compile_stage(chain, device="cpu", backend="fused")(ragged, draws)
-    stage = compile_stage(chain, device="cuda:1", backend="fused")
-    batch_on_device = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)
-    assert torch.equal(cuda.on_host(batch_on_device), expected)
-
-
-def augments(cuda: SimulatedCuda) -> None:
-    """Floats on the device, and in page-locked memory, on a stream of the consumer's, without a loader."""
-    floats, expected = dense() / 255, gl.Augment(CHAIN, device="cpu", backend="torch")
-    module, stream = gl.Augment(CHAIN, device="cuda", backend="torch"), cuda.stream()
-    with cuda.on(stream):
-        module(floats)  # what is needed is made
-        batches = floats.to("cuda:0"), floats.pin_memory()
-        cuda.waits.clear()
-        clones = [module(images).clone() for images in batches]
-        waits = list(cuda.waits)
-    stream.synchronize()
-    on_host = [cuda.on_host(images) for images in clones]
-    with in_batches():
-        assert_equal(on_host, [expected(floats) for _ in range(3)][1:])
-    assert waits == []
-
-
-def augments_by_kernels(cuda: SimulatedCuda) -> None:
-    """Small crops of large images take little memory beside these."""
-    module, images = gl.Augment(CHAIN, backend="fused"), dense(*LARGE).to("cuda:0")
-    module(images[:, :, :20, :20])  # what is needed is made
-    before = cuda.reserved_bytes()
-    module(images)
-    assert cuda.reserved_bytes() - before < images.nbytes / 2
-
-
-decodes = decoding()
-ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
-collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
-LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module, collates, with_constant)
-collates_numbers = same(collated_numbers)
-
-
-def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
-    on_host = [cuda.on_host(tensor) for tensor in iterated_by_a_thread("cuda:0", cuda)]
-    assert all(map(torch.equal, on_host, iterated_by_a_thread("cpu")))
-
-
-LOOPS += (collates_numbers, goes_on_in_a_thread)
-LOOPS += (decodes, fuses, fuses_elsewhere, augments, augments_by_kernels)
-
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
 
@@ -185,7 +55,7 @@ MUTANTS: dict[str, tuple[Loop, Mutant]] = {}
 
 
 def mutant(loop: Loop) -> Callable[[Mutant], Mutant]:
-    """Note a mutant, and the loop in which it shows."""
+    """Register a mutant, and the loop in which it must fail."""
 
     def add(change: Mutant) -> Mutant:
         MUTANTS[change.__name__] = loop, change
@@ -195,7 +65,7 @@ def mutant(loop: Loop) -> Callable[[Mutant], Mutant]:
 
 
 def after_load(patch: Patch, change: Callable[[CudaTransfer], None]) -> None:
-    """Do something else once the copies of a batch are issued."""
+    """Call a function after the copies of a batch have been issued."""
     load = CudaTransfer.load
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
@@ -300,7 +170,7 @@ def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -
     patch.setattr(CudaTransfer, "load", changed)
 
 
-@mutant(other_device)
+@mutant(on_other_device)
 def the_stream_is_that_of_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Accelerator, "current_stream", lambda self: torch.accelerator.current_stream())
 
@@ -326,12 +196,12 @@ def numbers_of_the_stage_come_from_pageable_memory(patch: Patch, cuda: Simulated
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
 
 
-@mutant(endless)
+@mutant(many_batches)
 def nothing_holds_the_host_back(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(CudaTransfer, "hold_back", lambda self: None)
 
 
-@mutant(broken_off)
+@mutant(closed_early)
 def closing_does_not_wait_for_the_copies(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Accelerator, "synchronize", lambda self, stream: None)
 
@@ -341,28 +211,28 @@ def closing_does_not_unlock(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Accelerator, "unlock", lambda self, address: None)
 
 
-@mutant(ends_in_module)
+@mutant(with_module_at_the_end)
 def the_module_at_the_end_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Chain, "ends_in_state", False)
 
 
-@mutant(ends_in_module)
+@mutant(with_module_at_the_end)
 def the_module_at_the_end_is_called_on_the_side_stream(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(CudaTransfer, "consumer_stream", lambda self: self.stream(after_consumer=False))
 
 
-@mutant(holds_module)
+@mutant(with_module_in_a_list)
 def a_batch_with_a_module_is_made_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Chain, "holds_state", False)
 
 
-@mutant(holds_module)
+@mutant(with_module_in_a_list)
 def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
     stream = CudaTransfer.stream
     patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: stream(self, after_consumer=False))
 
 
-@mutant(holds_module)
+@mutant(with_module_in_a_list)
 def modules_are_looked_for_in_attributes_alone(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(state, "_referents", lambda entry: list(getattr(entry, "__dict__", {}).values()))
 
@@ -377,7 +247,7 @@ def a_collate_fn_is_called_ahead_where_there_are_no_images(patch: Patch, cuda: S
     patch.setattr(Assembly, "_reads_state", lambda self, columns: bool(columns.images))
 
 
-@mutant(goes_on_in_a_thread)
+@mutant(with_tensor_of_thread)
 def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCuda) -> None:
     follow, followed = CudaTransfer.follow_consumer, []
 
@@ -389,7 +259,7 @@ def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCud
     patch.setattr(CudaTransfer, "follow_consumer", once)
 
 
-@mutant(other_device)
+@mutant(on_other_device)
 def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
     def make_current(self: Accelerator, stream: Any) -> Iterator[None]:
@@ -432,7 +302,7 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
     patch.setattr(FusedRunner, "launch", changed)
 
 
-@mutant(fuses_elsewhere)
+@mutant(fuses_on_other_device)
 def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(runner, "use_device_of", lambda tensor: contextlib.nullcontext())
 
@@ -485,8 +355,8 @@ def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> N
     patch.setattr(Accelerator, "make_current", make_current)
 
 
-# Seen only where devices have contexts.
-OF_THE_MODEL = {
+# These fail only on devices with contexts.
+NEED_CONTEXTS = {
     "a_kernel_is_launched_on_the_current_device": lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE),
 }
 
@@ -502,7 +372,7 @@ def test_loop_passes_without_a_mutant(loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OF_THE_MODEL.get(name, ())) for name in MUTANTS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NEED_CONTEXTS.get(name, ())) for name in MUTANTS])
 def test_mutant_fails_in_its_loop(name):
     loop, change = MUTANTS[name]
     assert any(fails(loop, change, policy) for policy in DIRECTED)
