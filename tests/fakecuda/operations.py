@@ -29,15 +29,9 @@ NATIVE: Final = {
     *("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"),
     *("aten::set_", "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh"),
     *("aten::resize_", "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors"),
-    *(
-        "aten::_indices",
-        "aten::_values",
-        "aten::crow_indices",
-        "aten::col_indices",
-        "aten::values",
-        "aten::_coalesced_",
-    ),
-    *("aten::_sparse_compressed_tensor_unsafe", "aten::_sparse_csr_tensor_unsafe", "aten::is_coalesced"),
+    *("aten::_indices", "aten::_values", "aten::crow_indices", "aten::col_indices", "aten::values"),
+    *("aten::_coalesced_", "aten::is_coalesced"),
+    *("aten::_sparse_compressed_tensor_unsafe", "aten::_sparse_csr_tensor_unsafe"),
 }
 FRESH: Final = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
 # Operations that make the host wait on a GPU too, because their result or its shape depends on values.

@@ -51,7 +51,79 @@ Mutant = Callable[[Patch, SimulatedCuda], None]
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
 
-MUTANTS: dict[str, tuple[Loop, Mutant]] = {}
+# Each mutant's loop, and the attribute that the mutant replaces.
+REPLACED: dict[str, tuple[Loop, Any, str, Any]] = {
+    "batches_are_not_recorded_on_the_consumers_stream": (plain, Accelerator, "keep", lambda self, tensor, stream: None),
+    "the_consumers_stream_does_not_wait": (plain, Accelerator, "wait", lambda self, stream, event: None),
+    "the_host_waits_in_place_of_the_stream": (
+        plain,
+        Accelerator,
+        "wait",
+        lambda self, stream, event: event.synchronize(),
+    ),
+    "the_host_spins_while_it_waits": (plain, Accelerator, "record_for_host", Accelerator.record),
+    # While their events are recorded on the side stream.
+    "batches_are_made_on_the_callers_stream": (
+        plain,
+        CudaTransfer,
+        "stream",
+        lambda self, *, after_consumer: contextlib.nullcontext(),
+    ),
+    "the_stream_is_that_of_the_current_device": (
+        on_other_device,
+        Accelerator,
+        "current_stream",
+        lambda self: torch.accelerator.current_stream(),
+    ),
+    "labels_come_from_pageable_memory": (
+        plain,
+        CudaTransfer,
+        "copy_to_device",
+        lambda self, tensor: tensor.to(self.device, non_blocking=True),
+    ),
+    "numbers_of_the_stage_come_from_pageable_memory": (plain, torch.Tensor, "pin_memory", lambda self: self),
+    "nothing_holds_the_host_back": (many_batches, CudaTransfer, "hold_back", lambda self: None),
+    "closing_does_not_wait_for_the_copies": (closed_early, Accelerator, "synchronize", lambda self, stream: None),
+    "closing_does_not_unlock": (plain, Accelerator, "unlock", lambda self, address: None),
+    "the_module_at_the_end_is_called_ahead": (with_module_at_the_end, Chain, "ends_in_state", False),
+    "the_module_at_the_end_is_called_on_the_side_stream": (
+        with_module_at_the_end,
+        CudaTransfer,
+        "consumer_stream",
+        lambda self: self.stream(after_consumer=False),
+    ),
+    "a_batch_with_a_module_is_made_ahead": (with_module_in_a_list, Chain, "holds_state", False),
+    "modules_are_looked_for_in_attributes_alone": (
+        with_module_in_a_list,
+        state,
+        "_referents",
+        lambda entry: list(getattr(entry, "__dict__", {}).values()),
+    ),
+    "a_collate_fn_is_called_ahead": (collates, Assembly, "_reads_state", lambda self, columns: False),
+    "a_collate_fn_is_called_ahead_where_there_are_no_images": (
+        collates_numbers,
+        Assembly,
+        "_reads_state",
+        lambda self, columns: bool(columns.images),
+    ),
+    "an_epoch_does_not_wait_for_the_consumer": (with_constant, CudaTransfer, "follow_consumer", lambda self: None),
+    "a_kernel_is_launched_on_the_current_device": (
+        fuses_on_other_device,
+        runner,
+        "use_device_of",
+        lambda tensor: contextlib.nullcontext(),
+    ),
+    "a_batch_is_copied_while_the_host_waits": (
+        augments,
+        augment,
+        "_to_device",
+        lambda value, device, **named: value.to(device),
+    ),
+}
+MUTANTS: dict[str, tuple[Loop, Mutant]] = {
+    name: (loop, lambda patch, cuda, replaced=replaced: patch.setattr(*replaced))
+    for name, (loop, *replaced) in REPLACED.items()
+}
 
 
 def mutant(loop: Loop) -> Callable[[Mutant], Mutant]:
@@ -77,11 +149,6 @@ def after_load(patch: Patch, change: Callable[[CudaTransfer], None]) -> None:
 
 
 @mutant(plain)
-def batches_are_not_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "keep", lambda self, tensor, stream: None)
-
-
-@mutant(plain)
 def the_first_tensor_is_not_recorded(patch: Patch, cuda: SimulatedCuda) -> None:
     hand_over = CudaTransfer.hand_over
     patch.setattr(CudaTransfer, "hand_over", lambda self, ticket, tensors: hand_over(self, ticket, tensors[1:]))
@@ -95,21 +162,6 @@ def labels_are_not_recorded(patch: Patch, cuda: SimulatedCuda) -> None:
         hand_over(self, ticket, [tensor for tensor in tensors if tensor.dim() == 4])
 
     patch.setattr(CudaTransfer, "hand_over", images_alone)
-
-
-@mutant(plain)
-def the_consumers_stream_does_not_wait(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "wait", lambda self, stream, event: None)
-
-
-@mutant(plain)
-def the_host_waits_in_place_of_the_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "wait", lambda self, stream, event: event.synchronize())
-
-
-@mutant(plain)
-def the_host_spins_while_it_waits(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "record_for_host", Accelerator.record)
 
 
 @mutant(plain)
@@ -154,12 +206,6 @@ def the_event_of_slots_is_recorded_before_the_copies(patch: Patch, cuda: Simulat
 
 
 @mutant(plain)
-def batches_are_made_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    """While their events are recorded on the side stream."""
-    patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: contextlib.nullcontext())
-
-
-@mutant(plain)
 def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
     load = CudaTransfer.load
 
@@ -168,16 +214,6 @@ def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -
             return load(self, *args)
 
     patch.setattr(CudaTransfer, "load", changed)
-
-
-@mutant(on_other_device)
-def the_stream_is_that_of_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "current_stream", lambda self: torch.accelerator.current_stream())
-
-
-@mutant(plain)
-def labels_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "copy_to_device", lambda self, tensor: tensor.to(self.device, non_blocking=True))
 
 
 @mutant(plain)
@@ -191,60 +227,10 @@ def labels_come_from_one_buffer_that_is_used_again(patch: Patch, cuda: Simulated
     patch.setattr(CudaTransfer, "copy_to_device", place)
 
 
-@mutant(plain)
-def numbers_of_the_stage_come_from_pageable_memory(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-
-
-@mutant(many_batches)
-def nothing_holds_the_host_back(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "hold_back", lambda self: None)
-
-
-@mutant(closed_early)
-def closing_does_not_wait_for_the_copies(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "synchronize", lambda self, stream: None)
-
-
-@mutant(plain)
-def closing_does_not_unlock(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Accelerator, "unlock", lambda self, address: None)
-
-
-@mutant(with_module_at_the_end)
-def the_module_at_the_end_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Chain, "ends_in_state", False)
-
-
-@mutant(with_module_at_the_end)
-def the_module_at_the_end_is_called_on_the_side_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "consumer_stream", lambda self: self.stream(after_consumer=False))
-
-
-@mutant(with_module_in_a_list)
-def a_batch_with_a_module_is_made_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Chain, "holds_state", False)
-
-
 @mutant(with_module_in_a_list)
 def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
     stream = CudaTransfer.stream
     patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: stream(self, after_consumer=False))
-
-
-@mutant(with_module_in_a_list)
-def modules_are_looked_for_in_attributes_alone(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(state, "_referents", lambda entry: list(getattr(entry, "__dict__", {}).values()))
-
-
-@mutant(collates)
-def a_collate_fn_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Assembly, "_reads_state", lambda self, columns: False)
-
-
-@mutant(collates_numbers)
-def a_collate_fn_is_called_ahead_where_there_are_no_images(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(Assembly, "_reads_state", lambda self, columns: bool(columns.images))
 
 
 @mutant(with_tensor_of_thread)
@@ -271,11 +257,6 @@ def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Accelerator, "make_current", make_current)
 
 
-@mutant(with_constant)
-def an_epoch_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "follow_consumer", lambda self: None)
-
-
 @mutant(decodes)
 def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: SimulatedCuda) -> None:
     keep = DecodedMemory.keep
@@ -300,16 +281,6 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
         launch(self, prepared, pixels[3:] if pixels.is_cuda else pixels, outputs)
 
     patch.setattr(FusedRunner, "launch", changed)
-
-
-@mutant(fuses_on_other_device)
-def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(runner, "use_device_of", lambda tensor: contextlib.nullcontext())
-
-
-@mutant(augments)
-def a_batch_is_copied_while_the_host_waits(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(augment, "_to_device", lambda value, device, **named: value.to(device))
 
 
 @mutant(augments)
