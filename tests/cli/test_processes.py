@@ -17,7 +17,7 @@ BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
 
 @pytest.mark.processes
-def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
+def test_tree_and_cpu_seconds_include_a_live_and_an_ended_grandchild() -> None:
     before = cpu_seconds(os.getpid())
     grandchild = f"import sys\n{BUSY}\nprint('busy', flush=True); sys.stdin.read()"
     child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {grandchild!r}])"
@@ -35,7 +35,7 @@ def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
     assert cpu_seconds(os.getpid()) - before >= 0.28  # waited for, so it stays counted
 
 
-def test_a_process_that_is_gone_costs_nothing() -> None:
+def test_cpu_seconds_of_an_ended_process_are_zero() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert cpu_seconds(process.pid) == 0
