@@ -27,12 +27,12 @@ MAX_PEAK_BYTES = 400 << 20
 
 @pytest.fixture(scope="module")
 def files(corpus: Path) -> list[Path]:
-    found = [path for path in sorted(corpus.glob("*/*")) if path.parent.name not in NOT_IMAGES and path.suffix != ".sh"]
-    assert len(found) > 100
-    return found
+    paths = [path for path in sorted(corpus.glob("*/*")) if path.parent.name not in NOT_IMAGES and path.suffix != ".sh"]
+    assert len(paths) > 100
+    return paths
 
 
-def by_pillow(path: Path, exif: bool) -> np.ndarray | None:
+def pillow_pixels(path: Path, exif: bool) -> np.ndarray | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -43,11 +43,11 @@ def by_pillow(path: Path, exif: bool) -> np.ndarray | None:
 
 
 @pytest.mark.parametrize("exif", [False, True])
-def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, exif):
+def test_each_corpus_file_decodes_like_pillow_or_is_refused(corpus, files, exif):
     deviations: dict[str, str] = {}
     outcomes = {"decoded": 0, "refused": 0}
     for path in files:
-        expected = by_pillow(path, exif)
+        expected = pillow_pixels(path, exif)
         for decoder_name in NAMES:
             decoder, encoded = decoder_by(decoder_name, exif=exif), read(path)
             name = str(path.relative_to(corpus))
@@ -65,14 +65,14 @@ def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, ex
                 continue
             assert pixels.shape == (*decoder.size_hw(header), 3) == expected.shape, (name, decoder_name)
             assert np.abs(pixels.astype(int) - expected).max() <= 2, (name, decoder_name)
-    assert {name: what.partition(":")[0] for name, what in deviations.items()} == {
-        name: why.partition(":")[0] for name, why in DEVIATIONS.items()
+    assert {name: outcome.partition(":")[0] for name, outcome in deviations.items()} == {
+        name: expected_outcome.partition(":")[0] for name, expected_outcome in DEVIATIONS.items()
     }, deviations
     assert min(outcomes.values()) > 60
 
 
 @pytest.mark.slow
-def test_regions_of_every_file_are_slices_on_every_path(files):
+def test_regions_of_each_corpus_file_are_slices(files):
     rng = np.random.default_rng(13)
     decoders = [decoder_by(name, exif=True) for name in NAMES]
     compared = 0
@@ -80,21 +80,21 @@ def test_regions_of_every_file_are_slices_on_every_path(files):
         encoded = read(path)
         try:
             height, width = decoders[0].size_hw(decoders[0].header(encoded))
-            whole = decoders[0].decode(encoded, decoders[0].header(encoded))
+            image = decoders[0].decode(encoded, decoders[0].header(encoded))
         except DecodeError:
             continue
         h, w = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
         top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
         for decoder in decoders:
             region = decoder.decode(encoded, decoder.header(encoded), (top, left, h, w))
-            apart = np.abs(region.astype(int) - whole[top : top + h, left : left + w]).max()
-            assert apart <= 2, (path.name, (top, left, h, w))
+            difference = np.abs(region.astype(int) - image[top : top + h, left : left + w]).max()
+            assert difference <= 2, (path.name, (top, left, h, w))
         compared += 1
     assert compared > 60
 
 
 @pytest.mark.processes
-def test_no_file_kills_hangs_or_bloats_the_process(files):
+def test_no_corpus_file_crashes_hangs_or_exceeds_memory(files):
     """Two epochs over all files in one process, as a worker would run them, within limits that the kernel enforces."""
     code = (
         "import json, resource, sys\n"
@@ -112,15 +112,15 @@ def test_no_file_kills_hangs_or_bloats_the_process(files):
         "    peak = next(line for line in status if line.startswith('VmHWM'))\n"
         "print(json.dumps([counts, int(peak.split()[1]) * 1024]))\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         input=json.dumps([str(path) for path in files]),
         capture_output=True,
         text=True,
         timeout=90,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    counts, peak_bytes = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    counts, peak_bytes = json.loads(result.stdout)
     assert sum(counts.values()) == 2 * len(files)
     assert peak_bytes < MAX_PEAK_BYTES

@@ -8,7 +8,7 @@ import pytest
 from gpuload.decode import Decode
 
 
-def test_defaults_are_those_of_torchvision_and_pillow():
+def test_decode_defaults_and_pickling():
     limits = {"max_scan_pixels": 1 << 31, "max_bytes": 1 << 30, "max_memory": 2 << 30}
     assert Decode() == Decode(scale="exact", exif=None, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)
@@ -26,6 +26,6 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ),
     ],
 )
-def test_bad_options_are_refused_when_built(options, error, text):
+def test_decode_with_contradictory_options_raises_value_error(options, error, text):
     with pytest.raises(error, match=re.escape(text)):
         Decode(**options)
