@@ -33,7 +33,7 @@ def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT
         "-c",
         str(TESTS.parent / "pyproject.toml"),
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=TESTS.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
@@ -41,7 +41,7 @@ def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT
         text=True,
         timeout=280,
     )
-    return done.returncode, done.stdout + done.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 # What becomes of a test, or of a whole file, that says this.
@@ -73,26 +73,26 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     options = ["--continue-on-collection-errors", "--junitxml", str(results), "--rootdir", str(folder), str(folder)]
     _, printed = run_pytest(folder, *options)
     assert results.exists(), printed
-    found: dict[str, list[str]] = {text: [] for text in OUTCOMES}
+    tags: dict[str, list[str]] = {text: [] for text in OUTCOMES}
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         [name] = {*case.attrib["classname"].split("."), case.attrib["name"]} & files.keys()
-        found[files[name]] += [child.tag for child in case] or ["passed"]
-    return found
+        tags[files[name]] += [child.tag for child in case] or ["passed"]
+    return tags
 
 
 @pytest.mark.parametrize("text", OUTCOMES)
-def test_what_is_skipped(outcomes: dict[str, list[str]], text: str) -> None:
+def test_test_that_needs_an_absent_package_is_skipped(outcomes: dict[str, list[str]], text: str) -> None:
     assert outcomes[text] == [OUTCOMES[text]]
 
 
-def test_nothing_is_skipped_where_the_package_is_there(tmp_path: Path) -> None:
+def test_module_not_found_error_of_an_installed_package_is_a_failure(tmp_path: Path) -> None:
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text("def test_it():\n    raise ModuleNotFoundError(name='simplejpeg')\n")
     status, printed = run_pytest(tmp_path, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py"), absent=())
     assert (status, "1 failed" in printed) == (1, True), printed
 
 
-def test_tests_of_backends_are_skipped(tmp_path: Path) -> None:
+def test_tests_of_absent_backends_are_skipped(tmp_path: Path) -> None:
     folders = [str(TESTS / "stage" / name) for name in ("dali", "kornia")]
     status, printed = run_pytest(tmp_path, *folders)
     assert status in (0, 5), printed  # 5: not one was left
@@ -101,7 +101,7 @@ def test_tests_of_backends_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tests_for_a_gpu_are_collected(tmp_path: Path) -> None:
+def test_cuda_tests_are_collected_without_optional_packages(tmp_path: Path) -> None:
     marked = re.compile(r"^(@|pytestmark = )pytest\.mark\.cuda$", re.MULTILINE)
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if marked.search(path.read_text())]
     everything = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=())

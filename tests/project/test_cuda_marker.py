@@ -18,10 +18,12 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
-    ("require", "exit_status", "told"),
+    ("require", "exit_status", "message"),
     [("0", 0, "1 skipped"), ("1", 1, "GPULOAD_REQUIRE_CUDA=1, but torch finds no CUDA device")],
 )
-def test_cuda_marker_without_a_device(tmp_path: Path, require: str, exit_status: int, told: str) -> None:
+def test_cuda_marker_without_a_device_skips_or_fails_if_required(
+    tmp_path: Path, require: str, exit_status: int, message: str
+) -> None:
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text("import pytest\n\n@pytest.mark.cuda\ndef test_it():\n    pass\n")
     command = [
@@ -42,10 +44,10 @@ def test_cuda_marker_without_a_device(tmp_path: Path, require: str, exit_status:
         timeout=60,
     )
     assert result.returncode == exit_status, result.stdout + result.stderr
-    assert told in result.stdout
+    assert message in result.stdout
 
 
-def test_a_broken_context_breaks_no_later_test(tmp_path: Path) -> None:
+def test_process_with_a_broken_cuda_context_is_replaced(tmp_path: Path) -> None:
     lacking.require("xdist")
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(

@@ -21,7 +21,7 @@ NEEDED = {"gpuload.exporters.prometheus": ["prometheus_client"], "gpuload.loader
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_docstring_examples_print_what_they_show(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     lacking.require(*NEEDED.get(name, ()))
     module = importlib.import_module(name)
     failed, attempted = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -29,5 +29,5 @@ def test_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not failed, capsys.readouterr().out
 
 
-def test_there_are_examples() -> None:
+def test_modules_with_examples_are_found() -> None:
     assert "gpuload.datasets.sample" in WITH_EXAMPLES

@@ -26,17 +26,17 @@ VERSION = gpuload.__version__
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
     """Run a command where no path leads back here. Returns what it printed; a failure shows it."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**kept, **variables},
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"gpuload-{VERSION}"
 
 
-def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
+def test_wheel_has_the_package_and_its_metadata(dist: Path) -> None:
     with zipfile.ZipFile(dist / f"gpuload-{VERSION}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
         metadata = email.message_from_bytes(wheel.read(f"gpuload-{VERSION}.dist-info/METADATA"))
@@ -80,25 +80,25 @@ def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
     assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == [], "these lead nowhere from the package's page"
 
 
-def test_the_index_takes_both(dist: Path) -> None:
+def test_twine_accepts_wheel_and_sdist(dist: Path) -> None:
     lacking.require("twine")
-    told = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
-    assert told.count("PASSED") == 2, told
+    output = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
+    assert output.count("PASSED") == 2, output
 
 
-def test_the_sdist_has_all_that_git_has_and_runs_tests(sdist: Path) -> None:
-    held = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+def test_sdist_has_the_files_of_git_and_runs_tests(sdist: Path) -> None:
+    files = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
     if (ROOT / ".git").exists():
         listed = run("git", "ls-files", "--cached", "--", ".", cwd=ROOT).splitlines()
-        assert {name for name in listed if (ROOT / name).exists()} - held == set()
-    assert {"docs/data.md", "notebooks/first_steps.ipynb", "constraints.txt", "tests/bits/recorded.json"} <= held
+        assert {name for name in listed if (ROOT / name).exists()} - files == set()
+    assert {"docs/data.md", "notebooks/first_steps.ipynb", "constraints.txt", "tests/bits/recorded.json"} <= files
     tests = ["tests/project/test_pages.py", "tests/rng/test_philox.py"]
-    told = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, cwd=sdist)
-    assert re.search(r"^\d+ passed", told, re.MULTILINE), told
+    output = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, cwd=sdist)
+    assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
 @pytest.fixture(scope="module")
-def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_bin(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of an environment that has the wheel, and finds what it depends on in this one."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=folder)
@@ -109,16 +109,16 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Packages of an environment that a .pth file names are found, but its own .pth files, by which gpuload is
     # installed for development, are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    found = run(python, "-c", "import gpuload; print(gpuload.__file__)", cwd=folder)
-    assert Path(found.strip()).is_relative_to(site)
+    location = run(python, "-c", "import gpuload; print(gpuload.__file__)", cwd=folder)
+    assert Path(location.strip()).is_relative_to(site)
     return python.parent
 
 
-def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs_the_demo(installed_bin: Path, tmp_path: Path) -> None:
     lacking.require("typer", "skimage")
-    assert run(installed / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
-    told = run(
-        installed / "gpuload",
+    assert run(installed_bin / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
+    output = run(
+        installed_bin / "gpuload",
         "demo",
         "--images=16",
         "--seconds=0.1",
@@ -127,10 +127,10 @@ def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> Non
         "--batch-size=8",
         cwd=tmp_path,
     )
-    assert "images/s" in told
+    assert "images/s" in output
     assert (tmp_path / "demo-out" / "inspect.html").stat().st_size > 10_000
 
 
-def test_what_is_installed_passes_its_own_examination(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_passes_doctor(installed_bin: Path, tmp_path: Path) -> None:
     lacking.require("typer")
-    assert VERSION in run(installed / "gpuload", "doctor", cwd=tmp_path)
+    assert VERSION in run(installed_bin / "gpuload", "doctor", cwd=tmp_path)

@@ -27,9 +27,9 @@ def _double(pointer, size: tl.constexpr):
 
 
 def launch(values: list[int]) -> list[int]:
-    found = torch.tensor(values, dtype=torch.int32)
-    _double[(1,)](found, len(values))
-    return found.tolist()
+    tensor = torch.tensor(values, dtype=torch.int32)
+    _double[(1,)](tensor, len(values))
+    return tensor.tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def interpreted():
     speed_up_interpreter()
 
 
-def test_it_computes_and_leaves_the_language_as_it_was():
+def test_speed_up_interpreter_keeps_results_and_the_language():
     before = {name: id(getattr(tl, name)) for name in ("arange", "load", "range", "sum")}
     assert launch([1, 2, 3, 4]) == launch([1, 2, 3, 4]) == [14, 18, 22, 26]
     assert {name: id(getattr(tl, name)) for name in before} == before
@@ -54,10 +54,10 @@ def _mixed(bytes_in, words_in, floats_out, height: tl.constexpr, width: tl.const
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 4), (4, 2), (4, 4)])
-def test_types_and_shapes_of_results_are_those_of_the_operands(height, width):
+def test_speed_up_interpreter_keeps_types_and_shapes_of_results(height, width):
     """They are kept from launch to launch, also where a shape comes again with other types."""
     small = torch.arange(250, 250 + height, dtype=torch.uint8)
     for words in (torch.arange(width, dtype=torch.int32) - 2, torch.arange(width, dtype=torch.int16) * 300):
-        found = torch.zeros(height, width)
-        _mixed[(1,)](small, words, found, height, width)
-        assert torch.equal(found, (small.int()[:, None] + words.int()) / 2 + small[:, None] / 2)
+        output = torch.zeros(height, width)
+        _mixed[(1,)](small, words, output, height, width)
+        assert torch.equal(output, (small.int()[:, None] + words.int()) / 2 + small[:, None] / 2)

@@ -8,7 +8,7 @@ from benchmarks.augmentation.own import CASES, main
 
 
 @pytest.mark.slow
-def test_it_runs(capsys):
+def test_own_transforms_benchmark_prints_a_line_per_case(capsys):
     assert main(["--rounds", "1", "--batch-size", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = lines[-len(CASES) :]

@@ -9,7 +9,7 @@ from gpuload.order.blocks import BlockShuffle
 
 
 @pytest.mark.slow
-def test_figures_of_orders_whose_figures_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_order_gives_the_expected_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "SAMPLES", 64_000)
     full, blocks = shuffle.measure_order(None), shuffle.measure_order(BlockShuffle(block=64, window=16))
     assert full["classes"] == pytest.approx(1000 * (1 - 0.999**256), rel=0.02)

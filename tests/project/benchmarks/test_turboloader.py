@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """To how many CPUs the process would be bound; it is not."""
     counts: list[int] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: counts.append(len(cpus)))
     return counts
 
 
-def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None:
+def test_turboloader_peer_pairs_labels_with_images(tmp_path: Path, cpu_counts: list[int]) -> None:
     from benchmarks.peers.turboloader import turboloader as build
 
     for number in range(24):
@@ -46,17 +46,17 @@ def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None
             assert np.abs(levels.numpy() - (40 + 60 * labels.numpy())).max() < 3
         orders.append([label for _, labels in batches for label in labels.tolist()])
     assert orders[0] != orders[1], "both epochs have one order"
-    assert bound == [1]
+    assert cpu_counts == [1]
 
 
-def test_what_the_fused_pass_does_not_do_is_refused(tmp_path: Path) -> None:
+def test_turboloader_peer_refuses_jitter(tmp_path: Path) -> None:
     from benchmarks.peers.turboloader import turboloader as build
 
     with pytest.raises(SystemExit, match="without jitter; got Recipe"):
         build(Recipe(root=str(tmp_path), jitter=0.4))
 
 
-def test_it_decodes_with_the_fast_dct() -> None:
+def test_turboloader_decodes_with_the_fast_dct() -> None:
     import simplejpeg
     import turboloader
 
@@ -67,7 +67,7 @@ def test_it_decodes_with_the_fast_dct() -> None:
     assert np.abs(decoded.astype(int) - simplejpeg.decode_jpeg(data)).max() > 2
 
 
-def test_crops_come_out_of_an_image_that_was_decoded_smaller(tmp_path: Path) -> None:
+def test_turboloader_crops_from_an_image_decoded_at_half_size(tmp_path: Path) -> None:
     """A checkerboard of single pixels is lost at half the size; a crop that is enlarged would show it."""
     import turboloader
 

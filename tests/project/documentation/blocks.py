@@ -46,6 +46,6 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start("code")), textwrap.dedent(found["code"]), found["why"])
-        for found in FENCE.finditer(text)
+        Block(page, text.count("\n", 0, match.start("code")), textwrap.dedent(match["code"]), match["why"])
+        for match in FENCE.finditer(text)
     ]

@@ -34,7 +34,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
 }
 
 
-def write(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     """The images that most pages read."""
     pictures = [jpeg_bytes(smooth_image(90 + 10 * (number % 2), 120, number)) for number in range(16)]
     for number, picture in enumerate(pictures):
@@ -54,7 +54,7 @@ def _put(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def names(page: str) -> dict[str, Any]:
+def page_names(page: str) -> dict[str, Any]:
     """What a page's blocks expect to be there; its files are made in the folder that they run in."""
     import torch
 
@@ -73,8 +73,8 @@ def names(page: str) -> dict[str, Any]:
         "mean": MEAN,
         "std": STD,
     }
-    given = common | SCENES.get(page, dict)()
-    return {name: given[name] for name in COMPLETE.get(page, given)}
+    all_names = common | SCENES.get(page, dict)()
+    return {name: all_names[name] for name in COMPLETE.get(page, all_names)}
 
 
 class Timm:
@@ -265,7 +265,10 @@ def data() -> dict[str, Any]:
         "words.lmdb": {"image-0": picture, "label-0": b"ant"},
         "own.lmdb": {"0": bytes(8) + picture},
     }.items():
-        with lmdb.open(name, subdir=False, map_size=1 << 20) as environment, environment.begin(write=True) as writing:
+        with (
+            lmdb.open(name, subdir=False, map_size=1 << 20) as environment,
+            environment.begin(write=True) as writing,
+        ):
             for key, value in pairs.items():
                 writing.put(key.encode(), value)
     Path("train.csv").write_text("path,label\n0.jpg,ant\n")

@@ -14,18 +14,18 @@ from urllib.parse import unquote
 
 PHONE_PX = 400
 # The pages, each in a frame of a phone's width: what is wider than the frame, and whether it has been styled and drawn.
-HARNESS = """<!doctype html><body><pre id="told"></pre><script>
+HARNESS = """<!doctype html><body><pre id="report"></pre><script>
 const pages = %s;
-const told = {};
+const report = {};
 function look(name, frame) {
   const page = frame.contentDocument, root = page.documentElement;
-  told[name] = {
+  report[name] = {
     title: page.title,
     wide: root.scrollWidth,
     broken: [...page.images].filter(i => i.loading != "lazy" && i.offsetParent && !i.naturalWidth).map(i => i.src),
     styled: getComputedStyle(page.body).fontFamily,
   };
-  document.getElementById("told").textContent = JSON.stringify(told);
+  document.getElementById("report").textContent = JSON.stringify(report);
 }
 for (const name of pages) {
   const frame = document.createElement("iframe");
@@ -53,24 +53,24 @@ class _Page(HTMLParser):
                 self.links.append(value)
 
 
-def read(site: Path) -> dict[str, _Page]:
+def read_pages(site: Path) -> dict[str, _Page]:
     return {path.relative_to(site).as_posix(): _Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
 def signatures(folder: Path) -> dict[str, str]:
     """The signature of each name in the pages of a folder, as readers see it, with a line for each argument."""
-    found = {}
+    by_name = {}
     for page in folder.glob("*.html"):
         text = page.read_text("utf-8")
         for name, entry in re.findall(r'<dt class="sig sig-object py" id="([\w.]+)">(.*?)</dt>', text, re.DOTALL):
-            shown = unescape(re.sub(r"<[^>]+>", "", entry)).strip().removesuffix("¶").removesuffix("[source]")
-            found[name] = re.sub(r"[^\S\n]+", " ", shown)
-    return found
+            signature = unescape(re.sub(r"<[^>]+>", "", entry)).strip().removesuffix("¶").removesuffix("[source]")
+            by_name[name] = re.sub(r"[^\S\n]+", " ", signature)
+    return by_name
 
 
 def dead_links(site: Path) -> list[str]:
     """The links that lead to no file or no anchor, as "page: link"."""
-    pages, dead = read(site), []
+    pages, dead = read_pages(site), []
     for name, page in pages.items():
         for link in page.links:
             path, _, anchor = unquote(link).partition("#")
@@ -86,19 +86,21 @@ def dead_links(site: Path) -> list[str]:
     return dead
 
 
-def outward(site: Path) -> dict[str, set[str]]:
+def outward_links(site: Path) -> dict[str, set[str]]:
     """The links that leave the site, by page."""
-    return {name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read(site).items()}
+    return {
+        name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read_pages(site).items()
+    }
 
 
-def browser() -> str | None:
+def find_browser() -> str | None:
     """Debian's chromium, or what others call it."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def browse(site: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def browse_pages(site: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What Debian's chromium says of every page, and what its console says."""
-    program = browser()
+    program = find_browser()
     assert program is not None
     names = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
     harness = site / "harness.htm"
@@ -106,10 +108,10 @@ def browse(site: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     command += ["--enable-logging=stderr", "--virtual-time-budget=60000", "--dump-dom", harness.as_uri()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     finally:
         harness.unlink()
-    told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert told is not None, done.stderr
-    found = json.loads(told[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
-    return found, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    reported = re.search(r'<pre id="report">(.*?)</pre>', result.stdout, re.DOTALL)
+    assert reported is not None, result.stderr
+    pages = json.loads(reported[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    return pages, [line for line in result.stderr.splitlines() if "CONSOLE" in line]

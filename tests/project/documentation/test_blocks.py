@@ -28,19 +28,19 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
+def images_folder(tmp_path_factory):
     """The folder that blocks run in, with the images that they read."""
     folder = tmp_path_factory.mktemp("reader")
-    scene.write(folder)
+    scene.write_images(folder)
     return folder
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_blocks_run(page, images, monkeypatch):
-    monkeypatch.chdir(images)
+def test_code_blocks_of_a_page_run(page, images_folder, monkeypatch):
+    monkeypatch.chdir(images_folder)
     name = page.relative_to(ROOT).as_posix()
-    names = {"__name__": "__main__", **scene.names(name)}
+    names = {"__name__": "__main__", **scene.page_names(name)}
     for block in blocks_of(page):
         code = block.compiled()
         if block.why_not is None and not name.startswith(tuple(OWN_TESTS)):
@@ -49,7 +49,7 @@ def test_blocks_run(page, images, monkeypatch):
         loader.close()
 
 
-def test_yolo_boxes_are_in_pixels_of_the_image_as_it_is_decoded(tmp_path):
+def test_yolo_recipe_gives_boxes_in_pixels_of_the_upright_image(tmp_path):
     """The boxes of a landscape, and of a portrait that is stored as a landscape; a line with a polygon is refused."""
     (recipe,) = [block.code for block in blocks_of(ROOT / "docs" / "targets.md") if "class Yolo" in block.code]
     names = {}
@@ -74,18 +74,18 @@ def test_yolo_boxes_are_in_pixels_of_the_image_as_it_is_decoded(tmp_path):
         dataset[1]
 
 
-def test_pages_that_are_only_compiled_have_tests():
+def test_only_compiled_pages_have_tests():
     for start, test in OWN_TESTS.items():
         assert (ROOT / test).exists() or not any(name.startswith(start) for name in NAMES), start
 
 
-def test_every_block_is_found():
+def test_blocks_of_finds_every_python_block():
     for page in PAGES:
         assert page.read_text(encoding="utf-8").count("```python") == len(blocks_of(page)), page
     assert sum(len(blocks_of(page)) for page in PAGES) > 60
 
 
-def test_a_mark_is_seen_and_a_wrong_block_fails(tmp_path):
+def test_blocks_of_reads_the_mark_and_compiled_keeps_the_line(tmp_path):
     page = tmp_path / "page.md"
     first, second = "<!-- not run: no network -->\n```python\nopen('x:/')\n```", "  ```python\n  1 / 0\n  ```"
     page.write_text(f"one\n\n{first}\n\n- two\n\n{second}\n")

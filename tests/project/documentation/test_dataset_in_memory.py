@@ -30,11 +30,11 @@ def make_image(index: int, *, many: bool) -> np.ndarray:
     return np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8)
 
 
-def labelled(*, many: bool) -> list[tuple[gl.Image, int]]:
+def labeled_samples(*, many: bool) -> list[tuple[gl.Image, int]]:
     return [(gl.Image(make_image(index, many=many)), index % 3) for index in range(COUNT)]
 
 
-def with_targets(*, many: bool) -> list[dict[str, Any]]:
+def samples_with_targets(*, many: bool) -> list[dict[str, Any]]:
     samples = []
     for index in range(COUNT):
         image = make_image(index, many=many)
@@ -43,11 +43,11 @@ def with_targets(*, many: bool) -> list[dict[str, Any]]:
     return samples
 
 
-def order_of(**options: Any) -> gl.Loader:
+def order_loader(**options: Any) -> gl.Loader:
     return gl.Loader(np.arange(COUNT), **(OPTIONS | ORDER | options))
 
 
-def in_memory(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterator[Any]:
+def in_memory_batches(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterator[Any]:
     augment = gl.Augment(IMAGE_CHAIN, seed=5)
     for indices, info in order:
         if isinstance(images, list):
@@ -57,11 +57,11 @@ def in_memory(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterat
         yield augment(batch, positions=info.positions, epoch=info.epoch), labels[indices]
 
 
-def read(*, many: bool) -> tuple[Any, torch.Tensor]:
+def read_into_memory(*, many: bool) -> tuple[Any, torch.Tensor]:
     """Return all images, N×H×W×C or a list of C×H×W, and labels."""
     images: Any = [None] * COUNT if many else torch.empty(COUNT, 24, 32, 3, dtype=torch.uint8)
     labels = torch.empty(COUNT, dtype=torch.int64)
-    with gl.Loader(labelled(many=many), ragged="list" if many else "error", **OPTIONS) as reader:
+    with gl.Loader(labeled_samples(many=many), ragged="list" if many else "error", **OPTIONS) as reader:
         for (batch, batch_labels), info in reader:
             labels[info.indices] = batch_labels
             if many:
@@ -72,35 +72,35 @@ def read(*, many: bool) -> tuple[Any, torch.Tensor]:
     return images, labels
 
 
-def assert_equal(batches: Iterable[Any], expected: Iterable[Any]) -> None:
+def check_equal(batches: Iterable[Any], expected: Iterable[Any]) -> None:
     for (images, labels), ((expected_images, expected_labels), _info) in zip(batches, expected, strict=True):
         assert torch.equal(images, expected_images)
         assert torch.equal(labels, expected_labels)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one size", "many sizes"])
-def test_two_epochs_are_those_of_a_loader_of_the_dataset(many):
-    images, labels = read(many=many)
+def test_in_memory_recipe_equals_two_epochs_of_a_loader(many):
+    images, labels = read_into_memory(many=many)
     with (
-        gl.Loader(labelled(many=many), transforms=IMAGE_CHAIN, **OPTIONS, **ORDER) as loader,
-        order_of() as order,
+        gl.Loader(labeled_samples(many=many), transforms=IMAGE_CHAIN, **OPTIONS, **ORDER) as loader,
+        order_loader() as order,
     ):
         for _ in range(2):
-            assert_equal(in_memory(order, images, labels), loader)
+            check_equal(in_memory_batches(order, images, labels), loader)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one size", "many sizes"])
-def test_masks_and_boxes_are_those_of_a_loader_of_the_dataset(many):
+def test_in_memory_recipe_equals_masks_and_boxes_of_a_loader(many):
     samples: list[Any] = [None] * COUNT
-    with gl.Loader(with_targets(many=many), ragged="list", **OPTIONS) as reader:
+    with gl.Loader(samples_with_targets(many=many), ragged="list", **OPTIONS) as reader:
         for batch, info in reader:
             for index, sample in zip(info.indices.tolist(), batch, strict=True):
                 mask, boxes = gl.Mask(sample["mask"].clone()), gl.Boxes(sample["boxes"].numpy().copy())
                 samples[index] = {"image": sample["image"].clone(), "mask": mask, "boxes": boxes}
     augment = gl.Augment(BOX_CHAIN, seed=5)
     with (
-        gl.Loader(with_targets(many=many), transforms=BOX_CHAIN, **OPTIONS, **ORDER) as loader,
-        order_of() as order,
+        gl.Loader(samples_with_targets(many=many), transforms=BOX_CHAIN, **OPTIONS, **ORDER) as loader,
+        order_loader() as order,
     ):
         for (indices, info), (expected, _info) in zip(order, loader, strict=True):
             batch = [samples[index] for index in indices.tolist()]
@@ -111,21 +111,23 @@ def test_masks_and_boxes_are_those_of_a_loader_of_the_dataset(many):
 
 
 @pytest.mark.parametrize("after", [1, 4, 6])
-def test_a_state_of_the_order_resumes_both_ways(after):
-    images, labels = read(many=False)
+def test_state_of_the_order_resumes_the_recipe_and_a_loader(after):
+    images, labels = read_into_memory(many=False)
     options = OPTIONS | ORDER | {"transforms": IMAGE_CHAIN}
-    with gl.Loader(labelled(many=False), **options) as loader:
+    with gl.Loader(labeled_samples(many=False), **options) as loader:
         expected = [*loader, *loader]
-    with order_of() as order:
-        epochs = (batch for _ in range(2) for batch in in_memory(order, images, labels))
-        assert_equal(islice(epochs, after), expected[:after])
+    with order_loader() as order:
+        epochs = (batch for _ in range(2) for batch in in_memory_batches(order, images, labels))
+        check_equal(islice(epochs, after), expected[:after])
         state = order.state_dict()
     remaining_epochs = range(2 - after // 4)
-    with order_of() as order:
+    with order_loader() as order:
         order.load_state_dict(state)
-        assert_equal((batch for _ in remaining_epochs for batch in in_memory(order, images, labels)), expected[after:])
-    with gl.Loader(labelled(many=False), **options) as loader:
+        check_equal(
+            (batch for _ in remaining_epochs for batch in in_memory_batches(order, images, labels)), expected[after:]
+        )
+    with gl.Loader(labeled_samples(many=False), **options) as loader:
         with pytest.warns(RuntimeWarning, match="transforms"):
             loader.load_state_dict(state, strict=False)
         batches = [batch for _ in remaining_epochs for batch, _info in loader]
-        assert_equal(batches, expected[after:])
+        check_equal(batches, expected[after:])

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from project.documentation.messages import MAKERS, made, raised, says_something
+from project.documentation.messages import MAKERS, has_own_words, made_messages, raised_messages
 
 PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n### ")[1:]}
@@ -27,31 +27,35 @@ PASSED_ON = {
 }
 
 
-def joined(text: str) -> str:
+def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def shown() -> list[str]:
+def messages_on_page() -> list[str]:
     blocks = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
-    return [joined(message) for block in blocks for message in block.split("\n\n")]
+    return [join_lines(message) for block in blocks for message in block.split("\n\n")]
 
 
-def test_each_message_is_on_the_page_and_no_other_is():
-    known = {joined(message.text): message for message in (*raised(), *made()) if says_something(message.text)}
-    missing = [f"{place}:{line}: {text}" for text, (_, place, line) in known.items() if text not in shown()]
+def test_errors_page_has_each_message_once():
+    known = {
+        join_lines(message.text): message
+        for message in (*raised_messages(), *made_messages())
+        if has_own_words(message.text)
+    }
+    missing = [f"{place}:{line}: {text}" for text, (_, place, line) in known.items() if text not in messages_on_page()]
     assert missing == [], "docs/errors.md lacks messages: give each a place under a heading there"
-    assert sorted(set(shown()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
-    assert [text for text, times in Counter(shown()).items() if times > 1] == []
+    assert sorted(set(messages_on_page()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
+    assert [text for text, times in Counter(messages_on_page()).items() if times > 1] == []
 
 
-def test_messages_that_are_passed_on_are_made_where_this_looks():
-    silent = Counter(message.place for message in raised() if not says_something(message.text))
+def test_passed_on_messages_come_from_known_makers():
+    silent = Counter(message.place for message in raised_messages() if not has_own_words(message.text))
     assert silent == Counter(PASSED_ON), "a message is made elsewhere: add that function to MAKERS in messages.py"
-    places = Counter(message.place for message in made())
+    places = Counter(message.place for message in made_messages())
     assert set(MAKERS) | {"errors.py", "packing/pack.py"} == set(places)
 
 
-def test_each_heading_says_why_and_what_to_do():
+def test_each_section_says_why_and_what_to_do():
     assert len(SECTIONS) > 30
     assert [name for name, text in SECTIONS.items() if "\n- **Why**: " not in text] == []
     assert [name for name, text in SECTIONS.items() if "\n- **What to do**: " not in text] == []

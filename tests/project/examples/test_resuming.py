@@ -32,73 +32,78 @@ class Killed(Exception):
     pass
 
 
-def ended_and_started_again(
-    run: Callable[..., str], steps: Steps, monkeypatch: pytest.MonkeyPatch, name: str, where: str, *options: object
+def check_killed_run_resumes(
+    run: Callable[..., str],
+    steps: Steps,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    folder_option: str,
+    *options: object,
 ) -> None:
     """Runs an example to its end, and ended in the second epoch and started again: `where` is the option of its
     folder."""
-    run(name, *options, where, "whole")
-    whole = list(steps.losses)
-    assert len(whole) == EPOCHS * STEPS
-    assert sum(whole[STEPS:]) < 0.95 * sum(whole[:STEPS])
-    assert steps.sizes == [32] * len(whole)
+    run(name, *options, folder_option, "whole")
+    uninterrupted = list(steps.losses)
+    assert len(uninterrupted) == EPOCHS * STEPS
+    assert sum(uninterrupted[STEPS:]) < 0.95 * sum(uninterrupted[:STEPS])
+    assert steps.sizes == [32] * len(uninterrupted)
     steps.losses.clear()
     original = F.cross_entropy
 
-    def killing(*args, **more):
+    def killing(*args, **keywords):
         if len(steps.losses) == KILLED_AFTER:
             raise Killed
-        return original(*args, **more)
+        return original(*args, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(F, "cross_entropy", killing)
         with pytest.raises(Killed):
-            run(name, *options, where, "killed")
-    before = list(steps.losses)
-    assert before == pytest.approx(whole[:KILLED_AFTER], abs=1e-5)
+            run(name, *options, folder_option, "killed")
+    interrupted = list(steps.losses)
+    assert interrupted == pytest.approx(uninterrupted[:KILLED_AFTER], abs=1e-5)
     steps.losses.clear()
-    run(name, *options, where, "killed")
+    run(name, *options, folder_option, "killed")
     saved = KILLED_AFTER // 2 * 2  # the last multiple of --save-every
-    assert steps.losses == pytest.approx(whole[saved:], abs=1e-5)
+    assert steps.losses == pytest.approx(uninterrupted[saved:], abs=1e-5)
 
 
-def test_torchs_dataloader(run, steps, monkeypatch):
+def test_dataloader_example_resumes_after_being_killed(run, steps, monkeypatch):
     options = ["--epochs", EPOCHS, "--save-every", 2]
-    ended_and_started_again(run, steps, monkeypatch, "keep_your_loader", "--checkpoint", *options)
+    check_killed_run_resumes(run, steps, monkeypatch, "keep_your_loader", "--checkpoint", *options)
 
 
-def test_accelerate(run, steps, monkeypatch):
+def test_accelerate_example_resumes_after_being_killed(run, steps, monkeypatch):
     from accelerate.state import AcceleratorState
 
     options = ["--epochs", EPOCHS, "--save-every", 2]
     try:
-        ended_and_started_again(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
+        check_killed_run_resumes(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
     finally:
         AcceleratorState._reset_state(True)
 
 
-def test_lightning(run, steps, monkeypatch):
+def test_lightning_example_resumes_after_being_killed(run, steps, monkeypatch):
     peers.torchvision()  # Lightning's torchmetrics imports it
     lacking.require("pytorch_lightning")
     options = ["--epochs", EPOCHS, "--save-every", 2]
-    ended_and_started_again(run, steps, monkeypatch, "with_lightning", "--folder", *options)
+    check_killed_run_resumes(run, steps, monkeypatch, "with_lightning", "--folder", *options)
 
 
-def test_the_trainer_of_transformers(run, steps, monkeypatch):
+def test_trainer_example_resumes_after_being_killed(run, steps, monkeypatch):
     peers.torchvision()
     lacking.require("transformers")
     from accelerate.state import AcceleratorState
 
     options = ["--epochs", EPOCHS, "--save-every", 2]
     try:
-        ended_and_started_again(run, steps, monkeypatch, "with_trainer", "--folder", *options)
+        check_killed_run_resumes(run, steps, monkeypatch, "with_trainer", "--folder", *options)
     finally:
         AcceleratorState._reset_state(True)
 
 
 # The example, whose labels are the numbers of the images; it writes down what each step sees. The second process ends
 # itself in the second epoch, in its first life.
-WATCHED = f"""
+RECORDING_DDP = f"""
 import json, os, runpy, signal, sys
 import numpy as np
 import torch.nn.functional as F
@@ -135,36 +140,36 @@ finally:
 """
 
 
-def samples(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
+def sample_numbers(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
     """The numbers of the images of each step, of all processes together."""
-    seen = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
-    return [[number for each in step for number in json.loads(each)] for step in zip(*seen, strict=False)]
+    lines = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
+    return [[number for line in step for number in json.loads(line)] for step in zip(*lines, strict=False)]
 
 
-def losses(text: str) -> dict[int, float]:
+def printed_losses(text: str) -> dict[int, float]:
     """The loss of each step that was printed."""
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
 @pytest.mark.usefixtures("warm")
-def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch, capsys):
+def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path, monkeypatch, capsys):
     """What two processes lose and take up again is what one process does that nothing happens to."""
     monkeypatch.syspath_prepend(FOLDER)
     options = ["--epochs", str(EPOCHS), "--save-every", "2", "--workers", "1", "--device", "cpu", "--checkpoint"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "argv", ["ddp.py", *options, "one.pt", "--batch-size", "32"])
-    exec(WATCHED, {"__name__": "watched"})
-    undisturbed, whole = losses(capsys.readouterr().out), samples(tmp_path, None)
-    assert [len(undisturbed), len(whole)] == [EPOCHS * STEPS // 2, EPOCHS * STEPS]
+    exec(RECORDING_DDP, {"__name__": "watched"})
+    expected_losses, uninterrupted = printed_losses(capsys.readouterr().out), sample_numbers(tmp_path, None)
+    assert [len(expected_losses), len(uninterrupted)] == [EPOCHS * STEPS // 2, EPOCHS * STEPS]
     for epoch in range(EPOCHS):
-        steps = whole[epoch * STEPS : (epoch + 1) * STEPS]
+        steps = uninterrupted[epoch * STEPS : (epoch + 1) * STEPS]
         assert sorted(number for step in steps for number in step) == list(range(32 * STEPS))
 
-    (tmp_path / "watched.py").write_text(WATCHED)
+    (tmp_path / "watched.py").write_text(RECORDING_DDP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc-per-node=2"]
     command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
@@ -178,15 +183,15 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch,
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:
-        said, errors = process.communicate(timeout=LIMIT_S)
+        output, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
     saved = KILLED_AFTER // 2 * 2
-    assert f"resuming from two.pt, after step {saved}" in said
-    assert losses(said) == pytest.approx(undisturbed, abs=1e-4)
-    before, after = samples(tmp_path, 0, ranks=2), samples(tmp_path, 1, ranks=2)
-    assert before == whole[: len(before)]
-    assert len(before) == KILLED_AFTER
-    assert after == whole[saved:]
+    assert f"resuming from two.pt, after step {saved}" in output
+    assert printed_losses(output) == pytest.approx(expected_losses, abs=1e-4)
+    before_kill, after_resume = sample_numbers(tmp_path, 0, ranks=2), sample_numbers(tmp_path, 1, ranks=2)
+    assert before_kill == uninterrupted[: len(before_kill)]
+    assert len(before_kill) == KILLED_AFTER
+    assert after_resume == uninterrupted[saved:]

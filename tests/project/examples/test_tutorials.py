@@ -15,7 +15,7 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index"
 
 @pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES)
-def test_its_blocks_run(page, tmp_path, monkeypatch, capsys):
+def test_tutorial_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)  # of torch's threads; see conftest.py
     text = (FOLDER / f"{page}.md").read_text()
@@ -26,13 +26,13 @@ def test_its_blocks_run(page, tmp_path, monkeypatch, capsys):
             if "warning" in block[1]:  # the page says that there is one
                 warnings.simplefilter("ignore")
             exec(compile("\n" * line + block[1], f"{page}.md", "exec"), names)
-        told = re.findall(r"^print\(.*\)  # (\d[\w\[\], ']*|torch\.Size\(\[[\d, ]*\]\))", block[1], re.MULTILINE)
+        documented = re.findall(r"^print\(.*\)  # (\d[\w\[\], ']*|torch\.Size\(\[[\d, ]*\]\))", block[1], re.MULTILINE)
         printed = capsys.readouterr().out
-        assert [words for words in told if words.rstrip() not in printed] == []
+        assert [words for words in documented if words.rstrip() not in printed] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_it_is_listed_links_lead_somewhere_and_it_has_next_steps(page):
+def test_tutorial_is_listed_and_has_valid_links_and_next_steps(page):
     text = (FOLDER / f"{page}.md").read_text()
     assert f"]({page}.md)" in (FOLDER / "index.md").read_text()
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
