@@ -122,17 +122,17 @@ def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdi
 
 
 def ratio_to_fastest(
-    rounds: Sequence[Round], own: str, others: Sequence[str], kind: str, state: str
+    rounds: Sequence[Round], ours: str, others: Sequence[str], kind: str, state: str
 ) -> tuple[float | None, str]:
-    """Divide the rate of `own` by that of the fastest of `others`, within each round that has both. Returns the median,
-    and the fastest of `others` in the last round."""
+    """Divide the rate of `ours` by that of the fastest of `others`, within each round that has both. Return the median, and
+    the fastest of `others` in the last round."""
     ratios, fastest = [], ""
     for readers in rounds:
-        rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (own, *others)}
+        rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (ours, *others)}
         theirs = {name: rates[name][0] for name in others if rates[name]}
-        if rates[own] and theirs:
+        if rates[ours] and theirs:
             fastest = max(theirs, key=theirs.__getitem__)
-            ratios.append(rates[own][0] / theirs[fastest])
+            ratios.append(rates[ours][0] / theirs[fastest])
     return (statistics.median(ratios) if ratios else None), fastest
 
 
