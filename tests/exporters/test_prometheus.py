@@ -1,4 +1,4 @@
-"""A loader watched by Prometheus: what a scrape gets, over HTTP and while the loop runs."""
+"""The Prometheus exporter: the metrics of a scrape, over HTTP and while the loop runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
+def value(registry: CollectorRegistry, name: str) -> float | None:
+    """Return a metric of the loader with the default name."""
+    return registry.get_sample_value(f"gpuload_{name}", {"loader": "default"})
+
+
 def scrape_samples(port: int) -> dict[str, dict[tuple[str, ...], float]]:
-    """The samples of a scrape: by name, then by the values of their labels."""
+    """Return the samples by name, then by the values of their labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         text = response.read().decode()
     samples: dict[str, dict[tuple[str, ...], float]] = {}
@@ -63,8 +68,7 @@ def test_scrape_has_the_metrics_of_each_watched_loader(registry):
     assert samples["gpuload_ring_limit_bytes"][("train",)] == 2 << 30
     assert 0 < samples["gpuload_ring_bytes"][("train",)] <= 2 << 30
     assert 0 < samples["gpuload_wait_seconds_total"][("train",)] <= samples["gpuload_loop_seconds_total"][("train",)]
-    part_labels = {key[1:] for key in samples["gpuload_part_seconds_total"] if key[0] == "train"}
-    assert {(part.name, part.where) for part in stats.parts} <= part_labels
+    assert {("train", part.name, part.where) for part in stats.parts} <= samples["gpuload_part_seconds_total"].keys()
     counter_names = {f"{metric.name}_total" for metric in COUNTERS if not metric.labels}
     assert counter_names | {metric.name for metric in GAUGES if not metric.labels} <= samples.keys()
 
@@ -74,9 +78,9 @@ def test_counters_start_at_zero_when_the_exporter_is_created(registry):
         batches = iter(loader)
         next(batches)
         gl.exporters.Prometheus(loader, registry=registry)
-        assert registry.get_sample_value("gpuload_batches_total", {"loader": "default"}) == 0
+        assert value(registry, "batches_total") == 0
         next(batches)
-        assert registry.get_sample_value("gpuload_batches_total", {"loader": "default"}) == 1
+        assert value(registry, "batches_total") == 1
 
 
 def test_gauges_cover_only_the_last_epoch(registry):
@@ -86,18 +90,17 @@ def test_gauges_cover_only_the_last_epoch(registry):
         for _ in range(2):
             for _ in loader:
                 pass
-        next_seconds = registry.get_sample_value("gpuload_next_seconds", {"loader": "default"})
+        next_seconds = value(registry, "next_seconds")
         assert next_seconds == loader.stats().next_ms / 1e3 != loader.stats(since=initial).next_ms / 1e3
 
 
 def test_counters_restart_at_zero_when_workers_are_not_persistent(registry):
-    """As those of a program that is started again, which Prometheus expects."""
     loader = make_loader(persistent_workers=False)
     gl.exporters.Prometheus(loader, registry=registry)
     counts = []
     for _ in range(3):
         for _ in loader:
-            counts.append(registry.get_sample_value("gpuload_images_total", {"loader": "default"}))
+            counts.append(value(registry, "images_total"))
     assert counts == [4, 8, 12] * 3
 
 
@@ -109,7 +112,7 @@ def test_scrapes_from_another_thread_see_counters_grow(registry):
         while not ended.is_set():
             try:
                 list(registry.collect())
-                counts.append(registry.get_sample_value("gpuload_batches_total", {"loader": "default"}))
+                counts.append(value(registry, "batches_total"))
             except Exception as error:
                 errors.append(error)
                 return
@@ -126,18 +129,18 @@ def test_scrapes_from_another_thread_see_counters_grow(registry):
         assert registry.get_sample_value("gpuload_worker_busy_ratio", {"loader": "default", "worker": "0"}) > 0
     assert not errors
     assert counts == sorted(counts)
-    assert batch_count == 12 == registry.get_sample_value("gpuload_batches_total", {"loader": "default"})
+    assert batch_count == 12 == value(registry, "batches_total")
 
 
 def test_collected_loader_leaves_the_registry_and_frees_its_name(registry):
     loader = make_loader()
     gl.exporters.Prometheus(loader, registry=registry)
-    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) == 0
+    assert value(registry, "epoch") == 0
     del loader
     gc.collect()
-    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) is None
+    assert value(registry, "epoch") is None
     gl.exporters.Prometheus(other := make_loader(), registry=registry)  # its name is free
-    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) == other.epoch == 0
+    assert value(registry, "epoch") == other.epoch == 0
 
 
 def test_close_unregisters_the_exporter_and_can_be_repeated(registry):
@@ -147,8 +150,8 @@ def test_close_unregisters_the_exporter_and_can_be_repeated(registry):
     first.close()
     assert list(registry.collect()) == []
     second = gl.exporters.Prometheus(loader, registry=registry)
-    first.close()  # not the second one's
-    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) == 0
+    first.close()  # the second exporter stays
+    assert value(registry, "epoch") == 0
     second.close()
 
 
@@ -170,7 +173,7 @@ def test_exporter_can_be_created_again_after_register_failed(registry, monkeypat
         with pytest.raises(RuntimeError, match="not now"):
             gl.exporters.Prometheus(loader, registry=registry)
     gl.exporters.Prometheus(loader, registry=registry)
-    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) == 0
+    assert value(registry, "epoch") == 0
 
 
 def test_name_that_is_not_a_string_raises_type_error(registry):
@@ -192,13 +195,11 @@ def test_observing_page_lists_every_metric():
     page = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `gpuload_")]
     documented = {row[1].strip(" `"): (row[2].strip(), row[3].strip(" .")) for row in rows}
-    counters = {f"{metric.name}_total": metric for metric in COUNTERS}
-    metrics = counters | {metric.name: metric for metric in GAUGES}
-    expected = {
+    metrics = {f"{metric.name}_total": metric for metric in COUNTERS} | {metric.name: metric for metric in GAUGES}
+    assert documented == {
         name: (", ".join(f"`{label}`" for label in metric.labels), metric.text.strip("."))
         for name, metric in metrics.items()
-    }
-    assert documented == expected
+    }, "edit the table of metrics in docs/observing.md"
 
 
 def test_default_registry_is_that_of_prometheus_client():

@@ -1,4 +1,4 @@
-"""What a loader's workers gather of datasets."""
+"""`measure_files` and `measure_pixels`: a row for each image of several datasets, and the sums of their pixels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from helpers.tar_files import shards_of_pictures
 
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
+from gpuload.inspection import measure as measure_module
 from gpuload.inspection.files import DAMAGED, GOOD
 from gpuload.inspection.measure import Measurements, measure_files, measure_pixels
 
@@ -52,10 +53,8 @@ def test_measure_pixels_sums_all_pixels(tmp_path: Path) -> None:
     pixels = np.concatenate([image.reshape(-1, 3) for image in images]).astype(np.int64)
     group = result.groups[3, 8]
     assert (group.images, group.pixels) == (4, len(pixels))
-    assert (group.sums.tolist(), group.squares.tolist()) == (
-        pixels.sum(axis=0).tolist(),
-        (pixels**2).sum(axis=0).tolist(),
-    )
+    assert group.sums.tolist() == pixels.sum(axis=0).tolist()
+    assert group.squares.tolist() == (pixels**2).sum(axis=0).tolist()
     assert group.levels[0].tolist() == np.bincount(pixels[:, 0], minlength=256).tolist()
     assert measured_rows(result) == [0, 1, 2, 3]
 
@@ -68,51 +67,36 @@ def test_measurements_with_workers_equal_those_without(tmp_path: Path) -> None:
     assert in_process.groups[3, 8].squares.tolist() == in_workers.groups[3, 8].squares.tolist()
 
 
-class ExitsAtSample7:
-    """A dataset with a sample that ends the process that reads it."""
+class ExitsAt:
+    """A dataset of which one sample ends the process that reads it, once a file exists."""
+
+    def __init__(self, index: int, length: int, path: Path) -> None:
+        self.index, self.length, self.path = index, length, path
 
     def __len__(self) -> int:
-        return 20
+        return self.length
 
     def __getitem__(self, index: int) -> gl.Encoded:
-        if index == 7:
+        if index == self.index and self.path.exists():
             os._exit(9)
         return gl.Encoded(picture(index))
 
 
 @pytest.mark.processes
-def test_sample_that_kills_its_worker_is_damaged() -> None:
-    result = measure_files([ExitsAtSample7()], ["x"], workers=1)
-    assert np.flatnonzero(result.rows["state"] == DAMAGED).tolist() == [7]
+def test_sample_that_kills_its_worker_is_damaged(tmp_path: Path) -> None:
+    result = measure_files([ExitsAt(7, 20, tmp_path)], ["x"], workers=1)
+    assert result.rows["state"].tolist() == [GOOD] * 7 + [DAMAGED] + [GOOD] * 12
     assert "worker" in result.causes[7]
-    assert (result.rows["state"] == GOOD).sum() == 19
-
-
-class ExitsOnceFileExists:
-    """Three samples; the last one ends the process that reads it, once there is a file."""
-
-    def __init__(self, sign: Path) -> None:
-        self.sign = sign
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> gl.Encoded:
-        if index == 2 and self.sign.exists():
-            os._exit(9)
-        return gl.Encoded(picture(index))
 
 
 @pytest.mark.processes
 def test_measure_pixels_counts_an_image_that_fills_a_batch_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that would be empty is filled with a sample that has come already."""
-    from gpuload.inspection import measure as module
-
-    monkeypatch.setattr(module, "BATCH_SIZE", 2)
-    result = measure_files([ExitsOnceFileExists(tmp_path / "sign")], ["x"], workers=1)
-    (tmp_path / "sign").touch()
+    """A batch that would be empty is filled with a sample of an earlier batch."""
+    monkeypatch.setattr(measure_module, "BATCH_SIZE", 2)
+    result = measure_files([ExitsAt(2, 3, tmp_path / "file")], ["x"], workers=1)
+    (tmp_path / "file").touch()
     measure_pixels(result, max_images=None, workers=1)
     assert result.rows["state"].tolist() == [GOOD, GOOD, DAMAGED]
     assert measured_rows(result) == [0, 1]
@@ -169,7 +153,7 @@ def test_limit_draws_samples_from_each_dataset_by_seed() -> None:
 
 
 def test_classes_of_several_datasets_are_matched_by_name(tmp_path: Path) -> None:
-    """Two folders number their classes differently, shards have numbers alone."""
+    """Two folders number their classes differently; shards have only numbers."""
     train = gl.ImageFolder(folder(tmp_path / "train", {"cat": 1, "dog": 1}))
     val = gl.ImageFolder(folder(tmp_path / "val", {"bird": 1, "cat": 1}))
     shards = gl.TarShards(shards_of_pictures(tmp_path, 1, 3), fields=("jpg", "cls"))
@@ -180,9 +164,7 @@ def test_classes_of_several_datasets_are_matched_by_name(tmp_path: Path) -> None
 
 
 def test_more_labels_than_max_classes_are_not_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuload.inspection import measure as module
-
-    monkeypatch.setattr(module, "MAX_CLASSES", 3)
-    result = measure([(gl.Encoded(picture(at)), f"a text {at}") for at in range(6)])
+    monkeypatch.setattr(measure_module, "MAX_CLASSES", 3)
+    result = measure([(gl.Encoded(picture(number)), f"a text {number}") for number in range(6)])
     assert result.classes == []
     assert (result.rows["label"] == -1).all()

@@ -1,11 +1,9 @@
-"""The page: well formed, whole in itself, and safe whatever files are called; and what its pictures show."""
+"""The HTML page: well formed, self-contained and safe for any file name; and its pictures."""
 
 from __future__ import annotations
 
 import base64
 import io
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.chromium import dump_dom, find_chromium
 from helpers.picture_folders import folder, picture
 from PIL import Image
 
@@ -37,7 +36,7 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """What a page consists of; elements have to be closed in order."""
+    """The elements and the text of a page, whose elements must be closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,7 +75,7 @@ def rendered(*datasets: Any, names: tuple[str, ...] = ("train", "val"), max_imag
 
 
 def check_self_contained(page: Page) -> None:
-    """It refers to nothing outside of itself, and runs nothing."""
+    """Check that a page refers to nothing outside and runs no script."""
     for tag, attributes in page.elements:
         assert tag not in ("script", "iframe", "object", "embed", "form", "base")
         for name, value in attributes.items():
@@ -89,7 +88,7 @@ def check_self_contained(page: Page) -> None:
 def hostile_folder(root: Path) -> Path:
     for number, name in enumerate([*HOSTILE, "caf\udce9"]):
         (root / name).mkdir(parents=True)
-        (root / name / f"{name}.jpg").write_bytes(picture(number % 3))  # some in several classes
+        (root / name / f"{name}.jpg").write_bytes(picture(number % 3))  # duplicates across classes
         (root / name / f"bad {name}.jpg").write_bytes(b"<script>alert(2)</script>")
     return root
 
@@ -154,19 +153,14 @@ def test_visible_escapes_control_and_surrogate_characters() -> None:
 
 @pytest.mark.processes
 def test_chromium_opens_the_page_without_console_messages(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-    if browser is None:
+    if find_chromium() is None:
         lacking.skip("chromium")
     path = tmp_path / "page.html"
     path.write_text(rendered(gl.ImageFolder(hostile_folder(tmp_path / "data"))), encoding="utf-8")
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path}/profile", path.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "CONSOLE" not in done.stderr, done.stderr
-    check_self_contained(Page(done.stdout))
-    assert done.stdout.count("<img") > 4
+    dom, console = dump_dom(path.as_uri(), f"--user-data-dir={tmp_path}/profile")
+    assert console == []
+    check_self_contained(Page(dom))
+    assert dom.count("<img") > 4
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -182,7 +176,7 @@ def measure(dataset: Any) -> Measurements:
 
 
 def make_strips(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
-    """The contact sheet, with each image ``before`` the recipe."""
+    """Return the strips of a contact sheet, with each image ``before`` the recipe."""
     measured = measure(dataset)
     rows = choose_rows(measured, images)
     before = make_pictures(measured, dict.fromkeys(rows, 32), workers=0)
@@ -218,7 +212,7 @@ def test_contact_sheet_restores_the_colors_of_normalized_and_float_images(recipe
 
 
 def test_make_pictures_batches_images_for_an_empty_recipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the images as they are come one by one, without those that are damaged."""
+    """Originals are loaded one by one, so that a damaged image is dropped alone."""
     sizes: list[int] = []
 
     def loader(dataset: Any, batch_size: int, **options: Any) -> gl.Loader:

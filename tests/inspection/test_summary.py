@@ -1,4 +1,4 @@
-"""What all rows come to, and what is advised."""
+"""`summarise` and `advise`: the summary of all rows, and the advice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from helpers.picture_folders import folder, picture
 from PIL import Image
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.inspection.measure import measure_files, measure_pixels
 from gpuload.inspection.summary import IN_ROOT, advise, count_ignored_files, group_equal_rows, is_bad, summarise
 
@@ -36,6 +38,14 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> gl.Encoded
     file = io.BytesIO()
     image.save(file, form, **options)
     return gl.Encoded(file.getvalue())
+
+
+def write_pictures(root: Path, seeds: dict[str, int]) -> None:
+    """Write a picture to each path, with its seed."""
+    for name, seed in seeds.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(seed))
 
 
 def test_good_data_gets_no_advice(tmp_path: Path) -> None:
@@ -62,8 +72,6 @@ def test_mean_std_and_normalize_come_from_all_pixels() -> None:
     (pixel_kind,) = summary["pixels"]["kinds"]
     np.testing.assert_allclose(pixel_kind["mean"], pixels.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(pixel_kind["std"], pixels.std(axis=0), rtol=1e-12)
-    from gpuload import transforms as T
-
     pasted = eval(pixel_kind["normalize"], {"T": T})
     np.testing.assert_allclose(pasted.mean, pixels.mean(axis=0), atol=1e-4)
 
@@ -139,7 +147,7 @@ def test_advice_names_each_unusual_property_worst_first() -> None:
         (advice.level for advice in advise(summary)), key=("bad", "odd", "note").index
     )
     assert is_bad(summary)
-    assert "?" not in summary["formats"]["formats"], "what has no header has no format"
+    assert "?" not in summary["formats"]["formats"], "a file without a header has no format"
     assert summary["damaged"]["listed"][0]["cause"].startswith("DecodeError: not an image")
     assert {(kind["channels"], kind["bits"]) for kind in summary["pixels"]["kinds"]} == {(3, 8), (1, 16)}
 
@@ -157,37 +165,24 @@ def test_advice_names_unbalanced_small_and_missing_classes(tmp_path: Path) -> No
     assert "gl.ImageFolder(…, classes=train)" in [advice.code for advice in advise(summary)]
 
 
-def test_duplicates_across_datasets_are_found_by_file_or_by_pixels(tmp_path: Path) -> None:
-    array = smooth_image(120, 160, 50)
-    for name, options in (("file", {}), ("pixels", {"comment": b"another file"}), ("other", {"quality": 70})):
-        for data in ("train", "val"):
-            path = tmp_path / name / data / "x" / "1.jpg"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(jpeg_bytes(array, **(options if data == "val" else {})))
-            (path.parent / "2.jpg").write_bytes(picture(len(name) + len(data)))
-    for kind, name in (("files", "file"), ("pixels", "pixels")):
-        summary = make_summary(*(gl.ImageFolder(tmp_path / name / data) for data in ("train", "val")))
-        duplicates = summary["duplicates"][kind]
-        assert (
-            duplicates["groups"],
-            duplicates["surplus"],
-            duplicates["several_data"],
-            duplicates["several_classes"],
-        ) == (1, 1, 1, 0), name
-        assert [(image["data"], image["name"]) for image in duplicates["listed"][0]["images"]] == [
-            ("train", "x/1.jpg"),
-            ("val", "x/1.jpg"),
-        ]
-        assert is_bad(summary)
-        other = "pixels" if kind == "files" else "files"
-        assert summary["duplicates"][other]["groups"] == 0, "what is found by its bytes is not told again by its pixels"
-    summary = make_summary(*(gl.ImageFolder(tmp_path / "other" / data) for data in ("train", "val")))
-    assert summary["duplicates"] == {
-        "files": {"groups": 0, "surplus": 0, "several_data": 0, "several_classes": 0, "listed": []},
-        "pixels": {"groups": 0, "surplus": 0, "several_data": 0, "several_classes": 0, "listed": []},
-        "flat": 0,
-    }
-    assert not is_bad(summary)
+@pytest.mark.parametrize(
+    ("options", "kind"), [({}, "files"), ({"comment": b"another file"}, "pixels"), ({"quality": 70}, None)]
+)
+def test_duplicates_across_datasets_are_found_by_file_or_else_by_pixels(
+    tmp_path: Path, options: dict[str, Any], kind: str | None
+) -> None:
+    write_pictures(tmp_path, {"train/x/2.jpg": 1, "val/x/2.jpg": 2})
+    for data, data_options in (("train", {}), ("val", options)):
+        (tmp_path / data / "x" / "1.jpg").write_bytes(jpeg_bytes(smooth_image(120, 160, 50), **data_options))
+    summary = make_summary(*(gl.ImageFolder(tmp_path / data) for data in ("train", "val")))
+    no_groups = {"groups": 0, "surplus": 0, "several_data": 0, "several_classes": 0, "listed": []}
+    expected = {"files": no_groups, "pixels": no_groups, "flat": 0}
+    if kind is not None:
+        expected[kind] = {"groups": 1, "surplus": 1, "several_data": 1, "several_classes": 0, "listed": mock.ANY}
+        images = summary["duplicates"][kind]["listed"][0]["images"]
+        assert [(image["data"], image["name"]) for image in images] == [("train", "x/1.jpg"), ("val", "x/1.jpg")]
+    assert summary["duplicates"] == expected
+    assert is_bad(summary) == (kind is not None)
 
 
 def test_group_equal_rows_groups_rows_with_equal_keys() -> None:
@@ -204,18 +199,12 @@ def test_group_equal_rows_groups_rows_with_equal_keys() -> None:
 
 
 def test_duplicates_across_datasets_are_listed_first_then_across_classes(tmp_path: Path) -> None:
-    def put(name: str, seed: int) -> None:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(seed))
-
-    for name, seed in {
-        "train/a/0": 0, "train/a/1": 0, "train/a/2": 0,
-        "train/a/3": 1, "train/b/0": 1,
-        "train/a/4": 2, "val/a/0": 2,
-        "train/b/1": 3, "val/b/0": 4,
-    }.items():  # fmt: skip
-        put(f"{name}.jpg", seed)
+    write_pictures(tmp_path, {
+        "train/a/0.jpg": 0, "train/a/1.jpg": 0, "train/a/2.jpg": 0,
+        "train/a/3.jpg": 1, "train/b/0.jpg": 1,
+        "train/a/4.jpg": 2, "val/a/0.jpg": 2,
+        "train/b/1.jpg": 3, "val/b/0.jpg": 4,
+    })  # fmt: skip
     listed = make_summary(*(gl.ImageFolder(tmp_path / data) for data in ("train", "val")))["duplicates"]["files"][
         "listed"
     ]
@@ -225,20 +214,15 @@ def test_duplicates_across_datasets_are_listed_first_then_across_classes(tmp_pat
 
 
 def test_duplicates_across_classes_are_counted(tmp_path: Path) -> None:
-    for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(picture(0))
+    write_pictures(tmp_path, dict.fromkeys(("a/1.jpg", "b/1.jpg", "b/2.jpg"), 0))
     duplicates = make_summary(gl.ImageFolder(tmp_path))["duplicates"]["files"]
     assert (duplicates["groups"], duplicates["surplus"], duplicates["several_classes"]) == (1, 2, 1)
     assert [image["class"] for image in duplicates["listed"][0]["images"]] == ["a", "b", "b"]
 
 
 def test_count_ignored_files_counts_by_extension(tmp_path: Path) -> None:
-    for name in ("a/1.JPG", "a/2.heic", "a/.hidden", "b/deep/x.HEIC", "3.jpg", "b/long.abcdefghijklmnop"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    names = ("a/1.JPG", "a/2.heic", "a/.hidden", "b/deep/x.HEIC", "3.jpg", "b/long.abcdefghijklmnop")
+    write_pictures(tmp_path, dict.fromkeys(names, 0))
     counts = count_ignored_files(str(tmp_path), (".jpg",), classes=True)
     assert counts == {".heic": 2, "(no ending)": 2, IN_ROOT: 1}
     assert IN_ROOT not in count_ignored_files(str(tmp_path), (".jpg",), classes=False)
