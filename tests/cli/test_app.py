@@ -1,4 +1,4 @@
-"""All commands: help with examples, completion, and how they are started."""
+"""All commands: their help with examples, completion, wrong arguments, and options that they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from gpuload.cli.app import app
 
-COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+NAMES = sorted(COMMANDS)
 
 
 def help_text(*arguments: str, width: int = 80) -> str:
@@ -22,14 +23,14 @@ def help_text(*arguments: str, width: int = 80) -> str:
 
 
 def test_help_lists_all_commands_and_completion() -> None:
-    assert {"bench", "demo", "doctor", "index", "pack", "verify"} <= set(COMMANDS)
+    assert {"bench", "demo", "doctor", "index", "pack", "verify"} <= set(NAMES)
     text = help_text()
-    assert [name for name in COMMANDS if not re.search(rf"│ {name} ", text)] == []
+    assert [name for name in NAMES if not re.search(rf"│ {name} ", text)] == []
     assert "--install-completion" in text
 
 
 @pytest.mark.parametrize("width", [80, 140])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_help_has_examples_and_exit_statuses_within_the_width(command: str, width: int) -> None:
     text = help_text(command, width=width)
     assert max(map(len, text.splitlines())) <= width
@@ -38,14 +39,14 @@ def test_help_has_examples_and_exit_statuses_within_the_width(command: str, widt
     assert "Exit status: 0" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_paragraphs_of_help_have_no_line_breaks(command: str) -> None:
-    """typer keeps a docstring's line breaks after the first paragraph: each further one is a line of its own there."""
-    text = typer.main.get_command(app).commands[command].help or ""  # pyright: ignore[reportAttributeAccessIssue]
+    """After the first paragraph, typer prints each line of a docstring as a separate line."""
+    text = COMMANDS[command].help or ""
     assert [paragraph for paragraph in text.split("\n\n")[1:] if "\n" in paragraph.strip()] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_examples_use_only_options_of_the_command(command: str) -> None:
     text = help_text(command, width=200)
     options, examples = text.split("Examples:")
@@ -71,8 +72,7 @@ def test_wrong_arguments_exit_with_status_2(arguments: list[str]) -> None:
 
 def test_completion_completes_a_command() -> None:
     environment = {"_GPULOAD_COMPLETE": "complete_bash", "COMP_WORDS": "gpuload do", "COMP_CWORD": "1"}
-    result = CliRunner().invoke(app, [], env=environment, prog_name="gpuload")
-    assert result.stdout.split() == ["doctor"]
+    assert CliRunner().invoke(app, [], env=environment, prog_name="gpuload").stdout.split() == ["doctor"]
 
 
 @pytest.mark.processes
@@ -87,14 +87,13 @@ def test_python_m_gpuload_version_does_not_import_torch() -> None:
 
 
 def test_shared_options_have_one_name_and_one_help_in_all_commands() -> None:
-    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     meanings: dict[str, set[str]] = {}
-    for command in commands.values():
+    for command in COMMANDS.values():
         for parameter in command.params:
             if parameter.name in ("as_json", "device", "batch_size", "rounds", "recipe", "fields", "image", "target"):
                 meanings.setdefault(parameter.name, set()).add(f"{parameter.opts} {parameter.help}")
     assert len(meanings) == 8
-    assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
+    assert {name: texts for name, texts in meanings.items() if len(texts) > 1} == {}, "give both one name and one help"
     assert {"doctor", "bench", "inspect"} <= {
-        name for name, command in commands.items() if any("--json" in parameter.opts for parameter in command.params)
+        name for name, command in COMMANDS.items() if any("--json" in parameter.opts for parameter in command.params)
     }

@@ -1,4 +1,4 @@
-"""Progress in a terminal and elsewhere; errors on stderr; colours where they are wanted."""
+"""Progress in a terminal and elsewhere, errors on stderr, colors, JSON, and the choice of the device."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_report_error_prints_to_stderr_or_the_console(capsys: pytest.CaptureFixt
     assert report_error(make_console(), ValueError("no [such] thing")) == FAILED == 1
     assert capsys.readouterr() == ("", "no [such] thing\n")
     file = io.StringIO()
-    assert report_error(Console(file=file), "told") == FAILED
-    assert file.getvalue() == "told\n"
+    assert report_error(Console(file=file), "message") == FAILED
+    assert file.getvalue() == "message\n"
 
 
 def test_echo_colors_follow_force_color_and_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +117,8 @@ def test_warn_if_busy_compares_the_load_with_the_cpus(monkeypatch: pytest.Monkey
     for load in (0.9, 4.25):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9, 9))
         warn_if_busy(Console(file=file))
-    assert (
-        file.getvalue()
-        == "This machine is busy: its load is 4.2 on 2 CPUs. Other programs will affect the measurements\n"
-    )
+    text = "This machine is busy: its load is 4.2 on 2 CPUs. Other programs will affect the measurements\n"
+    assert file.getvalue() == text
 
 
 def test_select_device_defaults_to_an_available_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``gpuload demo`` and the command line around it, as a user meets them."""
+"""``gpuload demo``, and the version and help of the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_demo(data: Path, out: Path, **options: Any) -> str:
 
 @pytest.mark.processes
 def test_demo_without_data_generates_photographs_and_inspects_them(tmp_path: Path) -> None:
-    """As `make demo` runs it, on fewer images: workers of both kinds, made photographs, table, page."""
+    """As `make demo` runs it, on fewer images."""
     lacking.require("skimage")
     command = [sys.executable, "-m", "gpuload", "demo", "--images", "24", "--batch-size", "8", "--seconds", "0.1"]
     result = subprocess.run(
@@ -82,17 +82,20 @@ def test_demo_of_a_folder_without_classes_on_a_busy_machine(
     assert (tmp_path / "inspect.html").exists()
 
 
-def test_demo_of_missing_data_fails(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("data", "device", "message"),
+    [
+        ("nowhere", "cpu", "nowhere' does not exist; expected a folder of images"),
+        ("", "gpu", "device must be 'cpu', 'cuda', 'cuda:0'"),
+    ],
+)
+def test_demo_of_missing_data_or_on_an_unknown_device_fails(
+    jpeg_folder: Path, tmp_path: Path, data: str, device: str, message: str
+) -> None:
+    arguments = ["demo", "--data", str(jpeg_folder / data), "--device", device, "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
-    assert "nowhere' does not exist; expected a folder of images" in result.output
-    assert "Traceback" not in result.output
-
-
-def test_demo_with_an_unknown_device_fails(jpeg_folder: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--data", str(jpeg_folder), "--device", "gpu", "--out", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "device must be 'cpu', 'cuda', 'cuda:0'" in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 

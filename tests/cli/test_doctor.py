@@ -1,4 +1,4 @@
-"""``gpuload doctor``: each check, in set-ups that lack something (some limits are really set), and the report."""
+"""``gpuload doctor``: each check, on machines that lack something (some limits are really set), and the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from gpuload import __version__
 from gpuload.cli import doctor
 from gpuload.cli.app import app
 from gpuload.cli.doctor import Finding, as_dict, exit_status, summary
-from gpuload.loader.limits import descriptors_left, usable_cpus
+from gpuload.loader import limits
+from gpuload.loader.limits import usable_cpus
 from gpuload.stage.decode.nvimagecodec import GPU
 
 MB = 1_000_000
@@ -59,13 +59,13 @@ def test_as_dict_has_summary_exit_status_and_findings() -> None:
     }
 
 
-# -- as people and scripts see it --------------------------------------------------------------------------------------
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
 FINDINGS = [
-    Finding("CPUs", "works", "8 CPUs for this process"),
+    FINE,
     Finding("nvImageCodec", "improve", "not installed. It decodes a crop alone", "pip install 'gpuload[cu13]' [now]"),
-    Finding("GPUs", "not needed", "none: batches are made on the CPU"),
+    NO_GPU,
 ]
 
 
@@ -90,16 +90,14 @@ def test_doctor_prints_lines_with_fixes_and_progress_on_stderr(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-@pytest.mark.parametrize("colour", [False, True])
-def test_print_report_fits_the_terminal(width: int, colour: bool) -> None:
+@pytest.mark.parametrize("colored", [False, True])
+def test_print_report_fits_the_terminal(width: int, colored: bool) -> None:
     file = io.StringIO()
-    doctor.print_report(
-        [*FINDINGS, BROKEN],
-        Console(file=file, width=width, force_terminal=True, color_system="standard" if colour else None),
-    )
+    console = Console(file=file, width=width, force_terminal=True, color_system="standard" if colored else None)
+    doctor.print_report([*FINDINGS, BROKEN], console)
     text = file.getvalue()
-    assert ("\x1b[" in text) == colour
-    if not colour:
+    assert ("\x1b[" in text) == colored
+    if not colored:
         assert max(map(len, text.splitlines())) <= width
 
 
@@ -108,23 +106,17 @@ def test_print_report_fits_the_terminal(width: int, colour: bool) -> None:
 
 def test_check_cpus_names_affinity_mask_and_quota() -> None:
     assert doctor.check_cpus(usable=8, affinity=8, online=8).details == "8 CPUs for this process"
-    finding = doctor.check_cpus(usable=2, affinity=4, online=8)
-    assert finding.state == "works"
-    assert finding.details == (
-        "2 CPUs for this process; the affinity mask allows 4 of 8; the cgroup CPU quota allows 2"
-    )
+    details = "2 CPUs for this process; the affinity mask allows 4 of 8; the cgroup CPU quota allows 2"
+    assert doctor.check_cpus(usable=2, affinity=4, online=8) == Finding("CPUs", "works", details)
 
 
-@pytest.fixture
-def one_core() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
-
-
-def test_check_cpus_suggests_more_than_one_cpu(one_core: None) -> None:
-    finding = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
+def test_check_cpus_suggests_more_than_one_cpu() -> None:
+    affinity = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(affinity)})
+    try:
+        finding = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
+    finally:
+        os.sched_setaffinity(0, affinity)
     assert finding.state == "improve"
     assert "For more throughput, start with CPUs: 1 CPU for this process" in summary([finding])
     assert "the affinity mask allows 1 of 8" in finding.details
@@ -170,28 +162,22 @@ def test_check_memory_of_a_full_machine_is_broken(tmp_path: Path) -> None:
     assert doctor.check_memory(7, root=str(tmp_path / "none")).details == "no known limit"
 
 
-@pytest.fixture
-def open_files_left() -> Iterator[int]:
-    """About 30 descriptors are left: how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remaining = descriptors_left()
-    assert remaining is not None
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - remaining + 30, hard))
-    available = descriptors_left()
-    assert available is not None
-    yield available
+def test_check_open_files_close_to_the_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.fork_server, "is_running", lambda: True)  # its descriptors are not needed again
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = limit - limits.descriptors_left() + 30
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_check_open_files_close_to_the_limit_is_broken(open_files_left: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
-    finding = doctor.check_open_files(7, soft=soft, hard=hard)
-    assert finding.state == "broken"
-    assert finding.details == f"{open_files_left} of {soft:,} are still available (ulimit -n): too few for 7 workers"
-    assert finding.fix == f"ulimit -n {hard}"
-    assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
-    assert doctor.check_open_files(7, soft=None, hard=None).details == "no limit"
+    try:
+        left = limits.descriptors_left()
+        assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
+        details = f"{left} of {soft:,} are still available (ulimit -n): too few for 7 workers"
+        assert doctor.check_open_files(7, soft=soft, hard=hard) == Finding(
+            "open files", "broken", details, f"ulimit -n {hard}"
+        )
+        assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
+        assert doctor.check_open_files(7, soft=None, hard=None).details == "no limit"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def test_check_processes_close_to_the_limit_is_broken() -> None:
@@ -275,38 +261,33 @@ def test_check_torch_that_does_not_fit_the_driver_is_broken(
 def test_check_torch_accepts_other_minor_versions_of_cuda_and_rocm() -> None:
     assert doctor.check_torch(torch_trial("12.8"), driver_cuda="12.4").state == "works"
     assert doctor.check_torch(torch_trial("12.8", version="2.10.0"), driver_cuda="13.0").state == "works"
-    assert (
-        doctor.check_torch(torch_trial(None, other="ROCm 7.0"), driver_cuda=None).details == "2.9.1, built for ROCm 7.0"
-    )
+    rocm = torch_trial(None, other="ROCm 7.0")
+    assert doctor.check_torch(rocm, driver_cuda=None).details == "2.9.1, built for ROCm 7.0"
 
 
 def test_check_gpus_with_a_driver_but_no_library_or_gpus_is_broken() -> None:
-    without_library = doctor.check_gpus(torch_trial(), driver="550.1", cuda=None)
-    assert (without_library.state, without_library.details) == (
-        "broken", "NVIDIA's driver 550.1 is installed, but its library libcuda.so.1 is missing"
-    )  # fmt: skip
-    assert "docker run --gpus all" in without_library.fix
-    without_gpus = doctor.check_gpus(torch_trial("12.6", why="No CUDA GPUs are available"), driver="550.1", cuda="12.6")
-    assert without_gpus.state == "broken"
-    assert without_gpus.details == "torch finds none, although there is a driver: No CUDA GPUs are available"
-    assert "CUDA_VISIBLE_DEVICES" in without_gpus.fix
+    hidden = torch_trial("12.6", why="No CUDA GPUs are available")
+    for trial, cuda, details, fix in (
+        (torch_trial(), None, "NVIDIA's driver 550.1 is installed, but its library libcuda.so.1 is missing", "--gpus"),
+        (hidden, "12.6", f"torch finds none, although there is a driver: {hidden['why']}", "CUDA_VISIBLE_DEVICES"),
+    ):
+        finding = doctor.check_gpus(trial, driver="550.1", cuda=cuda)
+        assert (finding.state, finding.details) == ("broken", details)
+        assert fix in finding.fix
     assert doctor.check_gpus(torch_trial(devices=[H100]), driver=None, cuda=None).details == "NVIDIA H100 with 80 GB"
 
 
 def test_check_triton_names_the_missing_package_compiler_or_error() -> None:
-    absent = doctor.check_triton(None, None, compiler=None, devices=1)
-    assert (absent.state, absent.fix) == ("improve", "pip install 'gpuload[fused]'")
-    without_compiler = doctor.check_triton("3.6.0", BAD, compiler=None, devices=1)
-    assert (without_compiler.state, without_compiler.fix) == (
-        "broken",
-        "apt-get install gcc, or set CC to the path of a C compiler",
-    )
-    assert without_compiler.details.startswith(
-        "3.6.0, but the C compiler that it needs is missing: transforms run in torch"
-    )
-    broken = doctor.check_triton("3.6.0", BAD, compiler="/usr/bin/gcc", devices=1)
-    assert (broken.state, broken.details) == ("broken", f"3.6.0 cannot be used: {BAD['why']}")
-    assert broken.fix.startswith("check that /usr/bin/gcc works")
+    for version, compiler, state, details, fix in (
+        (None, None, "improve", "not installed", "pip install 'gpuload[fused]'"),
+        ("3.6.0", None, "broken", "3.6.0, but the C compiler that it needs is missing: transforms run in torch",
+         "apt-get install gcc, or set CC to the path of a C compiler"),
+        ("3.6.0", "/usr/bin/gcc", "broken", f"3.6.0 cannot be used: {BAD['why']}", "check that /usr/bin/gcc works"),
+    ):  # fmt: skip
+        finding = doctor.check_triton(version, version and BAD, compiler=compiler, devices=1)
+        assert finding.state == state
+        assert finding.details.startswith(details)
+        assert finding.fix.startswith(fix)
 
 
 MEMLOCK = """
@@ -333,13 +314,12 @@ print(json.dumps(findings))
 def test_check_page_locking_under_a_real_limit_of_64_kb_is_broken() -> None:
     result = subprocess.run([sys.executable, "-c", MEMLOCK], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    little, much = json.loads(result.stdout)
-    assert little[:2] == ["works", "16 KB were locked as a test; the limit (ulimit -l) is 64 KB"]
-    assert much[0] == "broken"
-    assert (
-        "start with page-locked memory: 64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB" in much[3]
-    )
-    assert "ulimit -l unlimited" in much[2]
+    (small_state, small_details, *_), (state, details, fix, text) = json.loads(result.stdout)
+    assert (small_state, small_details) == ("works", "16 KB were locked as a test; the limit (ulimit -l) is 64 KB")
+    assert state == "broken"
+    assert details.startswith("64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB")
+    assert f"start with page-locked memory: {details}" in text
+    assert "ulimit -l unlimited" in fix
 
 
 # -- packages ----------------------------------------------------------------------------------------------------------
@@ -347,53 +327,63 @@ def test_check_page_locking_under_a_real_limit_of_64_kb_is_broken() -> None:
 
 @pytest.mark.parametrize(
     ("cuda", "others", "extra"),
-    [
-        ("12.6", [], "cu12"),
-        ("13.0", [], "cu13"),
-        ("13.0", ["cu12"], "cu13"),
-        (None, [], "cu13"),
-        (None, ["cu12"], "cu12"),
-    ],
-)
-def test_cuda_extra_follows_torchs_cuda_then_installed_packages(
-    cuda: str | None, others: list[str], extra: str
-) -> None:
+    [("12.6", [], "cu12"), ("13.0", [], "cu13"), ("13.0", ["cu12"], "cu13"), (None, [], "cu13"),
+     (None, ["cu12"], "cu12")],
+)  # fmt: skip
+def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, others, extra) -> None:
     assert doctor.cuda_extra(cuda, others) == extra
 
 
-def nvidia(name: str, trial=OK, *, cuda: str | None, codec=None, dali=None) -> Finding:
-    versions = {"nvImageCodec": codec or {}, "DALI": dali or {}}
-    return doctor.check_nvidia(name, versions, trial, torch_cuda=cuda)
+NVIMGCODEC_CU12 = {"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}
+NVIMGCODEC_BOTH = {"nvImageCodec": {"cu12": "0.9.0", "cu13": "0.9.1"}, "DALI": {}}
+DALI_CU12 = {"nvImageCodec": {}, "DALI": {"cu12": "2.4"}}
+NEITHER = {"nvImageCodec": {}, "DALI": {}}
 
 
-def test_missing_nvimagecodec_is_an_improvement() -> None:
-    finding = nvidia("nvImageCodec", None, cuda="13.0")
-    assert (finding.state, finding.fix) == ("improve", "pip install 'gpuload[cu13]'")
-    assert "For more throughput, start with nvImageCodec: not installed" in summary([finding])
+@pytest.mark.parametrize(
+    ("versions", "trial", "cuda", "state", "details", "fix"),
+    [
+        (NEITHER, None, "13.0", "improve", "not installed. It decodes a crop without", "pip install 'gpuload[cu13]'"),
+        (NVIMGCODEC_CU12, OK, "12.6", "works", "0.9.0 for CUDA 12: decodes", ""),
+        (NVIMGCODEC_CU12, OK, None, "works", "0.9.0 for CUDA 12: decodes", ""),
+        (NVIMGCODEC_CU12, OK, "13.0", "improve", "0.9.0 for CUDA 12, but torch is built for CUDA 13.0",
+         "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"),
+        (NVIMGCODEC_BOTH, OK, "12.6", "broken",
+         "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files",
+         "pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'"),
+        (NVIMGCODEC_CU12, BAD, "12.6", "broken", f"0.9.0 for CUDA 12: {BAD['why']}. Entire images are decoded instead",
+         "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu12]'"),
+    ],
+)  # fmt: skip
+def test_check_nvidia_of_nvimagecodec(versions, trial, cuda, state, details, fix) -> None:
+    finding = doctor.check_nvidia("nvImageCodec", versions, trial, torch_cuda=cuda)
+    assert (finding.state, finding.fix) == (state, fix)
+    assert finding.details.startswith(details)
 
 
-def test_working_nvimagecodec_needs_no_fix() -> None:
-    for cuda in ("12.6", None):
-        finding = nvidia("nvImageCodec", cuda=cuda, codec={"cu12": "0.9.0"})
-        assert (finding.state, finding.fix) == ("works", "")
-
-
-def test_nvimagecodec_for_another_cuda_is_replaced() -> None:
-    finding = nvidia("nvImageCodec", cuda="13.0", codec={"cu12": "0.9.0"})
-    assert finding.state == "improve"
-    assert "0.9.0 for CUDA 12, but torch is built for CUDA 13.0" in finding.details
-    assert finding.fix == "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"
-
-
-def test_nvimagecodec_installed_twice_or_failing_is_broken() -> None:
-    both = nvidia("nvImageCodec", cuda="12.6", codec={"cu12": "0.9.0", "cu13": "0.9.1"})
-    assert (both.state, both.details) == (
-        "broken", "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files"
-    )  # fmt: skip
-    assert both.fix == ("pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'")
-    broken = nvidia("nvImageCodec", BAD, cuda="12.6", codec={"cu12": "0.9.0"})
-    assert broken.state == "broken"
-    assert "libnvjpeg.so.12. Entire images are decoded instead" in broken.details
+@pytest.mark.parametrize(
+    ("versions", "trial", "cuda", "state", "details", "fix"),
+    [
+        (NEITHER, None, "13.0", "not needed", "pip install 'gpuload[dali-cu13]'", ""),
+        (NEITHER, None, "12.6", "not needed", "pip install 'gpuload[dali-cu12]'", ""),
+        (NVIMGCODEC_CU12, None, None, "not needed", "pip install 'gpuload[dali-cu12]'", ""),
+        (DALI_CU12, OK, "12.6", "works", "2.4 for CUDA 12: the backend 'dali' can be used", ""),
+        (DALI_CU12 | {"nvImageCodec": {"cu12": "0.9"}}, OK, None, "works", "the backend 'dali' can be used", ""),
+        (DALI_CU12, OK, "13.0", "improve", "2.4 for CUDA 12, but torch is built for CUDA 13.0",
+         "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
+        (DALI_CU12 | {"nvImageCodec": {"cu13": "0.9"}}, OK, None, "improve",
+         "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA version",
+         "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
+        (DALI_CU12, BAD, "12.6", "broken", f"2.4 for CUDA 12: {BAD['why']}",
+         "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu12]'"),
+        (NEITHER | {"DALI": {"cu12": "2", "cu13": "2"}}, OK, "12.6", "broken", "are both installed",
+         "pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130 && pip install 'gpuload[dali-cu12]'"),
+    ],
+)  # fmt: skip
+def test_check_nvidia_of_dali(versions, trial, cuda, state, details, fix) -> None:
+    finding = doctor.check_nvidia("DALI", versions, trial, torch_cuda=cuda)
+    assert (finding.state, finding.fix) == (state, fix)
+    assert details in finding.details
 
 
 def test_check_decoder_of_required_decoders() -> None:
@@ -403,31 +393,6 @@ def test_check_decoder_of_required_decoders() -> None:
     absent = doctor.check_decoder("simplejpeg", None, BAD, "decodes")
     assert absent.details == "not installed, although gpuload depends on it"
     assert absent.fix == "pip install --force-reinstall simplejpeg"
-
-
-def test_check_nvidia_of_dali() -> None:
-    assert nvidia("DALI", None, cuda="13.0").details.endswith("pip install 'gpuload[dali-cu13]'")
-    assert nvidia("DALI", None, cuda="12.6").details.endswith("pip install 'gpuload[dali-cu12]'")
-    assert nvidia("DALI", cuda="12.6", dali={"cu12": "2.4"}).state == "works"
-    other_cuda = nvidia("DALI", cuda="13.0", dali={"cu12": "2.4"})
-    assert (other_cuda.state, other_cuda.fix) == (
-        "improve", "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"
-    )  # fmt: skip
-    assert (
-        nvidia("DALI", BAD, cuda=None, dali={"cu12": "2.4"}).details == "2.4 for CUDA 12: ImportError: libnvjpeg.so.12"
-    )
-    assert nvidia("DALI", cuda=None, dali={"cu12": "2", "cu13": "2"}).state == "broken"
-
-
-def test_dali_for_another_cuda_than_nvimagecodec_is_replaced() -> None:
-    mixed = nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu13": "0.9"})
-    assert (mixed.state, mixed.details, mixed.fix) == (
-        "improve",
-        "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA version",
-        "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'",
-    )
-    assert nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu12": "0.9"}).state == "works"
-    assert nvidia("DALI", None, cuda=None, codec={"cu12": "0.9"}).details.endswith("[dali-cu12]'")
 
 
 def test_check_extras_lists_installed_and_missing_extras() -> None:
@@ -467,13 +432,14 @@ def test_check_workers_that_do_not_start_suggests_none() -> None:
 # -- this machine ------------------------------------------------------------------------------------------------------
 
 
-LONG = tuple(doctor.NVIDIA["DALI"].values())  # these take seconds to import
+SLOW_PACKAGES = tuple(doctor.NVIDIA["DALI"].values())  # importing these takes seconds
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_examine_checks_this_machine_and_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in LONG else _version(name))
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in SLOW_PACKAGES else version(name))
     progress: list[tuple[int, int]] = []
     findings = doctor.examine(lambda done, total: progress.append((done, total)))
     by_name = {finding.name: finding for finding in findings}
@@ -486,31 +452,22 @@ def test_examine_checks_this_machine_and_reports_progress(monkeypatch: pytest.Mo
     assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def trials(**others: Any) -> dict[str, Any]:
-    ok = {"ok": True, "why": ""}
-    torch = {**ok, "version": "2.9.1", "cuda": "13.0", "other": "", "devices": []}
-    working = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), ok)
-    return {"torch": torch, "workers": {**ok, "seconds": 0.5}, **working, **others}
+def make_trials(**others: Any) -> dict[str, Any]:
+    working = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), OK)
+    return {"torch": torch_trial("13.0"), "workers": {**OK, "seconds": 0.5}, **working, **others}
 
 
 def test_build_findings_without_nvimagecodec_suggests_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
+    absent = (*doctor.NVIDIA["nvImageCodec"].values(), *SLOW_PACKAGES)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
-    findings = doctor.build_findings(trials())[9:]
-    expected = "Everything required works. For more throughput, start with nvImageCodec: not installed"
-    assert summary(findings).startswith(expected)
+    findings = doctor.build_findings(make_trials())[9:]
+    text = "Everything required works. For more throughput, start with nvImageCodec: not installed"
+    assert summary(findings).startswith(text)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
     assert findings[1].details == "1.0: decodes all JPEGs here"
 
 
 def test_build_findings_with_nvimagecodec_for_another_cuda_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
-    findings = doctor.build_findings(trials(nvImageCodec={"ok": True, "why": ""}))[9:]
+    findings = doctor.build_findings(make_trials(nvImageCodec=OK))[9:]
     assert findings[0].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

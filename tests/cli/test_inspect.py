@@ -1,4 +1,4 @@
-"""``gpuload inspect``: what it takes, what it says, what it writes, how it ends."""
+"""``gpuload inspect``: its input, its output, the page that it writes, and its exit status."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_inspect_recipe_is_shown_on_the_page_and_its_failure_leaves_the_old_page
     status, _, stderr = inspect_data(data, "--html", page, "--recipe", f"{recipe}:train")
     assert status == 1
     assert "RandomCrop" in stderr
-    assert page.read_text() == text, "a page that is there stays where the new one fails"
+    assert page.read_text() == text, "an existing page stays if the new one fails"
 
 
 def test_inspect_of_missing_data_or_with_wrong_options_fails(tmp_path: Path) -> None:

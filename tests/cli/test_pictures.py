@@ -1,4 +1,4 @@
-"""The folder of JPEGs made from scikit-image's photographs."""
+"""The folder of JPEGs generated from scikit-image's photographs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib.util
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers import lacking
+from helpers.generated_images import smooth_image
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs
@@ -16,13 +16,8 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, 
 from_skimage = lacking.needs("skimage")
 
 
-def gradient(width: int, height: int) -> Image.Image:
-    y, x = np.mgrid[0:height, 0:width]
-    return Image.fromarray(np.stack([x % 256, y % 256, (x + y) % 256], -1).astype(np.uint8))
-
-
 def test_make_picture_depends_only_on_the_number() -> None:
-    photograph = gradient(640, 480)
+    photograph = Image.fromarray(smooth_image(480, 640, 0))
     first, again, other = (make_picture(photograph, number) for number in (7, 7, 8))
     assert first == again
     assert first != other
@@ -32,7 +27,7 @@ def test_make_picture_depends_only_on_the_number() -> None:
 @pytest.mark.slow
 @from_skimage
 def test_make_folder_keeps_files_and_continues_after_an_interrupt(tmp_path: Path) -> None:
-    root = tmp_path / "made"
+    root = tmp_path / "photographs"
     seen: list[int] = []
     assert make_folder(root, count=16, progress=seen.append) == root
     assert seen == list(range(1, 17))

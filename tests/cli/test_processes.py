@@ -1,4 +1,4 @@
-"""What a tree of processes costs, on trees whose cost is known."""
+"""`tree` and `cpu_seconds` of processes whose CPU time is known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_tree_and_cpu_seconds_include_a_live_and_an_ended_grandchild() -> None:
         assert cpu_seconds(os.getpid()) - before >= 0.28
         process.communicate(b"")
     assert tree(os.getpid()).count(process.pid) == 0
-    assert cpu_seconds(os.getpid()) - before >= 0.28  # waited for, so it stays counted
+    assert cpu_seconds(os.getpid()) - before >= 0.28  # the time of an ended child stays counted
 
 
 def test_cpu_seconds_of_an_ended_process_are_zero() -> None:

@@ -1,8 +1,7 @@
-"""What a DataLoader runs next to gpuload: simplejpeg and torch's operators, with torchvision's results."""
+"""The DataLoader of the comparison: simplejpeg and torch's operators, with torchvision's results."""
 
 from __future__ import annotations
 
-import io
 from importlib import metadata
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 import simplejpeg
 import torch
 from helpers import peers
-from helpers.generated_images import jpeg_bytes, smooth_image
-from PIL import Image
+from helpers.generated_images import encode, jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload.cli import torch_way
@@ -60,18 +58,16 @@ def test_augment_equals_torchvision(flip: bool) -> None:
 def test_random_box_of_an_extreme_image_is_centered_like_torchvisions(
     width: int, height: int, box: tuple[int, ...]
 ) -> None:
-    """As torchvision's: in the middle, as large as the widest or the narrowest ratio allows."""
+    """No random box fits, so the box is as large as the widest or narrowest allowed ratio."""
     torch.manual_seed(0)
     assert {random_box(width, height) for _ in range(20)} == {box}
 
 
 def test_decode_reads_other_formats_and_gray_images_as_rgb() -> None:
     pixels = smooth_image(60, 80, 0)
-    for image in (Image.fromarray(pixels), Image.fromarray(pixels[..., 0])):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        decoded = decode(file.getvalue())
-        assert np.array_equal(decoded, np.asarray(image.convert("RGB")))
+    gray_rgb = np.repeat(pixels[..., :1], 3, axis=2)
+    for array, expected in ((pixels, pixels), (pixels[..., 0], gray_rgb)):
+        assert np.array_equal(decode(encode(array, "PNG")), expected)
     grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
     assert np.array_equal(decode(grey), decode_with_pillow(grey))
 
@@ -103,6 +99,5 @@ def test_collate_drops_images_that_cannot_be_loaded() -> None:
     assert (images.shape, failed) == ((2, 3, 224, 224), [1])
     images, failed = collate([dataset[1]])
     assert (len(images), failed) == (0, [1])
-    loader = data_loader(samples, batch_size=3, num_workers=0, pin_memory=False)
-    [(images, failed)] = loader
+    [(images, failed)] = data_loader(samples, batch_size=3, num_workers=0, pin_memory=False)
     assert (images.shape, failed) == ((2, 3, 224, 224), [1])

@@ -1,4 +1,4 @@
-"""What is tried in processes of their own: decoders that work, that are broken, that crash, that hang."""
+"""`try_in_process` with decoders that work, are broken, crash or hang; and regions checked by `find_fault`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_find_fault_of_the_cpu_decoder_is_empty():
 
 
 def decode_shifted(codes: list[Any]) -> list[Any]:
-    """Regions from a column beside, as of a decoder that rounds them."""
+    """Return regions that are shifted by a column, like those of a decoder that rounds positions."""
     images = pictures(codes)
     return [np.roll(image, code.region is not None, 1) for image, code in zip(images, codes, strict=True)]
 
