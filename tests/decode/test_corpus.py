@@ -1,27 +1,25 @@
-"""Odd and damaged files of other projects: each decodes as Pillow decodes it, or is refused with a message."""
+"""Unusual and damaged files of other projects decode like in Pillow, or are refused with a message."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.decoders import NAMES, decoder_by
-from PIL import Image, ImageOps
+from helpers.decoders import NAMES, decoder_by, pillow_pixels
 
 from gpuload.datasets.sample import read
 from gpuload.errors import DecodeError
 
 NOT_IMAGES = ("container", "tar")
-# file → why gpuload decodes what Pillow refuses ("decodes: …") or the other way round ("refuses: …"). Whole images
-# only; of a truncated JPEG gpuload also decodes regions above the damage.
+# Files that gpuload decodes and Pillow refuses ("decodes: why"), or the other way round ("refuses: why"). These are
+# entire images; gpuload also decodes regions above the damage of a truncated JPEG.
 DEVIATIONS: dict[str, str] = {"png/16bit__image-png__oi1n0g16.png": "refuses: Pillow clips 16 bits to white"}
-# 150 to 270 MB were seen: 75 for the interpreter with all decoders, the rest for a JPEG of 31,237×193 pixels that
-# one decoder after the other works on. What is refused from its header would take gigabytes.
+# Measured: 150 to 270 MB, of which 75 are the interpreter with all decoders; the others are for a JPEG of 31,237×193
+# pixels that each decoder tries in turn. Files that are refused from their header would take gigabytes.
 MAX_PEAK_BYTES = 400 << 20
 
 
@@ -32,22 +30,15 @@ def files(corpus: Path) -> list[Path]:
     return paths
 
 
-def pillow_pixels(path: Path, exif: bool) -> np.ndarray | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(path) as image:
-                return np.asarray((ImageOps.exif_transpose(image) if exif else image).convert("RGB"))
-        except Exception:
-            return None
-
-
 @pytest.mark.parametrize("exif", [False, True])
 def test_each_corpus_file_decodes_like_pillow_or_is_refused(corpus, files, exif):
     deviations: dict[str, str] = {}
     outcomes = {"decoded": 0, "refused": 0}
     for path in files:
-        expected = pillow_pixels(path, exif)
+        try:
+            expected = pillow_pixels(path.read_bytes(), exif=exif)
+        except Exception:  # Pillow raises many kinds of errors
+            expected = None
         for decoder_name in NAMES:
             decoder, encoded = decoder_by(decoder_name, exif=exif), read(path)
             name = str(path.relative_to(corpus))
@@ -95,7 +86,7 @@ def test_regions_of_each_corpus_file_are_slices(files):
 
 @pytest.mark.processes
 def test_no_corpus_file_crashes_hangs_or_exceeds_memory(files):
-    """Two epochs over all files in one process, as a worker would run them, within limits that the kernel enforces."""
+    """Decode all files twice in one process, like a worker, within limits that the kernel enforces."""
     code = (
         "import json, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"

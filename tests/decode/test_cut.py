@@ -1,3 +1,5 @@
+"""`cut` of JPEGs by their restart markers: equal pixels, and files that cannot be cut."""
+
 from __future__ import annotations
 
 import re
@@ -7,7 +9,15 @@ import numpy as np
 import pytest
 from helpers import lacking
 from helpers.decoders import decoder_by
-from helpers.jpeg_crops import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_crops import (
+    always,
+    check_not_cut,
+    check_pixels,
+    check_same_without_cutting,
+    jpeg_decoders,
+    with_cutting,
+    without_cutting,
+)
 from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,14 +114,9 @@ def test_find_grid_of_intervals_that_divide_rows_or_are_rows(interval, cells):
 @pytest.mark.parametrize("interval", [5, 7, 18, 13])
 def test_intervals_without_a_grid_are_decoded_uncut(interval):
     jpeg = restarted("4:4:4", (12, 9), interval)
-    header = header_of(jpeg)
-    assert header.restart_interval == interval
-    assert find_grid(jpeg, header) is None
-    with always:
-        assert cut(jpeg, header, (0, 0, 8, 8)) is None
-        decoder = Decoder(Decode())
-        region = (16, 24, 30, 40)
-        np.testing.assert_array_equal(with_cutting(decoder, jpeg, region), without_cutting(decoder, jpeg, region))
+    assert header_of(jpeg).restart_interval == interval
+    assert find_grid(jpeg, header_of(jpeg)) is None
+    check_not_cut(jpeg, (16, 24, 30, 40))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_pillow_decodes_uncut(large):
 
 
 def test_cut_files_loads_no_decoders(large, encode):
-    """What has no images may be read in the main process, which is to stay small."""
+    """The main process may cut files, and should not load decoders."""
     noise = np.random.default_rng(0).integers(0, 256, (384, 512, 3), np.uint8)
     files = [Encoded(data) for data in (encode(noise, "PNG"), encode(noise, "JPEG"), large)]
     decoder, region = Decoder(Decode()), (100, 130, 90, 110)
@@ -194,12 +199,8 @@ def test_cut_is_turned_upright_by_exif(orientation, encode):
     np.testing.assert_array_equal(pixels, image[60:150, 70:180])
 
 
-def without_marker(jpeg: bytes, at: int) -> bytes:
-    return jpeg[: at - 2] + jpeg[at:]
-
-
 DAMAGES = {
-    "missing": without_marker,
+    "missing": lambda jpeg, at: jpeg[: at - 2] + jpeg[at:],
     "twice": lambda jpeg, at: jpeg[:at] + jpeg[at - 2 : at] + jpeg[at:],
     "misnumbered": lambda jpeg, at: jpeg[: at - 1] + bytes((0xD0 + (jpeg[at - 1] + 3) % 8,)) + jpeg[at:],
     "another marker": lambda jpeg, at: jpeg[:at] + b"\xff\xe5\x00\x04ab" + jpeg[at:],
@@ -214,18 +215,10 @@ DAMAGES = {
 @pytest.mark.parametrize("interval", [5, 90, 150])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_jpeg_with_missing_or_misplaced_restarts_is_decoded_uncut(large, damage, interval):
-    """Above, within and below the region."""
-    offsets = find_grid(large, header_of(large)).offsets
-    damaged = DAMAGES[damage](large, int(offsets[interval]))
-    region = (150, 200, 80, 90)
+    """The damaged interval is above, within or below the region."""
+    offsets, region = find_grid(large, header_of(large)).offsets, (150, 200, 80, 90)
     assert cut(large, header_of(large), region) is not None
-    assert cut(damaged, header_of(damaged), region) is None
-    assert not is_cuttable(damaged, header_of(damaged))
-    decoder = Decoder(Decode())
-    expected, pixels = without_cutting(decoder, damaged, region), with_cutting(decoder, damaged, region)
-    assert (pixels is None) == (expected is None)
-    if expected is not None:
-        np.testing.assert_array_equal(pixels, expected)
+    check_not_cut(DAMAGES[damage](large, int(offsets[interval])), region)
 
 
 def test_jpeg_without_its_end_is_not_cuttable(large):
@@ -236,7 +229,7 @@ def test_jpeg_without_its_end_is_not_cuttable(large):
 
 
 def test_flipped_bits_between_restarts_decode_like_uncut(large):
-    """Damage stays within an interval, so a cut that does not touch it has right pixels, as the whole has there."""
+    """Damage stays within its interval, so a region that does not touch the interval has the right pixels."""
     rng = np.random.default_rng(3)
     scan, decoder, region = header_of(large).first_scan + 14, Decoder(Decode()), (150, 200, 80, 90)
     outcomes = {"as it was": 0, "other pixels": 0, "no cut": 0}
@@ -248,10 +241,7 @@ def test_flipped_bits_between_restarts_decode_like_uncut(large):
         for at in rng.integers(low, high, 3):
             damaged[at] ^= 1 << int(rng.integers(8))
         jpeg = bytes(damaged)
-        expected, pixels = without_cutting(decoder, jpeg, region), with_cutting(decoder, jpeg, region)
-        assert (pixels is None) == (expected is None)
-        if expected is not None:
-            np.testing.assert_array_equal(pixels, expected)
+        pixels = check_same_without_cutting(jpeg, region)
         if cut(jpeg, header_of(jpeg), region) is None:
             outcomes["no cut"] += 1
         else:
@@ -260,7 +250,6 @@ def test_flipped_bits_between_restarts_decode_like_uncut(large):
 
 
 def test_jpeg_whose_cut_is_refused_is_decoded_uncut(large, monkeypatch):
-    """The whole file is decoded then, by one decoder after the other."""
     decoder, region = Decoder(Decode()), (150, 200, 80, 90)
     expected = without_cutting(decoder, large, region)
     inputs = []

@@ -1,8 +1,7 @@
-"""All decoders agree: whole images, regions, modes, orientations; into new and into given memory."""
+"""The decoders agree on entire images, regions, modes and orientations, also with `out`; and missing decoders."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import lacking
-from helpers.decoders import NAMES, decoder_by
-from PIL import Image, ImageOps
+from helpers.decoders import NAMES, decoder_by, pillow_pixels
+from PIL import Image
 
 from gpuload.datasets.sample import Encoded, read
 from gpuload.decode import Decode, Decoder
@@ -36,12 +35,6 @@ REGIONS = [
     (1, 0, 82, 121), (0, 1, 17, 120), (81, 119, 2, 3),
 ]  # fmt: skip
 needs_nvimgcodec = lacking.needs("nvidia.nvimgcodec")
-
-
-def pillow_pixels(data: bytes, mode: str = "RGB", exif: bool = False) -> np.ndarray:
-    opened = Image.open(io.BytesIO(data))
-    pixels = np.asarray((ImageOps.exif_transpose(opened) if exif else opened).convert(mode))
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
 def levels_apart(first: np.ndarray, second: np.ndarray) -> int:
@@ -73,7 +66,7 @@ def test_nvimagecodec_equals_simplejpeg(picture, encode, kind):
 
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, encode, subsampling):
-    """libjpeg smooths what scans that are missing would have said, which depends on where a region ends."""
+    """libjpeg smooths an image that lacks scans, with a result that depends on where the region ends."""
     jpeg = encode(picture, "JPEG", progressive=True, subsampling=subsampling)
     at = jpeg.index(b"\xff\xda")
     incomplete = 0
@@ -92,7 +85,7 @@ def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, 
 @pytest.mark.parametrize(("height", "width"), [(40, 70), (17, 18), (20, 50), (33, 34), (9, 2), (9, 1)])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 def test_single_columns_equal_those_of_the_entire_image(encode, height, width, subsampling):
-    """Of noise: alone, a column at the edge of a 4:2:0 JPEG was up to 71 levels off."""
+    """Decoded alone, a column at the edge of a 4:2:0 JPEG of noise was up to 71 levels off."""
     noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
     photo = Encoded(encode(noise, "JPEG", quality=95, subsampling=subsampling))
     fast, plain = (decoder_by(name) for name in NAMES[:2])

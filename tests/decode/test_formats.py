@@ -1,35 +1,21 @@
-"""The content decides the format; everything Pillow decodes comes out as Pillow converts it."""
+"""Formats other than JPEG: the content decides the format, pixels equal Pillow's, and limits refuse large images."""
 
 from __future__ import annotations
 
 import io
 import re
 import struct
-import warnings
 import zlib
 
 import numpy as np
 import pytest
+from helpers import generated_images
+from helpers.decoders import decode, pillow_pixels
 from PIL import Image, PngImagePlugin
 
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-
-
-def pillow_pixels(data: bytes, mode: str = "RGB") -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def decode(data: bytes, mode: Mode = "RGB", region: tuple[int, int, int, int] | None = None) -> np.ndarray:
-    decoder, encoded = Decoder(Decode()), Encoded(data, mode)
-    header = decoder.header(encoded)
-    pixels = decoder.decode(encoded, header, region)
-    assert pixels.shape[2] == decoder.channels(header, mode)
-    return pixels
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
@@ -121,21 +107,15 @@ def test_unchanged_keeps_the_stored_channels(picture, encode, kind, channels):
     np.testing.assert_array_equal(pixels.squeeze(), stored)
 
 
-def encode_with_pillow(array: np.ndarray, kind: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, kind)
-    return file.getvalue()
-
-
 LEVELS_16 = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
 INTEGERS = "TIFF, 32-bit integers (Pillow mode 'I')"
 DEEP = {
     "PNG, 16 bits per pixel (Pillow mode 'I;16')": gray_16_bit_png,
-    "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: encode_with_pillow(LEVELS_16, "TIFF"),
-    "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: encode_with_pillow(LEVELS_16.astype(">u2"), "TIFF"),
-    INTEGERS: lambda: encode_with_pillow(LEVELS_16.astype(np.int32), "TIFF"),
-    "TIFF, 32-bit floats (Pillow mode 'F')": lambda: encode_with_pillow(LEVELS_16.astype(np.float32), "TIFF"),
-    "JPEG2000, 16 bits per pixel (Pillow mode 'I;16')": lambda: encode_with_pillow(LEVELS_16, "JPEG2000"),
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: generated_images.encode(LEVELS_16, "TIFF"),
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: generated_images.encode(LEVELS_16.astype(">u2"), "TIFF"),
+    INTEGERS: lambda: generated_images.encode(LEVELS_16.astype(np.int32), "TIFF"),
+    "TIFF, 32-bit floats (Pillow mode 'F')": lambda: generated_images.encode(LEVELS_16.astype(np.float32), "TIFF"),
+    "JPEG2000, 16 bits per pixel (Pillow mode 'I;16')": lambda: generated_images.encode(LEVELS_16, "JPEG2000"),
     "PPM, 32-bit integers (Pillow mode 'I')": lambda: b"P5 40 30 65535\n" + LEVELS_16.astype(">u2").tobytes(),
 }
 
@@ -143,7 +123,7 @@ DEEP = {
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("kind", DEEP)
 def test_more_than_8_bits_raise_decode_error_unless_unchanged(kind, mode):
-    """Pillow would clip them: nearly all of such an image becomes white."""
+    """Pillow would clip them, so that nearly all of the image becomes white."""
     file, _, description = kind.partition(", ")
     text = (
         f"this {file} holds {description}, which Pillow would clip to 8; to keep its values, yield "
@@ -187,7 +167,7 @@ def random_16_bit_colors(channels: int) -> np.ndarray:
 
 
 def png_16(image: np.ndarray, filters: bytes = b"\0") -> bytes:
-    """A PNG of 16 bits, its rows filtered in turns by these of PNG's filters (0: none, 1: left, 2: above)."""
+    """Encode a PNG of 16 bits whose rows are filtered in turn by these filters (0: none, 1: left, 2: above)."""
     rows, above = [], np.zeros(image[0].nbytes, np.uint8)
     for y, row in enumerate(image.astype(">u2")):
         stored, filter_type = np.frombuffer(row.tobytes(), np.uint8), filters[y % len(filters)]
@@ -198,7 +178,7 @@ def png_16(image: np.ndarray, filters: bytes = b"\0") -> bytes:
 
 
 def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
-    """A TIFF of 16 bits, not compressed."""
+    """Encode an uncompressed TIFF of 16 bits."""
     height, width, channels = image.shape
     short, long, data_at = 3, 4, 8 + 2 + 11 * 12 + 4
     fields = [
@@ -229,7 +209,7 @@ def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
     ids=["PNG", "PNG, filtered", "TIFF", "TIFF, big-endian"],
 )
 def test_unchanged_keeps_colors_of_16_bits(store, channels, region):
-    """Pillow cuts them to 8 bits; mode="RGB" still does."""
+    """Pillow reduces them to 8 bits, as does mode="RGB"."""
     image = random_16_bit_colors(channels)
     encoded, decoder = Encoded(store(image), "unchanged"), Decoder(Decode())
     header = decoder.header(encoded)
@@ -243,14 +223,12 @@ def test_unchanged_keeps_colors_of_16_bits(store, channels, region):
 
 @pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate"])
 def test_unchanged_keeps_16_bits_of_compressed_tiffs(compression):
-    file = io.BytesIO()
-    Image.fromarray(LEVELS_16).save(file, "TIFF", compression=compression)
-    assert np.array_equal(decode(file.getvalue(), "unchanged")[:, :, 0], LEVELS_16)
+    data = generated_images.encode(LEVELS_16, "TIFF", compression=compression)
+    assert np.array_equal(decode(data, "unchanged")[:, :, 0], LEVELS_16)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_gray_images_of_up_to_8_bits_are_scaled_to_255(bits):
-    """A grey PNG and a PGM of so few bits are levels for Pillow, in all modes."""
     maximum = 2**bits - 1
     for data in (png(8, 2, bits, 0, (b"\0" + b"\xff" * bits) * 2), b"P5 8 2 %d\n" % maximum + bytes([maximum]) * 16):
         assert (decode(data, "L") == 255).all()
@@ -258,7 +236,7 @@ def test_gray_images_of_up_to_8_bits_are_scaled_to_255(bits):
 
 
 def as_ycck(cmyk_jpeg: bytes) -> bytes:
-    """The same file with an Adobe marker that calls its four components YCCK."""
+    """Change the Adobe marker of a CMYK JPEG so that it names the four components YCCK."""
     marker = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
     at = cmyk_jpeg.index(marker)
     return cmyk_jpeg[: at + len(marker)] + b"\x02" + cmyk_jpeg[at + len(marker) + 1 :]
@@ -349,7 +327,7 @@ def test_max_image_pixels_of_pillow_is_neither_used_nor_changed(picture, encode,
 
 
 def repeat_last_scan(jpeg: bytes, times: int) -> bytes:
-    """A progressive JPEG whose last scan is said again and again."""
+    """Repeat the last scan of a progressive JPEG."""
     last_scan = jpeg.rindex(b"\xff\xda")
     return jpeg[:-2] + jpeg[last_scan:-2] * times + jpeg[-2:]
 
@@ -371,7 +349,7 @@ def test_max_scans_refuses_jpegs_of_many_scans(picture, encode):
 
 
 def with_size(jpeg: bytes, side: int) -> bytes:
-    """A JPEG whose header says another size."""
+    """Change the size in a JPEG's header."""
     at = next(at for at in map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")) if at >= 0) + 5
     return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
 
@@ -395,7 +373,7 @@ def test_max_scan_pixels_refuses_many_scans_of_a_large_image(picture, encode):
 
 
 def test_max_memory_refuses_images_that_take_more_to_decode(encode):
-    """2.7 GB were taken for a WebP of 34 bytes."""
+    """A WebP of 34 bytes once took 2.7 GB."""
     webp = encode(np.zeros((8, 8, 3), np.uint8), "WEBP", lossless=True)
     at = webp.index(b"VP8L") + 9
     webp = webp[:at] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[at + 4 :]
@@ -417,7 +395,7 @@ def test_max_memory_refuses_images_that_take_more_to_decode(encode):
 
 @pytest.mark.parametrize("boxed", [False, True])
 def test_max_memory_of_jpeg_2000_depends_on_the_tile_size(encode, boxed):
-    """A tile is decoded at a time."""
+    """OpenJPEG decodes one tile at a time."""
     data = encode(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=not boxed)
 
     def tiled(side: int) -> bytes:
@@ -439,7 +417,7 @@ def test_max_memory_counts_tiff_tiles_larger_than_the_image():
 
 
 def with_chunk(data: bytes, chunk: tuple[bytes, bytes], before: bytes) -> bytes:
-    """A PNG with one more chunk, before the first chunk of another name."""
+    """Insert a chunk into a PNG, before the first chunk of another name."""
     name, content = chunk
     where = data.index(before) - 4
     added = struct.pack(">L", len(content)) + name + content + struct.pack(">L", zlib.crc32(name + content))

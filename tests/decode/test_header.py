@@ -1,7 +1,10 @@
+"""`scan_markers`, `read_scans` and `read_orientation`: the header of a JPEG, and regions of rotated images."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.jpeg_restarts import header_of
 from PIL import Image
 
 from gpuload.decode.header import (
@@ -21,8 +24,7 @@ def segment(marker: int, payload: bytes) -> bytes:
 
 def test_scan_markers_reads_the_frame_and_the_first_scan(picture, encode):
     jpeg = encode(picture, "JPEG", subsampling=2)
-    header = scan_markers(jpeg)
-    assert header is not None
+    header = header_of(jpeg)
     assert header[:5] == (0xFFC0, 8, 83, 122, 3)
     assert jpeg[header.first_scan : header.first_scan + 2] == b"\xff\xda"
     assert header.has_single_scan
@@ -35,24 +37,20 @@ def test_markers_of_a_thumbnail_in_the_metadata_are_skipped(picture, encode):
     thumbnail = encode(picture[:16, :16], "JPEG", progressive=True)
     metadata = segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + thumbnail) + segment(0xE2, thumbnail)
     jpeg = encode(picture, "JPEG")
-    header = scan_markers(jpeg[:2] + metadata + jpeg[2:])
-    assert header is not None
+    header = header_of(jpeg[:2] + metadata + jpeg[2:])
     assert header[:5] == (0xFFC0, 8, 83, 122, 3)
     progressive = encode(picture, "JPEG", progressive=True)
     with_metadata = progressive[:2] + metadata + progressive[2:]
-    header = scan_markers(with_metadata)
-    assert header is not None
+    header = header_of(with_metadata)
     assert read_scans(with_metadata, header)[0] == progressive.count(b"\xff\xda")
     truncated = jpeg[:2] + metadata + jpeg[2:-100]
-    header = scan_markers(truncated)
-    assert header is not None
+    header = header_of(truncated)
     assert not has_eoi(truncated, header)
 
 
 def test_end_of_scan_is_the_first_marker_other_than_a_restart(picture, encode):
     jpeg = encode(picture, "JPEG", restart_marker_blocks=3)
-    header = scan_markers(jpeg)
-    assert header is not None
+    header = header_of(jpeg)
     assert end_of_scan(jpeg, header) == len(jpeg) - 2
     assert end_of_scan(jpeg[:-2], header) == len(jpeg) - 2
     assert end_of_scan(jpeg[:-40] + b"\xff\xe1", header) == len(jpeg) - 40
@@ -62,8 +60,7 @@ def test_read_scans_skips_segments_and_junk_between_scans(picture, encode):
     jpeg = encode(picture, "JPEG", progressive=True)
     scans = jpeg.count(b"\xff\xda")
     last = jpeg.rindex(b"\xff\xda")
-    header = scan_markers(jpeg)
-    assert header is not None
+    header = header_of(jpeg)
     assert read_scans(jpeg, header) == (scans, True)
     for inserted in (segment(0xFE, b"\xff\xda" * 40), b"junk between segments", b"\xff\x01", b"\xff\xff"):
         assert read_scans(jpeg[:last] + inserted + jpeg[last:] + jpeg, header) == (scans, True)
@@ -72,8 +69,7 @@ def test_read_scans_skips_segments_and_junk_between_scans(picture, encode):
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"mode": "L"}])
 def test_read_scans_says_that_a_progressive_jpeg_lacks_scans(picture, encode, options):
     jpeg = encode(picture, "JPEG", progressive=True, **options)
-    header = scan_markers(jpeg)
-    assert header is not None
+    header = header_of(jpeg)
     at, ends = header.first_scan, []
     while (at := jpeg.find(b"\xff\xda", at + 1)) >= 0:
         ends.append(at)

@@ -1,3 +1,5 @@
+"""`run_and_capture`: the messages that C libraries print to standard error."""
+
 from __future__ import annotations
 
 import ctypes
@@ -14,7 +16,7 @@ pytestmark = lacking.mark("glibc", native_messages() is None)
 
 
 def print_in_c(text: bytes) -> None:
-    """What a C library does that reports to standard error."""
+    """Print to standard error like a C library."""
     libc = ctypes.CDLL(None)
     libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     libc.fputs(text, ctypes.c_void_p.in_dll(libc, "stderr"))

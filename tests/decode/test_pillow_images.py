@@ -1,4 +1,4 @@
-"""PNM files that Pillow reads number by number come out as Pillow reads them."""
+"""PNM files of any maximum, which Pillow decodes slowly, number by number, equal Pillow's result."""
 
 from __future__ import annotations
 

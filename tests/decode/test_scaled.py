@@ -1,3 +1,5 @@
+"""Decoding at a fraction of the size: the same place, the same pixels as without shortcuts, and when it is chosen."""
+
 from __future__ import annotations
 
 from unittest import mock
@@ -24,8 +26,8 @@ REGIONS = [(0, 0, HEIGHT, WIDTH), (3, 5, 409, 370), (97, 213, 327, 355), (150, 4
 
 @pytest.fixture(scope="module")
 def slopes() -> np.ndarray:
-    """611×803×3: each channel rises evenly, the first to the right, the second downwards, the third to the left: where
-    a result lies too far to one side, its mean is wrong."""
+    """611×803×3: the channels rise evenly to the right, downwards and to the left, so that the mean of a shifted
+    result is wrong."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     rising = 255 * np.stack([x / WIDTH, y / HEIGHT, 1 - x / WIDTH], -1)
     return np.rint(rising).astype(np.uint8)
@@ -34,7 +36,7 @@ def slopes() -> np.ndarray:
 def decode_both_ways(
     decoder: Decoder, jpeg: bytes, region: Region, eighths: int, filter: str = "bilinear", mode: str = "RGB"
 ):
-    """A region in 40×44 pixels: decoded as it is and resized by Pillow; and decoded at so many eighths."""
+    """Decode a region to 40×44 pixels: at full size and then resampled, and at a number of eighths."""
     encoded = Encoded(jpeg, mode)
     header = decoder.header(encoded)
     exact = decoder.decode(encoded, header, region)
@@ -45,7 +47,7 @@ def decode_both_ways(
 
 
 def check_same_place(exact: np.ndarray, fast: np.ndarray, tolerance: int = 3) -> None:
-    """A result has about 1.5 to 6 levels from one pixel to the next: half a pixel beside would be one to three."""
+    """Neighboring pixels differ by 1.5 to 6 levels, so a shift by half a pixel would change the mean by 1 to 3."""
     assert np.abs((fast - exact).mean(axis=(0, 1))).max() < 0.3
     assert np.abs(fast - exact).max() <= tolerance
 

@@ -1,4 +1,4 @@
-"""What a TIFF holds next to what Pillow gives is told, where all of it was asked for."""
+"""TIFFs of which Pillow returns only a part: refused with mode="unchanged" and as masks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from helpers.decoders import decode
 from PIL import Image
 
 import gpuload as gl
@@ -20,14 +21,14 @@ Tags = dict[int, tuple[int, ...]]
 
 
 def page_tags(samples: int = 1, bits: int = 8, **others: tuple[int, ...]) -> Tags:
-    """The tags of a page that is not compressed, in one strip; `others`: by their numbers, as t254=(1,)."""
+    """Return the tags of an uncompressed page of one strip, and others by number, such as t254=(1,)."""
     tags: Tags = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (1,), 273: (0,)}
     tags |= {277: (samples,), 278: (HEIGHT,), 279: (HEIGHT * WIDTH * samples * bits // 8,)}
     return tags | {int(name[1:]): value for name, value in others.items()}
 
 
 def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
-    """A TIFF of these pages: numbers, then what does not fit into a directory, then the directory, for each."""
+    """Encode a TIFF: for each page its strip, the values that do not fit into a directory, and the directory."""
     mark = b"II" if order == "<" else b"MM"
     number = "Q" if big else "I"
     data = bytearray(mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0)))
@@ -50,11 +51,6 @@ def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
         link = len(data)
         data += bytes(struct.calcsize(number))
     return bytes(data)
-
-
-def decode(data: bytes, mode: str) -> np.ndarray:
-    decoder, encoded = Decoder(Decode()), gl.Encoded(data, mode)
-    return decoder.decode(encoded, decoder.header(encoded))
 
 
 @pytest.mark.parametrize("big", [False, True])
@@ -109,7 +105,7 @@ def test_mask_of_several_pages_is_refused() -> None:
 
 @pytest.mark.parametrize("tags", [{"t254": (1,)}, {"t254": (4,)}, {"t254": (5,)}, {"t255": (2,)}])
 def test_reduced_copies_and_masks_do_not_count_as_pages(tags: dict[str, tuple[int, ...]]) -> None:
-    """As a cloud-optimised GeoTIFF has them."""
+    """Cloud-optimized GeoTIFFs have such pages."""
     data = tiff_file(page_tags(bits=16), page_tags(bits=16, **tags), page_tags(**tags))
     assert decode(data, "unchanged")[:, :, 0].tolist() == np.full((HEIGHT, WIDTH), 0x0101).tolist()
 
