@@ -1,4 +1,4 @@
-"""The examples in docstrings do what they show."""
+"""The examples in docstrings print what they show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_EXAMPLES = sorted(
     if ">>> " in path.read_text(encoding="utf-8")
 )
 
-# By the examples of a module, beside what all of gpuload needs.
+# Packages that the examples of a module need.
 NEEDED = {"gpuload.exporters.prometheus": ["prometheus_client"], "gpuload.loader.loader": ["kornia"]}
 
 

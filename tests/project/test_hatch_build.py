@@ -1,4 +1,4 @@
-"""What the package's page becomes, with an address of the project and without one."""
+"""hatch_build.py: the package's page, with and without the address of a repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/observing.md logs elsewhere: run, with something in the place of TensorBoard, wandb and Lightning."""
+"""The blocks of docs/observing.md that log to TensorBoard, wandb and Lightning run with stand-ins for these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def code_block(word: str) -> str:
-    """The block with this word, logging each second step in place of each 50th."""
+    """Return the block with this word, changed to log each 2nd step instead of each 50th."""
     [text] = [text for text in BLOCKS if word in text]
     return text.replace("% 50 == 49", "% 2 == 1").replace("every=50", "every=2")
 

@@ -1,4 +1,4 @@
-"""What a release holds: built as `make dist` builds it, looked into, and run where nothing else of this folder is."""
+"""A release, built like `make dist`: the contents of wheel and sdist, and the installed wheel outside this folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = gpuload.__version__
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
-    """Run a command where no path leads back here. Returns what it printed; a failure shows it."""
+    """Run a command without Python's paths to this folder. Return its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     result = subprocess.run(
         [str(part) for part in command],
@@ -41,7 +41,7 @@ def run(*command: object, cwd: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
+    """A folder with the sdist and the wheel."""
     lacking.require("build", "hatchling")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
@@ -62,22 +62,20 @@ def test_wheel_has_the_package_and_its_metadata(dist: Path) -> None:
         names = set(wheel.namelist())
         metadata = email.message_from_bytes(wheel.read(f"gpuload-{VERSION}.dist-info/METADATA"))
     sources = [*(ROOT / "gpuload").rglob("*.py"), *(ROOT / "gpuload").rglob("*.pyi")]
-    assert {name for name in names if ".dist-info/" not in name} == {
-        *(path.relative_to(ROOT).as_posix() for path in sources),
-        "gpuload/py.typed",
-        "gpuload/inspection/page.html",
-    }
+    expected = {*(path.relative_to(ROOT).as_posix() for path in sources), "gpuload/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == {*expected, "gpuload/inspection/page.html"}, (
+        "the wheel lacks files of the package, or has others: see [tool.hatch] in pyproject.toml"
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [word for word in metadata.get_all("Requires-Dist") or [] if "extra ==" not in word]
-    assert {re.match(r"[\w-]+", word)[0] for word in required} == {
-        "cloudpickle", "numpy", "pillow", "simplejpeg", "torch",
-    }  # fmt: skip
+    names = {re.match(r"[\w-]+", word)[0] for word in required}
+    assert names == {"cloudpickle", "numpy", "pillow", "simplejpeg", "torch"}, "a dependency was added: edit this set"
     assert metadata.get_all("Provides-Extra") == sorted(project["optional-dependencies"])
     assert metadata["Version"] == VERSION
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload()
     assert text.startswith("# gpuload")
-    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == [], "these lead nowhere from the package's page"
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == [], "these links are dead on the package's page"
 
 
 def test_twine_accepts_wheel_and_sdist(dist: Path) -> None:
@@ -99,7 +97,7 @@ def test_sdist_has_the_files_of_git_and_runs_tests(sdist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed_bin(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an environment that has the wheel, and finds what it depends on in this one."""
+    """The folder of commands of an environment with the wheel, which finds its dependencies in this environment."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
@@ -117,16 +115,8 @@ def installed_bin(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_installed_wheel_runs_the_demo(installed_bin: Path, tmp_path: Path) -> None:
     lacking.require("typer", "skimage")
     assert run(installed_bin / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
-    output = run(
-        installed_bin / "gpuload",
-        "demo",
-        "--images=16",
-        "--seconds=0.1",
-        "--rounds=1",
-        "--workers=1",
-        "--batch-size=8",
-        cwd=tmp_path,
-    )
+    options = ["--images=16", "--seconds=0.1", "--rounds=1", "--workers=1", "--batch-size=8"]
+    output = run(installed_bin / "gpuload", "demo", *options, cwd=tmp_path)
     assert "images/s" in output
     assert (tmp_path / "demo-out" / "inspect.html").stat().st_size > 10_000
 

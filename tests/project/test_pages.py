@@ -1,4 +1,4 @@
-"""What pages name is there: files, links, commands, packages; and each module says what it is."""
+"""The files, links, commands and extras that pages name exist; each module has a docstring; workflows and hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_rooms import FLOORS, PACKAGE
 from gpuload import __version__
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ("docs/project/", "docs/reference/")  # by building the site
+GENERATED = ("docs/project/", "docs/reference/")  # when the site is built
 DOCS = sorted(
     page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(GENERATED)
 )
@@ -31,8 +31,8 @@ PAGES = [
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")
-FOLDERS = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # that paths on pages begin at
-ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # the user's, and PyTorch's
+FOLDERS = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # which paths on pages start at
+ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # files of the user and of PyTorch
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -74,7 +74,7 @@ SOURCES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.rglob("*
 
 
 def extras_of(text: str) -> list[list[str]]:
-    """The extras that each ``pip install 'gpuload[a,b]'`` or ``'.[a,b]'`` of a text names."""
+    """Return the extras of each ``pip install 'gpuload[a,b]'`` or ``'.[a,b]'`` of a text."""
     return [extras.split(",") for extras in re.findall(r"(?:gpuload|'\.)\[([a-z0-9]+(?:[,-][a-z0-9]+)*)\]", text)]
 
 

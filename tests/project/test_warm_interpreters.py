@@ -1,4 +1,4 @@
-"""Interpreters that are forked are to their parent, and to what they run, what fresh ones are."""
+"""helpers/warm_interpreters.py: forked interpreters behave like fresh ones, to their parent and to their program."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def run_python(popen, command, **options):
 
 @pytest.mark.parametrize("kind", ["-c", "-m", "script", "-P script"])
 def test_warm_program_has_the_state_of_a_fresh_one(warm_popen, tmp_path, kind):
-    (tmp_path / "told.py").write_text(PRINT_STATE)
-    command = {"-c": ["-c", PRINT_STATE], "-m": ["-m", "told"]}.get(kind, [*kind.split()[:-1], "./told.py"])
+    (tmp_path / "print_state.py").write_text(PRINT_STATE)
+    command = {"-c": ["-c", PRINT_STATE], "-m": ["-m", "print_state"]}.get(
+        kind, [*kind.split()[:-1], "./print_state.py"]
+    )
     reading, writing = os.pipe()
     try:
         options = {
             "cwd": tmp_path,
-            "env": {**os.environ, "TOLD": "yes"},
+            "env": {**os.environ, "EXAMPLE": "yes"},
             "pass_fds": [reading],
             "start_new_session": kind == "-m",
         }
@@ -59,7 +61,7 @@ def test_warm_program_has_the_state_of_a_fresh_one(warm_popen, tmp_path, kind):
         "import sys; sys.exit('why')",
         "import os; os.kill(os.getpid(), 9)",
         "import os; os._exit(7)",
-        "import atexit; atexit.register(print, 'at the end'); print('before')",
+        "import atexit; atexit.register(print, 'at the end'); print('first')",
         "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('later'))).start()",
         "def f():\n    raise ValueError('wrong')\nf()",
     ],

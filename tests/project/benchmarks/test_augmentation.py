@@ -1,6 +1,6 @@
-"""The benchmark of augmenting: all contenders of a case make the same kind of batch, and no figure goes astray."""
+"""The benchmark of augmentation: the contenders make the same kind of batch, and tables show each result."""
 
-# ruff: noqa: E402  (without torchvision, what is imported below ends the interpreter)
+# ruff: noqa: E402  (without torchvision, the imports below end the interpreter)
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNT = 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two photographs, one lying and one upright."""
+    """Two photographs, a landscape and a portrait."""
     root = tmp_path_factory.mktemp("photographs")
     for number, (height, width) in enumerate([(375, 500), (400, 300)]):
         Image.fromarray(smooth_image(height, width, number)).save(root / f"{number}.jpg")
@@ -51,7 +51,7 @@ def photographs(folder):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_contenders_of_a_case_make_the_same_kind_of_batch(case, photographs):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers warn of their own futures
+        warnings.simplefilter("ignore")  # peers warn of future changes
         by_name = contenders(case, photographs, ["torch"], list(PEERS))
         batches = {name: contender.run(1) for name, contender in by_name.items() if isinstance(contender, Contender)}
     ours = batches.pop("gl.Augment torch" if case.section == "dense" else "gpuload torch")
@@ -60,7 +60,7 @@ def test_contenders_of_a_case_make_the_same_kind_of_batch(case, photographs):
     assert PEERS["batch"] in batches or case.boxes
     for name, batch in batches.items():
         assert batch.shape == ours.shape, name
-        # Kornia's results stay floats where ours are levels.
+        # Kornia's results are floats where ours are uint8.
         assert batch.dtype == (ours.dtype if case.floats or "Kornia" not in name else torch.float32), name
         assert batch.stride() == ours.stride(), name
 
@@ -76,7 +76,7 @@ def test_contenders_agree_where_nothing_is_random(photographs):
 
 @pytest.mark.parametrize("case", dense(), ids=lambda case: case.name)
 def test_augment_of_a_dense_batch_equals_the_stage(case, photographs):
-    """The module does as much for a batch as the stage does for its images: each has draws of its own."""
+    """The module draws for each image, like the stage."""
     [augment] = contenders(case, photographs, ["torch"], []).values()
     [stage] = contenders(replace(case, section="recipes"), photographs, ["torch"], []).values()
     assert isinstance(augment, Contender)
@@ -108,7 +108,7 @@ def test_backend_that_falls_back_to_torch_is_not_a_contender(photographs):
 
 
 def test_dali_by_hand_equals_the_stage(photographs):
-    """Without random parameters, its pixels are those of the stage; with them, each image has its own."""
+    """Pixels are equal without random parameters; with them, each image is drawn separately."""
     lacking.require("nvidia.dali")
     cases = {case.name: case for case in dense()}
     stage, by_hand = contenders(cases["dense, evaluation"], photographs, ["torch"], ["dali"]).values()
@@ -134,7 +134,7 @@ def test_photographs_are_repeated_and_resized(photographs):
     assert [image.size for image in photographs.pillow("photographs")] == [(500, 375), (300, 400)] * 2
     assert photographs.dense("photographs").shape == (COUNT, 3, 375, 500)
     assert photographs.dense("squares").shape == (COUNT, 3, 256, 256)
-    assert photographs.found == 2
+    assert photographs.file_count == 2
     assert torch.equal(photographs.dense("crops"), torch.stack(photographs.tensors("crops")))
     images = photographs.ragged("crops")
     first = images.pixels[: 224 * 224 * 3].view(224, 224, 3).permute(2, 0, 1)
@@ -142,7 +142,7 @@ def test_photographs_are_repeated_and_resized(photographs):
 
 
 class Ticks:
-    """A clock by which each turn takes as long as its contender says."""
+    """A clock by which each turn takes as long as its contender returns."""
 
     def __call__(self, run, turn):
         return Reading(run(turn), 0.0)
@@ -274,8 +274,8 @@ def test_backends_page_has_the_table_of_plans(capsys):
     assert command.main(["--plans"]) == 0
     table = capsys.readouterr().out
     page = (REPOSITORY / "docs" / "backends.md").read_text()
-    made_by = "<!-- made by: python -m benchmarks.augmentation --plans -->\n"
-    assert f"{made_by}{table}\n" in page, f"put this table below {made_by!r} in docs/backends.md:\n{table}"
+    comment = "<!-- made by: python -m benchmarks.augmentation --plans -->\n"
+    assert f"{comment}{table}\n" in page, f"put this table below {comment!r} in docs/backends.md:\n{table}"
 
 
 def test_table_of_plans_names_transforms_that_torch_runs(monkeypatch):

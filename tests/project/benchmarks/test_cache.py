@@ -1,4 +1,4 @@
-"""The benchmark of caches that are too small: hits are those that are expected."""
+"""The benchmark of caches that are too small: the measured hit rate is the expected one."""
 
 from __future__ import annotations
 

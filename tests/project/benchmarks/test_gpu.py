@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU run through on the CPU: every row that can run there does, and none is lost with another."""
+"""The benchmarks for a GPU, run on the CPU: each row that can run there, the report, and failures of single rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from benchmarks.peers.protocol import Peer
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "benchmarks" / "gpu.sh"
-# What most rows import first, where it is there.
+# The first imports of most rows.
 PREIMPORTS = """
 import contextlib, torch
 with contextlib.suppress(ImportError): import triton.language
 with contextlib.suppress(ImportError, SystemExit): import benchmarks.peers.torchvision_import
 """
-# The rows that each package is needed for; `absent` says that it is not there.
+# The rows that need each package.
 ROWS_BY_PACKAGE = {
     "nvidia.dali": {"dali_cpu", "dali"},
     "kornia": {"kornia", "kornia_own"},
@@ -45,11 +45,11 @@ ROWS_BY_PACKAGE = {
 }
 
 
-# -- what a row measures ----------------------------------------------------------------------------------------------
+# -- the measurements of a row ----------------------------------------------------------------------------------------
 
 
 class TickingDevice:
-    """A device whose clock goes on by a second with each mark."""
+    """A device whose clock advances with each mark."""
 
     def __init__(self) -> None:
         self.clock = count()
@@ -70,11 +70,11 @@ def test_measured_counts_the_time_between_steps_as_waiting():
     batches = iter([(torch.zeros(5), torch.tensor(number)) for number in range(100)])
     pace = Pace(warm_s=0, round_s=0, rounds=2, steps=3)
     figures = measured(batches, lambda images, labels: labels_seen.append(int(labels)), device, pace, 2)  # pyright: ignore
-    assert labels_seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first one; what lay ready is not measured
+    assert labels_seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first; prefetched ones are skipped
     assert figures["idle_ms"] == [3, 3]
     assert figures["waiting"] == [6 / 12, 6 / 12]
     assert all(rate > 0 for rate in figures["images_per_s"])
-    assert device.waits == 5  # behind the first batch, and around each round
+    assert device.waits == 5  # after the first batch, and around each round
 
 
 def test_endless_repeats_epochs_and_refuses_empty_ones():
@@ -223,7 +223,7 @@ def test_failing_row_does_not_lose_other_rows(tmp_path, monkeypatch, capsys):
     }
     row, communicate = command._row, subprocess.Popen.communicate
 
-    def hasty(name, *args):  # only what does not end by itself has little time, which begins when it has printed
+    def hasty(name, *args):  # only the row that does not end by itself has a short limit, which begins once it prints
         monkeypatch.setattr(command, "ROW_LIMIT_S", 1.0 if name == "torch" else 60.0)
         return row(name, *args)
 
@@ -314,14 +314,14 @@ def run_script(part: str, folder: Path, **environment: str) -> tuple[int, str]:
     return result.returncode, result.stdout
 
 
-# Rows that run the same code as another row.
+# Rows that run the code of another row.
 REDUNDANT_ROWS = {"decoding": {"packed_cuttable", "packed_cuttable_64", "light_device"}, "peers": {"fused"}}
 
 
 @pytest.fixture(scope="module")
 def forking_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter whose rows are forked from a process that has torch and torchvision, which is half of what they
-    would take."""
+    """An interpreter whose rows are forked from a process that has imported torch and torchvision, which takes half
+    of their time."""
     python = tmp_path_factory.mktemp("bin") / "python"
     forked = f'{sys.executable} -P {REPOSITORY / "tests" / "helpers" / "warm_interpreters.py"} -m "{PREIMPORTS}"'
     python.write_text(
@@ -335,7 +335,7 @@ exec {sys.executable} "$@"
 
 
 def missing_rows() -> set[str]:
-    """The rows that lack a package here, or a GPU."""
+    """Return the rows that lack a package or a GPU."""
     needing_gpu = {name for name, feed in FEEDS.items() if feed.needs_gpu}
     return needing_gpu.union(*(ROWS_BY_PACKAGE.get(package, set()) for package in missing_packages()))
 
@@ -434,7 +434,7 @@ def test_gpu_script_leaves_an_archive_if_it_fails(tmp_path, environment, message
 @pytest.mark.processes
 @pytest.mark.parametrize(("category", "expected"), [("DeprecationWarning", 0), ("RuntimeWarning", 1)])
 def test_gpu_script_fails_only_on_runtime_warnings(tmp_path, category, expected):
-    """gpuload's own warnings are RuntimeWarnings."""
+    """The warnings of gpuload are RuntimeWarnings."""
     (tmp_path / "tests").mkdir()
     path = tmp_path / "tests" / "test_it.py"
     program = (

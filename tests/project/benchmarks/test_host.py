@@ -1,4 +1,4 @@
-"""The benchmark of the main thread's time takes a device's path, and says who plans its batches."""
+"""The benchmark of the main thread's time takes the path of a device, and reports which processes plan batches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ torchvision()
 from benchmarks import host  # noqa: E402
 from gpuload.loader.stats import Part, Stats  # noqa: E402
 
-# The kernels of a batch: the weights of the resize, and the fused pass; with jitter also the mean levels for the
-# contrast, and a pass behind them.
+# The kernels of a batch: the weights of the resize, and the fused pass; jitter also needs the mean levels for the
+# contrast, and a second pass.
 LAUNCHES = {"classic": 2, "classic + ColorJitter": 5}
 
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter computes the same when it is hastened, and leaves the language as it was."""
+"""`speed_up_interpreter`: Triton's interpreter gives the same results, and the language is left as it was."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_speed_up_interpreter_keeps_results_and_the_language():
 @triton.jit
 def _mixed(bytes_in, words_in, floats_out, height: tl.constexpr, width: tl.constexpr):
     rows, columns = tl.arange(0, height)[:, None], tl.arange(0, width)[None, :]
-    small = tl.load(bytes_in + rows)  # a column of uint8, beside a row of int32
+    small = tl.load(bytes_in + rows)  # a column of uint8, combined with a row of int32
     sums = small + tl.load(words_in + columns)
     tl.store(floats_out + rows * width + columns, sums / 2 + small * 0.5)
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 4), (4, 2), (4, 4)])
 def test_speed_up_interpreter_keeps_types_and_shapes_of_results(height, width):
-    """They are kept from launch to launch, also where a shape comes again with other types."""
+    """Types and shapes are cached between launches; a shape may come again with other types."""
     small = torch.arange(250, 250 + height, dtype=torch.uint8)
     for words in (torch.arange(width, dtype=torch.int32) - 2, torch.arange(width, dtype=torch.int16) * 300):
         output = torch.zeros(height, width)

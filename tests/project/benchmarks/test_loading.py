@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: what is called met must be met."""
+"""The benchmark of loaders: ratios and goals, the copies of photographs, and a short run of its peers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_docstring_examples_of_loading_hold() -> None:
 
 
 def test_ratio_is_taken_within_rounds() -> None:
-    """A machine half as fast in the second round changes no ratio."""
+    """The machine is half as fast in the second round."""
     results = {"gpuload": rounds(200, 100), "dali": rounds(100, 50)}
     assert ratio(results, "gpuload", "dali") == (2, 2, 2)
 
@@ -169,8 +169,6 @@ def test_parse_selects_peers_and_refuses_wrong_options(capsys: pytest.CaptureFix
 
 
 def test_draw_region_stays_within_the_image() -> None:
-    import numpy as np
-
     rng = np.random.default_rng(0)
     for _ in range(300):
         top, left, bottom, right = draw_region(rng, 40, 300)
@@ -182,7 +180,7 @@ def test_draw_region_stays_within_the_image() -> None:
 def test_decoder_alone_lets_a_slow_process_take_fewer_files(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first process waits in its first file until the other has decoded all the rest."""
+    """The first process waits in its first file until the other has decoded all others."""
     root = copy_photos(jpeg_folder, tmp_path, 48)
     context = multiprocessing.get_context("fork")
     numbers, first_began, others_done = context.Value("q", 0), context.Event(), context.Event()

@@ -1,4 +1,4 @@
-"""What memory processes have, of which some is shared."""
+"""The memory of processes, of which some is shared."""
 
 from __future__ import annotations
 

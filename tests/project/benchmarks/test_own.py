@@ -1,4 +1,4 @@
-"""The benchmark of transforms of the user's own runs, and has a line for each case."""
+"""The benchmark of the user's own transforms prints a line for each case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of packing: what it makes of figures, and that every way runs and says what it took."""
+"""The benchmark of packing: its verdicts, and a short run of every way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_round(bare: float, one: float, pack: float) -> dict[str, dict[str, float
     ("bare", "one", "is_near", "is_growing"), [(10, 13, True, True), (9, 13, False, True), (10, 11, True, False)]
 )
 def test_judge_compares_within_rounds(bare: float, one: float, is_near: bool, is_growing: bool) -> None:
-    """A machine that is half as fast in one round changes nothing."""
+    """The machine is half as fast in one round."""
     rounds = [one_round(bare, one, 12), one_round(2 * bare, 2 * one, 24), one_round(bare, one, 12)]
     assert [verdict.met for verdict in packing.judge({"as they are": rounds})] == [is_near, is_growing]
 
@@ -45,7 +45,7 @@ def test_packing_benchmark_runs_every_way(tmp_path: Path, capsys: pytest.Capture
         assert rounds.keys() == set(ways)
         assert all(times["wall_s"] > 0 and times["cpu_s"] > 0 for times in rounds.values())
     assert "pack, 2 workers" in output
-    assert not list((tmp_path / "cache").glob("packing*")), "what was written is removed"
+    assert not list((tmp_path / "cache").glob("packing*")), "the benchmark left files"
 
 
 @pytest.mark.processes

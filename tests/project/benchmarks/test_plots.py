@@ -1,4 +1,4 @@
-"""The pictures and the table of README.md show what was recorded, and what transforms make."""
+"""The tables and pictures of pages equal the recorded results, and the output of transforms."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def test_sheet_of_augmented_photographs_equals_the_committed_one():
     lacking.require("skimage")
     with Image.open(plot_augmented.PICTURE) as committed:
         difference = np.abs(np.asarray(committed, np.int16) - np.asarray(plot_augmented.draw_sheet(), np.int16))
-    assert difference.mean() < 4, "run `python -m benchmarks.plot_augmented`"  # a JPEG's
+    assert difference.mean() < 4, "run `python -m benchmarks.plot_augmented`"  # the difference of a JPEG
     assert plot_augmented.PICTURE.stat().st_size < 200_000

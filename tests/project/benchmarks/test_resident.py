@@ -1,4 +1,4 @@
-"""The benchmark of a dataset that stays: each way gives its rates."""
+"""The benchmark of a dataset that stays on the device measures each way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of small rows runs, with both loaders beside each other."""
+"""The benchmark of small rows measures both loaders."""
 
 from __future__ import annotations
 

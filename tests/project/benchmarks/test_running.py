@@ -1,4 +1,4 @@
-"""What benchmarks share: tables that fit, and ways that take turns."""
+"""The shared code of benchmarks: tables, and the order in which ways and processes take turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of many sleeping workers: its cells, and the processes that it compares with."""
+"""The benchmark of many sleeping workers: its cells and its dataset."""
 
 from __future__ import annotations
 

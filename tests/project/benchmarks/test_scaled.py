@@ -1,4 +1,4 @@
-"""The benchmark of scaled decoding: what it makes of figures, and that it runs."""
+"""The benchmark of scaled decoding: its statistics, the fit of its constants, and a short run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_is_near_best_and_summarize_compare_with_the_better_way():
     assert is_near_best([make_measurement(10, 9.6, False)])
     assert not is_near_best([make_measurement(10, 9.4, False)])
     assert is_near_best([make_measurement(10, 9.4, False), make_measurement(20, 10, True)]), (
-        "the costs of a photograph's regions are added up"
+        "the costs of a photograph's regions add up"
     )
     assert not is_near_best([make_measurement(10, 9.4, False), make_measurement(10, 9.4, False)])
     photos = [
@@ -80,7 +80,7 @@ def test_is_settled_once_the_ratio_is_known():
 
 
 def measurements_by_model(constants: np.ndarray, rng: np.random.Generator, count: int = 40) -> list[RegionMeasurement]:
-    """Regions that cost what a model with these constants says, each measured at another speed of the machine."""
+    """Return regions whose costs follow a model with these constants, each measured at another speed."""
     terms = rng.uniform(1e6, 1e7, (count, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)
     figures = []
     for exact, fast in terms:
@@ -100,7 +100,7 @@ def test_fit_constants_recovers_the_constants_of_a_model():
     assert list(fitted) == [*FITTED, *SCALED_FITTED]
     ratios = np.array(list(fitted.values())) / constants
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
-    assert 0.5 < ratios[0] < 2, "by and large, the machine's speed"
+    assert 0.5 < ratios[0] < 2, "the ratio should be close to the machine's speed"
 
 
 def test_apply_constants_in_use_repeats_the_measured_choices():
@@ -118,7 +118,7 @@ def test_count_robust_requires_the_best_choice_with_shifted_constants():
     exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
     close = make_measurement(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
     assert apply_constants(read_constants(), [close])[0].fast
-    assert count_robust([[close]]) == 0, "with another of the two the way that costs 10% more is chosen"
+    assert count_robust([[close]]) == 0, "with a shifted constant, the way that costs 10% more is chosen"
     far = close._replace(exact_terms=tuple(2 * term for term in exact))
     assert count_robust([[far]]) == 1
 

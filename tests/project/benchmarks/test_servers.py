@@ -1,4 +1,4 @@
-"""Datasets at real servers: nginx for HTTP, rclone for S3. Skipped where these are not installed."""
+"""Datasets at real servers, if installed: nginx for HTTP, rclone for S3."""
 
 from __future__ import annotations
 

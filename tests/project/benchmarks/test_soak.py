@@ -1,4 +1,4 @@
-"""The soak test kills workers and damages files, and reports both."""
+"""The soak test kills workers, damages files, and reports both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks of stores: equal batches are called equal and others are not, ratios are within rounds."""
+"""The benchmarks of stores: comparisons of their batches, verdicts, and a short run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small photographs of three classes, in the order of their names, and all stores of them."""
+    """A folder of small photographs of three classes, and all stores of these."""
     base = tmp_path_factory.mktemp("sources")
     for number, data in enumerate(jpegs()[:COUNT]):
         folder = base / "train" / f"class_{number // 4}"
@@ -50,7 +50,7 @@ def test_comparison_of_a_store_over_http_is_equal(base: Path) -> None:
 @pytest.mark.processes
 def test_comparison_reports_other_labels_and_errors(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Changed:
-        """One class, in one sample, is another."""
+        """A dataset with another label in one sample."""
 
         def __init__(self, dataset: Any) -> None:
             self.dataset = dataset
@@ -84,7 +84,7 @@ def one_round(**rates: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("our_rate", "met"), [(199, False), (200, True)])
 def test_judge_compares_with_the_fastest_other_reader(our_rate: float, met: bool) -> None:
-    """A machine half as fast in the second round changes nothing."""
+    """The machine is half as fast in the last round."""
     rounds = [one_round(TarShards=our_rate, LitData=200, WebDataset=100)] * 2 + [
         one_round(TarShards=our_rate / 2, LitData=100)
     ]
@@ -101,7 +101,6 @@ def test_judge_compares_arrays_with_memcpy(our_rate: float, met: bool) -> None:
 
 @pytest.mark.processes
 def test_sources_benchmark_runs_and_names_missing_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also that a reader whose package is absent says so, and fails nothing."""
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, data in enumerate(jpegs()[:4]):

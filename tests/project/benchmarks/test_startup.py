@@ -1,4 +1,4 @@
-"""The benchmark of the start runs, and reports each way beside the others."""
+"""The benchmark of the start of loaders, and of compiling kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_startup_benchmark_measures_each_loader(tmp_path, capsys, monkeypatch):
     cells = json.loads(path.read_text())
     assert list(cells) == ["folder gpuload 1", "folder fork 1"]
     assert all(cell["first_batch_s"] > 0 and cell["own_mb"] > 10 for [cell] in cells.values())
-    assert all(cell["shared_mb"] > 0 for [cell] in cells.values())  # batches that wait to be taken
+    assert all(cell["shared_mb"] > 0 for [cell] in cells.values())  # prefetched batches
     assert cells["folder gpuload 1"][0]["back_ms"] > 0
     assert "batch, s" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The peer TurboLoader: labels belong to their images, and how much less it does is what docs/performance.md says."""
+"""The peer TurboLoader: its labels, and the work that it saves according to docs/performance.md."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """To how many CPUs the process would be bound; it is not."""
+    """The numbers of CPUs to which the process would have been bound."""
     counts: list[int] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: counts.append(len(cpus)))
     return counts
@@ -68,7 +68,7 @@ def test_turboloader_decodes_with_the_fast_dct() -> None:
 
 
 def test_turboloader_crops_from_an_image_decoded_at_half_size(tmp_path: Path) -> None:
-    """A checkerboard of single pixels is lost at half the size; a crop that is enlarged would show it."""
+    """A checkerboard of single pixels is lost at half the size; an enlarged crop would show it."""
     import turboloader
 
     y, x = np.mgrid[0:512, 0:512]
@@ -82,7 +82,7 @@ def test_turboloader_crops_from_an_image_decoded_at_half_size(tmp_path: Path) ->
             archive.addfile(member, io.BytesIO(file.getvalue()))
     options = {"batch_size": 32, "output_format": "pytorch", "train_aug": True, "antialias": True}
     contrast = {}
-    for size in (224, 500):  # of 256, which is half, the whole covers 224, but not 500
+    for size in (224, 500):  # half the size is 256, which suffices for 224, but not for 500
         ((images, _),) = turboloader.DataLoader(str(tmp_path / "boards.tar"), image_size=size, **options)
         contrast[size] = 255 * images.std((1, 2, 3)).max()
     assert contrast[224] < 3

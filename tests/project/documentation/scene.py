@@ -1,4 +1,4 @@
-"""What the blocks of pages find: files in their folder, and the names that a reader would have."""
+"""The files and names that the blocks of each page need, as a reader would have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import gpuload as gl
 from gpuload import transforms as T
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Pages whose blocks import and define all that they use, with the names that they say are the reader's own.
+# Pages whose blocks import and define all names, except for these of the reader.
 COMPLETE: dict[str, tuple[str, ...]] = {
     "README.md": ("loader", "train"),
     "docs/decoding.md": (),
@@ -35,7 +35,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
 
 
 def write_images(folder: Path) -> None:
-    """The images that most pages read."""
+    """Write the images that most pages read."""
     pictures = [jpeg_bytes(smooth_image(90 + 10 * (number % 2), 120, number)) for number in range(16)]
     for number, picture in enumerate(pictures):
         for part in ("train", "val"):
@@ -55,7 +55,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def page_names(page: str) -> dict[str, Any]:
-    """What a page's blocks expect to be there; its files are made in the folder that they run in."""
+    """Return the names that a page's blocks expect, and write the page's files into the current folder."""
     import torch
 
     dataset = gl.ImageFolder("imagenet/train")
@@ -78,7 +78,7 @@ def page_names(page: str) -> dict[str, Any]:
 
 
 class Timm:
-    """What pages ask of timm, whose import takes four seconds; `T.from_timm` is tested with timm's own."""
+    """A stand-in for timm, whose import takes four seconds. The tests of `T.from_timm` use timm itself."""
 
     class data:
         @staticmethod
@@ -121,7 +121,7 @@ def moving() -> dict[str, Any]:
 
 
 def keep_your_loader() -> dict[str, Any]:
-    """Loaders of others over small images; LeRobot's dataset is made up, for it would be fetched."""
+    """Return other libraries' loaders over small images, and a stand-in for LeRobot's dataset, which is downloaded."""
     import datasets
     import torch
     from torch.utils.data import DataLoader
@@ -136,7 +136,7 @@ def keep_your_loader() -> dict[str, Any]:
         return [cameras | {"observation.state": torch.rand(14), "action": torch.rand(50, 14), "task": name}] * 8
 
     def stateful(*arguments: Any, **options: Any) -> Any:
-        with warnings.catch_warnings():  # of torchdata, which calls what torch has deprecated
+        with warnings.catch_warnings():  # torchdata calls deprecated functions of torch
             warnings.simplefilter("ignore", UserWarning)
             return StatefulDataLoader(*arguments, **options)
 
@@ -238,7 +238,7 @@ def text() -> dict[str, Any]:
 
 
 def data() -> dict[str, Any]:
-    """Stores of every kind, with hardly anything in them."""
+    """Write small stores of each kind."""
     import h5py
     import lmdb
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""The recipe of docs/howto/dataset_in_memory.md has the bits of a loader of the dataset, also after a resume."""
+"""The recipe of docs/howto/dataset_in_memory.md gives the bits of a loader of the dataset, also when resumed."""
 
 from __future__ import annotations
 

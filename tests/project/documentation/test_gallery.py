@@ -1,4 +1,4 @@
-"""The gallery has a picture of each transform, of the code that it shows."""
+"""The gallery shows a picture of each transform below its code."""
 
 from __future__ import annotations
 

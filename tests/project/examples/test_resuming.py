@@ -1,4 +1,4 @@
-"""Examples that are ended in the middle of an epoch, and started again, train as if nothing had happened."""
+"""Examples that are killed in the middle of an epoch, and restarted, train as if they had not been killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,88 +21,73 @@ from project.examples.conftest import FOLDER, Steps
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    # Of the frameworks' own.
+    # Warnings of the frameworks.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 LIMIT_S = 150
 EPOCHS, STEPS, KILLED_AFTER = 2, 4, 7
+LAST_SAVED = 6  # the last multiple of --save-every
 
 
 class Killed(Exception):
     pass
 
 
-def check_killed_run_resumes(
+@pytest.fixture
+def accelerator_state() -> Iterator[None]:
+    """Reset the global state of Accelerate, which its Trainer uses too, after the test."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(True)
+
+
+@pytest.mark.usefixtures("accelerator_state")
+@pytest.mark.parametrize(
+    ("name", "folder_option", "package"),
+    [
+        ("keep_your_loader", "--checkpoint", None),
+        ("with_accelerate", "--checkpoint", None),
+        ("with_lightning", "--folder", "pytorch_lightning"),
+        ("with_trainer", "--folder", "transformers"),
+    ],
+)
+def test_example_resumes_after_being_killed(
     run: Callable[..., str],
     steps: Steps,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     folder_option: str,
-    *options: object,
+    package: str | None,
 ) -> None:
-    """Runs an example to its end, and ended in the second epoch and started again: `where` is the option of its
-    folder."""
-    run(name, *options, folder_option, "whole")
+    if package in ("pytorch_lightning", "transformers"):
+        peers.torchvision()  # which these packages import
+        lacking.require(package)
+    options = ["--epochs", EPOCHS, "--save-every", 2, folder_option]
+    run(name, *options, "uninterrupted")
     uninterrupted = list(steps.losses)
     assert len(uninterrupted) == EPOCHS * STEPS
     assert sum(uninterrupted[STEPS:]) < 0.95 * sum(uninterrupted[:STEPS])
     assert steps.sizes == [32] * len(uninterrupted)
     steps.losses.clear()
-    original = F.cross_entropy
+    cross_entropy = F.cross_entropy
 
-    def killing(*args, **keywords):
+    def cross_entropy_until_killed(*arguments, **keywords):
         if len(steps.losses) == KILLED_AFTER:
             raise Killed
-        return original(*args, **keywords)
+        return cross_entropy(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(F, "cross_entropy", killing)
+        patch.setattr(F, "cross_entropy", cross_entropy_until_killed)
         with pytest.raises(Killed):
-            run(name, *options, folder_option, "killed")
-    interrupted = list(steps.losses)
-    assert interrupted == pytest.approx(uninterrupted[:KILLED_AFTER], abs=1e-5)
+            run(name, *options, "killed")
+    assert steps.losses == pytest.approx(uninterrupted[:KILLED_AFTER], abs=1e-5)
     steps.losses.clear()
-    run(name, *options, folder_option, "killed")
-    saved = KILLED_AFTER // 2 * 2  # the last multiple of --save-every
-    assert steps.losses == pytest.approx(uninterrupted[saved:], abs=1e-5)
+    run(name, *options, "killed")
+    assert steps.losses == pytest.approx(uninterrupted[LAST_SAVED:], abs=1e-5)
 
 
-def test_dataloader_example_resumes_after_being_killed(run, steps, monkeypatch):
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    check_killed_run_resumes(run, steps, monkeypatch, "keep_your_loader", "--checkpoint", *options)
-
-
-def test_accelerate_example_resumes_after_being_killed(run, steps, monkeypatch):
-    from accelerate.state import AcceleratorState
-
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    try:
-        check_killed_run_resumes(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
-    finally:
-        AcceleratorState._reset_state(True)
-
-
-def test_lightning_example_resumes_after_being_killed(run, steps, monkeypatch):
-    peers.torchvision()  # Lightning's torchmetrics imports it
-    lacking.require("pytorch_lightning")
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    check_killed_run_resumes(run, steps, monkeypatch, "with_lightning", "--folder", *options)
-
-
-def test_trainer_example_resumes_after_being_killed(run, steps, monkeypatch):
-    peers.torchvision()
-    lacking.require("transformers")
-    from accelerate.state import AcceleratorState
-
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    try:
-        check_killed_run_resumes(run, steps, monkeypatch, "with_trainer", "--folder", *options)
-    finally:
-        AcceleratorState._reset_state(True)
-
-
-# The example, whose labels are the numbers of the images; it writes down what each step sees. The second process ends
-# itself in the second epoch, in its first life.
+# The example with the images' numbers as labels, which each step writes to a file. The second process kills itself in
+# the second epoch, unless it was restarted.
 RECORDING_DDP = f"""
 import json, os, runpy, signal, sys
 import numpy as np
@@ -141,19 +126,18 @@ finally:
 
 
 def sample_numbers(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
-    """The numbers of the images of each step, of all processes together."""
+    """Return the images' numbers of each step, of all processes together."""
     lines = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
     return [[number for line in step for number in json.loads(line)] for step in zip(*lines, strict=False)]
 
 
 def printed_losses(text: str) -> dict[int, float]:
-    """The loss of each step that was printed."""
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
 @pytest.mark.usefixtures("warm")
 def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path, monkeypatch, capsys):
-    """What two processes lose and take up again is what one process does that nothing happens to."""
+    """Two processes, of which one is killed, train like a single one that is not."""
     monkeypatch.syspath_prepend(FOLDER)
     options = ["--epochs", str(EPOCHS), "--save-every", "2", "--workers", "1", "--device", "cpu", "--checkpoint"]
     with socket.socket() as free_socket:
@@ -173,7 +157,7 @@ def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path,
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc-per-node=2"]
     command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    # With torchrun's own store gloo finds the addresses of processes that were killed.
+    # In a store that torchrun shares, gloo would find the addresses of killed processes.
     environment |= {
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
@@ -188,10 +172,9 @@ def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path,
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
-    saved = KILLED_AFTER // 2 * 2
-    assert f"resuming from two.pt, after step {saved}" in output
+    assert f"resuming from two.pt, after step {LAST_SAVED}" in output
     assert printed_losses(output) == pytest.approx(expected_losses, abs=1e-4)
     before_kill, after_resume = sample_numbers(tmp_path, 0, ranks=2), sample_numbers(tmp_path, 1, ranks=2)
     assert before_kill == uninterrupted[: len(before_kill)]
     assert len(before_kill) == KILLED_AFTER
-    assert after_resume == uninterrupted[saved:]
+    assert after_resume == uninterrupted[LAST_SAVED:]

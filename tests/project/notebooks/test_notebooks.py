@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: run from top to bottom, with outputs, small. That they run, nbmake tests."""
+"""The committed notebooks were run from top to bottom, have outputs, and are small. nbmake tests that they run."""
 
 from __future__ import annotations
 

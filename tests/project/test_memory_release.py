@@ -1,4 +1,4 @@
-"""What a batch or a loader held is free when it is gone, not when the garbage collector comes by."""
+"""Batches and rings are freed as soon as they are deleted, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ pytestmark = pytest.mark.processes
 
 
 class SamplesWithTargets:
-    """Sample i: an image, an array, a mask and boxes."""
-
     def __len__(self):
         return 24
 
@@ -42,7 +40,7 @@ def mapped_rings() -> list[str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return [link for link in links if "gpuload-ring" in link]
 
