@@ -124,8 +124,8 @@ def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdi
 def ratio_to_fastest(
     rounds: Sequence[Round], ours: str, others: Sequence[str], kind: str, state: str
 ) -> tuple[float | None, str]:
-    """Divide the rate of `ours` by that of the fastest of `others`, within each round that has both. Return the median, and
-    the fastest of `others` in the last round."""
+    """Divide the rate of `ours` by that of the fastest of `others`, within each round that has both. Return the
+    median, and the fastest of `others` in the last round."""
     ratios, fastest = [], ""
     for readers in rounds:
         rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (ours, *others)}
