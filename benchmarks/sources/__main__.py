@@ -32,7 +32,7 @@ MEMCPY_SHARE: Final = 0.8  # goal of ArrayFile: share of memcpy's rate
 LIMIT_S: Final = 600
 # For all readers: keep freed memory in the process, as in a process that has been running for a while.
 MALLOC: Final = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"}
-# The packages, and those of their dependencies that are not installed with gpuload's tests.
+# The packages, and their dependencies that are not installed with gpuload's tests.
 PEERS: Final = (
     "webdataset==1.0.2", "braceexpand==0.1.7",
     "litdata==0.2.76", "boto3==1.44.5", "botocore==1.44.5", "s3transfer==0.19.3", "jmespath==1.1.0", "obstore==0.12.1",
