@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 import typer
+from helpers.programs import run_python
 from typer.testing import CliRunner
 
+import gpuload
 from gpuload.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
@@ -82,8 +82,7 @@ def test_python_m_gpuload_version_does_not_import_torch() -> None:
         "try: runpy.run_module('gpuload', run_name='__main__')\n"
         "except SystemExit as ended: print('torch' in sys.modules, ended.code)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.stdout.splitlines()[1:] == ["False 0"], result.stderr
+    assert run_python(code)[0] == f"gpuload {gpuload.__version__}\nFalse 0\n"
 
 
 def test_shared_options_have_one_name_and_one_help_in_all_commands() -> None:

@@ -1,4 +1,4 @@
-"""``gpuload demo``, and the version and help of the command line."""
+"""``gpuload demo``, and the command line without its packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from helpers import lacking
 from rich.console import Console
 from typer.testing import CliRunner
 
-import gpuload
 from gpuload.cli.app import app
 from gpuload.cli.demo import run
 
@@ -97,11 +96,6 @@ def test_demo_of_missing_data_or_on_an_unknown_device_fails(
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
-
-
-def test_version_and_help_are_printed() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output == f"gpuload {gpuload.__version__}\n"
-    assert "demo" in CliRunner().invoke(app, ["--help"]).output
 
 
 @pytest.mark.processes

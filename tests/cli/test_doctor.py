@@ -6,13 +6,12 @@ import io
 import json
 import os
 import resource
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.programs import run_python
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -312,9 +311,7 @@ print(json.dumps(findings))
 
 @pytest.mark.processes
 def test_check_page_locking_under_a_real_limit_of_64_kb_is_broken() -> None:
-    result = subprocess.run([sys.executable, "-c", MEMLOCK], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    (small_state, small_details, *_), (state, details, fix, text) = json.loads(result.stdout)
+    (small_state, small_details, *_), (state, details, fix, text) = json.loads(run_python(MEMLOCK)[0])
     assert (small_state, small_details) == ("works", "16 KB were locked as a test; the limit (ulimit -l) is 64 KB")
     assert state == "broken"
     assert details.startswith("64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB")

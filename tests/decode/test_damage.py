@@ -4,13 +4,12 @@ print nothing."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import lacking
 from helpers.decoders import pillow_pixels
+from helpers.programs import run_python
 from PIL import ImageFile
 
 from gpuload.datasets.sample import Encoded
@@ -197,15 +196,9 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
         "        except DecodeError as error:\n            print(path.name, error)\n"
         "print('still here', file=sys.stderr)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert result.stderr == "still here\n"
-    assert re.search(r"^c the JPEG cannot be decoded", result.stdout, re.MULTILINE)
+    output, errors = run_python(code, tmp_path, flags=("-W", "error"))
+    assert errors == "still here\n"
+    assert re.search(r"^c the JPEG cannot be decoded", output, re.MULTILINE)
 
 
 @pytest.mark.processes
@@ -226,10 +219,7 @@ def test_nvimagecodec_frees_the_memory_of_an_image_that_it_refused(tmp_path, pic
         "import PIL.JpegImagePlugin, PIL.Image\ndecode('small')\nbefore = resident()\n"
         "assert decode('large') == 6000\ndecode('small')\nprint(resident() - before)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert int(result.stdout) < 30 << 20  # the image has 108 MB
+    assert int(run_python(code, tmp_path)[0]) < 30 << 20  # the image has 108 MB
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import lacking
 from helpers.decoders import NAMES, decoder_by, pillow_pixels
+from helpers.programs import run_python
 from PIL import Image
 
 from gpuload.datasets.sample import Encoded, read
@@ -259,8 +258,7 @@ def test_importing_gpuload_decode_imports_neither_decoders_nor_torch():
         "import sys, gpuload.decode\n"
         "print([name for name in ('torch', 'PIL', 'nvidia', 'simplejpeg') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[]"
+    assert run_python(code) == ("[]\n", "")
 
 
 WITH_OLD_NVIMAGECODEC = """
@@ -278,7 +276,7 @@ for workers in (0, 2):
         with gl.Loader(samples, 4, **options) as loader:
             for _ in range(2):
                 assert len(list(loader)) == 3
-    texts = [str(one.message) for one in caught if one.category is RuntimeWarning]
+    texts = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
     print(workers, len(texts), *texts)
 """
 
@@ -291,15 +289,8 @@ def test_nvimagecodec_that_is_too_old_warns_once(tmp_path):
     (package / "__init__.py").write_text('__version__ = "0.8.0"\n')
     tests = Path(__file__).parent.parent
     paths = os.pathsep.join(map(str, (tmp_path, tests, tests.parent)))
-    result = subprocess.run(
-        [sys.executable, "-c", WITH_OLD_NVIMAGECODEC],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    for workers, line in zip((0, 2), result.stdout.splitlines(), strict=True):
+    output, _ = run_python(WITH_OLD_NVIMAGECODEC, env={**os.environ, "PYTHONPATH": paths})
+    for workers, line in zip((0, 2), output.splitlines(), strict=True):
         assert line.startswith(f"{workers} 1 nvImageCodec is installed but cannot be used ("), line
         assert "found version 0.8.0, but 0.9 or newer is needed" in line
         assert "pip install --upgrade 'gpuload[cu13]'" in line
