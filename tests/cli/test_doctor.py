@@ -164,7 +164,9 @@ def test_check_memory_of_a_full_machine_is_broken(tmp_path: Path) -> None:
 def test_check_open_files_close_to_the_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.fork_server, "is_running", lambda: True)  # its descriptors are not needed again
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = limit - limits.descriptors_left() + 30
+    left = limits.descriptors_left()
+    assert left is not None
+    soft = limit - left + 30
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         left = limits.descriptors_left()
