@@ -419,9 +419,9 @@ def test_max_memory_counts_tiff_tiles_larger_than_the_image():
 def with_chunk(data: bytes, chunk: tuple[bytes, bytes], before: bytes) -> bytes:
     """Insert a chunk into a PNG, before the first chunk of another name."""
     name, content = chunk
-    where = data.index(before) - 4
+    position = data.index(before) - 4
     added = struct.pack(">L", len(content)) + name + content + struct.pack(">L", zlib.crc32(name + content))
-    return data[:where] + added + data[where:]
+    return data[:position] + added + data[position:]
 
 
 @pytest.mark.parametrize("before", [b"IDAT", b"IEND"])

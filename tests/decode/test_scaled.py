@@ -134,7 +134,7 @@ def test_decode_resized_of_a_cut_region_equals_uncut(way):
         out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
         with mock.patch("gpuload.decode.cut._pays_off", return_value=True):
             decoder.decode_resized(encoded, header, region, 2, "bilinear", out[0])
-        with mock.patch("gpuload.decode.scaled._shorten", return_value=None):  # markers behind the rows are a warning
+        with mock.patch("gpuload.decode.scaled._shorten", return_value=None):  # markers after the rows give a warning
             decoder.decode_resized(encoded, unmarked, region, 2, "bilinear", out[1])
         np.testing.assert_array_equal(*out)
     assert decoder.counts["scaled"] == 6

@@ -60,7 +60,7 @@ def test_read_pages_of_each_byte_order_and_of_big_tiffs(order: str, big: bool) -
     assert read_pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
 
 
-@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # those that Pillow reads
+@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # which Pillow reads
 def test_decode_returns_the_first_page(order: str, big: bool) -> None:
     data = tiff_file(page_tags(), page_tags(3, 16), order=order, big=big)
     assert decode(data, "L").tolist() == np.ones((HEIGHT, WIDTH, 1)).tolist()
@@ -148,5 +148,5 @@ def test_read_pages_stops_at_cycles_truncation_and_max_pages(monkeypatch: pytest
     monkeypatch.setattr(tiff, "MAX_PAGES", 5)
     with pytest.raises(DecodeError, match="this TIFF has more than 5 pages, of which"):
         decode(twelve_pages, "unchanged")
-    for length in range(len(twelve_pages)):  # nothing but fewer pages
+    for length in range(len(twelve_pages)):  # fewer pages, and no error
         assert len(read_pages(twelve_pages[:length])) <= 6

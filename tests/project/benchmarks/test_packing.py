@@ -13,16 +13,18 @@ from benchmarks import packing
 from benchmarks.packing import BARE, GROUPS, ONE_WORKER, PACK
 
 
-def one_round(bare: float, one: float, pack: float) -> dict[str, dict[str, float]]:
-    return {way: {"wall_s": wall, "cpu_s": wall} for way, wall in ((BARE, bare), (ONE_WORKER, one), (PACK, pack))}
+def one_round(bare: float, one_worker: float, pack: float) -> dict[str, dict[str, float]]:
+    return {
+        way: {"wall_s": wall, "cpu_s": wall} for way, wall in ((BARE, bare), (ONE_WORKER, one_worker), (PACK, pack))
+    }
 
 
 @pytest.mark.parametrize(
-    ("bare", "one", "is_near", "is_growing"), [(10, 13, True, True), (9, 13, False, True), (10, 11, True, False)]
+    ("bare", "one_worker", "is_near", "is_growing"), [(10, 13, True, True), (9, 13, False, True), (10, 11, True, False)]
 )
-def test_judge_compares_within_rounds(bare: float, one: float, is_near: bool, is_growing: bool) -> None:
+def test_judge_compares_within_rounds(bare: float, one_worker: float, is_near: bool, is_growing: bool) -> None:
     """The machine is half as fast in one round."""
-    rounds = [one_round(bare, one, 12), one_round(2 * bare, 2 * one, 24), one_round(bare, one, 12)]
+    rounds = [one_round(bare, one_worker, 12), one_round(2 * bare, 2 * one_worker, 24), one_round(bare, one_worker, 12)]
     assert [verdict.met for verdict in packing.judge({"as they are": rounds})] == [is_near, is_growing]
 
 
