@@ -13,19 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuload import errors
+
 PACKAGE = Path(__file__).parents[3] / "gpuload"
-ERRORS = {
-    "BackendError",
-    "CollateError",
-    "CompilerError",
-    "DecodeError",
-    "GpuloadError",
-    "LimitError",
-    "SampleError",
-    "TooManyErrors",
-    "WorkerError",
+BASES = {
+    name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.GpuloadError)
 }
-BASES = ERRORS | {"_ForwardedError"}
+ERRORS = {name for name in BASES if not name.startswith("_")}
 # Functions that return, and constants that hold, messages that are raised elsewhere.
 MAKERS = {
     "datasets/sample.py": {"explain_deep_pixels"},
