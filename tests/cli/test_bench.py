@@ -306,7 +306,7 @@ def test_bench_of_a_recipe_measures_no_peer(jpeg_folder: Path, tmp_path: Path, m
         (["{root}/bad", "--workers", "0"], "could not be replaced: all substitutes failed"),
     ],
 )
-def test_bench_of_a_missing_unknown_or_damaged_source_or_with_wrong_options_fails(
+def test_bench_of_an_unreadable_source_or_with_wrong_options_fails(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "a.zip").touch()

@@ -12,7 +12,7 @@ from helpers import lacking
 ROOT = Path(__file__).parents[2]
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in (ROOT / "gpuload").rglob("*.py")
+    for path in [*(ROOT / "gpuload").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     if ">>> " in path.read_text(encoding="utf-8")
 )
 

@@ -19,6 +19,7 @@ from PIL import Image
 lacking.require("torchvision")
 
 from benchmarks.augmentation import __main__ as command
+from benchmarks.augmentation import own as user_transforms
 from benchmarks.augmentation import tables
 from benchmarks.augmentation.cases import dense, headline, recipes, transforms
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, contenders, least_bytes
@@ -308,6 +309,15 @@ def test_command_prints_and_saves_results(folder, tmp_path, capsys):
     assert [case["name"] for case in cpu["cases"]] == ["classic", "ColorJitter"]
     assert cpu["cases"][0]["rows"]["gpuload torch"]["readings"][0]["ms"] > 0
     assert all(not row["failed"] for case in cpu["cases"] for row in case["rows"].values())
+
+
+@pytest.mark.slow
+def test_own_transforms_benchmark_prints_a_line_per_case(capsys):
+    assert user_transforms.main(["--rounds", "1", "--batch-size", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[-len(user_transforms.CASES) :]
+    assert [row.split("  ")[0] for row in rows] == list(user_transforms.CASES)
+    assert all(float(row.split()[-1]) > 0 for row in rows)
 
 
 def test_command_without_cuda_fails(folder, capsys, monkeypatch):

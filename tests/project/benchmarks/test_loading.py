@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
 import math
@@ -28,10 +27,6 @@ from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_cop
 
 def rounds(*rates: float, **more: float) -> list[dict]:
     return [{"images_per_s": [rate], **more} for rate in rates]
-
-
-def test_docstring_examples_of_loading_hold() -> None:
-    assert doctest.testmod(loading).failed == 0
 
 
 def test_ratio_is_taken_within_rounds() -> None:

@@ -9,14 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.nn.functional as F
 from helpers import lacking, peers
 from helpers.warm_interpreters import TOO
-from project.examples.conftest import FOLDER, Steps
+from project.examples.conftest import FOLDER
 
 pytestmark = [
     pytest.mark.processes,
@@ -51,14 +51,7 @@ def accelerator_state() -> Iterator[None]:
         ("with_trainer", "--folder", "transformers"),
     ],
 )
-def test_example_resumes_after_being_killed(
-    run: Callable[..., str],
-    steps: Steps,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    folder_option: str,
-    package: str | None,
-) -> None:
+def test_example_resumes_after_being_killed(run, steps, monkeypatch, name, folder_option, package):
     if package in ("pytorch_lightning", "transformers"):
         peers.torchvision()  # which these packages import
         lacking.require(package)
