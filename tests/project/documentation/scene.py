@@ -85,9 +85,7 @@ class Timm:
         def resolve_model_data_config(model: Any) -> dict[str, Any]:
             return {"input_size": (3, 32, 32), "interpolation": "bicubic", "mean": MEAN, "std": STD, "crop_pct": 0.9}
 
-        @staticmethod
-        def resolve_data_config(*, model: Any) -> dict[str, Any]:
-            return Timm.data.resolve_model_data_config(model)
+        resolve_data_config = resolve_model_data_config
 
 
 def moving() -> dict[str, Any]:
@@ -102,10 +100,8 @@ def moving() -> dict[str, Any]:
     masks, boxes = torch.zeros(2, 1, 48, 64), torch.tensor([[[5.0, 5, 20, 30]]] * 2)
     picture = jpeg_bytes(smooth_image(40, 60, 1))
     for shard in range(4):
-        archive(
-            Path(f"train-{shard:03d}.tar"),
-            {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
-        )
+        members = {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))}
+        archive(Path(f"train-{shard:03d}.tar"), members)
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
     return {
         "K": kornia.augmentation,
@@ -230,11 +226,8 @@ def multispectral() -> dict[str, Any]:
 
 
 def text() -> dict[str, Any]:
-    return {
-        "captions": {
-            path: f"a photograph, number {n}" for n, path in enumerate(sorted(Path("imagenet").rglob("*.jpg")))
-        }
-    }
+    paths = sorted(Path("imagenet").rglob("*.jpg"))
+    return {"captions": {path: f"a photograph, number {number}" for number, path in enumerate(paths)}}
 
 
 def data() -> dict[str, Any]:
