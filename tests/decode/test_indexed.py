@@ -83,7 +83,7 @@ def test_indexed_cut_at_the_edges_of_columns_and_of_the_image(sampling, content)
 
 
 def test_indexed_cuts_of_photographs_equal_their_regions(photos):
-    """Some regions end at the image's edges."""
+    """Two of the four regions end at the image's edges."""
     rng, were_cut = np.random.default_rng(1), 0
     for path in photos:
         jpeg = path.read_bytes()
