@@ -38,28 +38,28 @@ IDS = [3, 5, 8, 11]  # the images' ids; the second has no annotation
 SIZES = {key: (20 + key % 10, 30) for key in IDS}
 
 
-def square(left: float, top: float, side: float) -> list[float]:
+def square_polygon(left: float, top: float, side: float) -> list[float]:
     return [left, top, left + side, top, left + side, top + side, left, top + side]
 
 
-def runs(height: int, width: int) -> list[int]:
+def run_lengths(height: int, width: int) -> list[int]:
     """Uncompressed run lengths: columns 2 and 3."""
     return [2 * height, 2 * height, (width - 4) * height]
 
 
-def objects() -> list[dict]:
+def make_annotations() -> list[dict]:
     """Six objects: polygons, several of them, run lengths as a list and as text; keypoints for some."""
     from pycocotools import mask
 
     height, width = SIZES[8]
-    text = mask.frPyObjects({"counts": runs(height, width), "size": [height, width]}, height, width)
+    text = mask.frPyObjects({"counts": run_lengths(height, width), "size": [height, width]}, height, width)
     segmentations: list[tuple[int, Any]] = [
-        (3, [square(2.5, 3, 9)]),
-        (3, [square(1, 1, 4), square(12.25, 8, 7)]),
-        (8, {"counts": runs(height, width), "size": [height, width]}),
+        (3, [square_polygon(2.5, 3, 9)]),
+        (3, [square_polygon(1, 1, 4), square_polygon(12.25, 8, 7)]),
+        (8, {"counts": run_lengths(height, width), "size": [height, width]}),
         (8, {"counts": text["counts"].decode(), "size": [height, width]}),
-        (8, [square(4, 4, 3.75)]),
-        (11, [square(0, 0, 12)]),
+        (8, [square_polygon(4, 4, 3.75)]),
+        (11, [square_polygon(0, 0, 12)]),
     ]
     return [
         {
@@ -80,29 +80,29 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Make:
+def make_detection(tmp_path: Path) -> Make:
     """Makes a CocoDetection of annotations, changed by a function."""
     lacking.require("pycocotools")
     vision = torchvision()
     for key, size in SIZES.items():
         PILImage.fromarray(smooth_image(*size, key)).save(tmp_path / f"{key}.jpg")
 
-    def make(change: Callable[[list[dict]], Any] = lambda found: None, **more: Any) -> Any:
-        found, file = objects(), tmp_path / "annotations.json"
-        change(found)
+    def make(change: Callable[[list[dict]], Any] = lambda annotations: None, **more: Any) -> Any:
+        annotations, file = make_annotations(), tmp_path / "annotations.json"
+        change(annotations)
         images = [
             {"id": key, "file_name": f"{key}.jpg", "height": SIZES[key][0], "width": SIZES[key][1]} for key in IDS
         ]
         categories = [{"id": number, "name": "abc"[number - 1]} for number in (1, 2, 3)]
-        file.write_text(json.dumps({"images": images, "annotations": found, "categories": categories}))
+        file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
         return vision.datasets.CocoDetection(tmp_path, str(file), **more)
 
     return make
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools, in torchvision's
-def test_targets_are_those_that_torchvision_makes(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
+    theirs = make_detection()
     keys = ("image_id", "boxes", "labels", "area", "iscrowd", "masks")
     oracle = torchvision().datasets.wrap_dataset_for_transforms_v2(theirs, target_keys=keys)
     wrapped = gl.wrap(theirs)
@@ -135,26 +135,28 @@ def test_targets_are_those_that_torchvision_makes(made: Make) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_a_list_of_dicts_without_a_collate_fn(made: Make, workers: int) -> None:
+def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detection: Make, workers: int) -> None:
     transforms = [T.Resize((40, 60)), T.RandomHorizontalFlip(1)]
-    with gl.Loader(gl.wrap(made()), 4, num_workers=workers, device="cpu", transforms=transforms) as loader:
+    with gl.Loader(gl.wrap(make_detection()), 4, num_workers=workers, device="cpu", transforms=transforms) as loader:
         ((images, targets),) = loader
     assert images.shape == (4, 3, 40, 60)
     assert [target["image_id"] for target in targets] == IDS
     assert [len(target["boxes"]) for target in targets] == [2, 0, 3, 1]
     assert [tuple(target["masks"].shape) for target in targets] == [(n, 40, 60) for n in (2, 0, 3, 1)]
     assert [tuple(target["keypoints"].shape) for target in targets] == [(n, 3, 2) for n in (2, 0, 3, 1)]
-    assert all(isinstance(value, torch.Tensor) for own in targets for key, value in own.items() if key != "image_id")
+    assert all(
+        isinstance(value, torch.Tensor) for target in targets for key, value in target.items() if key != "image_id"
+    )
     # The square of the last image, 12 of 30 pixels wide, from the left border to the right one.
     assert targets[3]["masks"][0].any(dim=0).tolist() == [False] * 36 + [True] * 24
 
 
 @pytest.mark.processes
-def test_workers_import_no_torch_for_targets(made: Make) -> None:
-    theirs = Subset(made(), range(4))
+def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> None:
+    theirs = Subset(make_detection(), range(4))
     wrapped = gl.wrap(theirs).dataset
 
-    class Looked:
+    class ImportsRecorded:
         def __len__(self) -> int:
             return 4
 
@@ -165,30 +167,32 @@ def test_workers_import_no_torch_for_targets(made: Make) -> None:
                 "loaded": [name in sys.modules for name in ("torch", "torchvision", "pycocotools")],
             }
 
-    with gl.Loader(Looked(), 4, num_workers=1, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
+    with gl.Loader(ImportsRecorded(), 4, num_workers=1, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
         ((_, targets),) = loader
     assert [target["loaded"] for target in targets] == [[False, False, True]] * 4
 
 
-def test_what_is_made_can_be_chosen(made: Make) -> None:
-    theirs = made()
-    names = {name: set(gl.wrap(theirs, annotations=chosen)[0][1]) for name, chosen in
+def test_wrap_coco_annotations_select_the_targets(make_detection: Make) -> None:
+    theirs = make_detection()
+    targets = {name: set(gl.wrap(theirs, annotations=names)[0][1]) for name, names in
              {"all": None, "none": (), "masks": ("masks",), "points": ["keypoints"]}.items()}  # fmt: skip
     always = {"image_id", "boxes", "labels", "area", "iscrowd"}
-    assert names["none"] == always
-    assert names["masks"] == always | {"masks"}
-    assert names["points"] == always | {"keypoints", "visibility"}
-    assert names["all"] == names["masks"] | names["points"]
-    bare = made(lambda found: [one.pop(name) for one in found for name in ("segmentation", "area")])
+    assert targets["none"] == always
+    assert targets["masks"] == always | {"masks"}
+    assert targets["points"] == always | {"keypoints", "visibility"}
+    assert targets["all"] == targets["masks"] | targets["points"]
+    bare = make_detection(
+        lambda annotations: [annotation.pop(name) for annotation in annotations for name in ("segmentation", "area")]
+    )
     assert set(gl.wrap(bare)[1][1]) == {"image_id", "boxes", "labels", "iscrowd", "keypoints", "visibility"}
-    lacking = made(lambda found: found[0].pop("area"))
-    assert "area" not in gl.wrap(lacking)[2][1]
+    without_area = make_detection(lambda annotations: annotations[0].pop("area"))
+    assert "area" not in gl.wrap(without_area)[2][1]
 
 
-def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_takes_them(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(make_detection: Make) -> None:
+    theirs = make_detection()
     assert list(gl.wrap(theirs, annotations="raw").targets) == [theirs._load_target(key) for key in IDS]
-    theirs = made(target_transform=len)
+    theirs = make_detection(target_transform=len)
     assert [gl.wrap(theirs)[i][1] for i in range(4)] == [2, 0, 3, 1]
     message = (
         "annotations=('masks',) converts the annotations to targets, but the dataset's target_transform expects "
@@ -202,16 +206,23 @@ def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_ta
     ("area", "as_json"),
     [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)],
 )
-def test_annotations_are_kept_as_json_if_that_gives_their_types_back(made: Make, area: Any, as_json: bool) -> None:
-    theirs = made()
+def test_wrap_coco_stores_raw_annotations_as_json_if_types_survive(
+    make_detection: Make, area: Any, as_json: bool
+) -> None:
+    theirs = make_detection()
     next(iter(theirs.coco.anns.values()))["area"] = area  # as a user's own code may have
     targets = gl.wrap(theirs, annotations="raw").targets
-    kept = next(one["area"] for objects in targets for one in objects if repr(one["area"]) == repr(area))
-    assert (isinstance(targets, JsonLists), type(kept)) == (as_json, type(area))
+    stored_area = next(
+        annotation["area"]
+        for annotations in targets
+        for annotation in annotations
+        if repr(annotation["area"]) == repr(area)
+    )
+    assert (isinstance(targets, JsonLists), type(stored_area)) == (as_json, type(area))
 
 
-def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_raw_annotations_batch_as_lists_of_objects(make_detection: Make) -> None:
+    theirs = make_detection()
     options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "transforms": [T.Resize((8, 8))]}
     with gl.Loader(gl.wrap(theirs, annotations="raw"), 4, **options) as loader:
         ((_, annotations),) = loader
@@ -219,15 +230,20 @@ def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
     assert type(annotations[0]) is list
 
 
-def test_crowds_can_be_left_out(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) -> None:
+    theirs = make_detection()
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
     assert gl.wrap(theirs, crowds=False)[2][1]["labels"].tolist() == [2]
-    assert [len(own) for own in gl.wrap(theirs, annotations="raw", crowds=False).targets] == [2, 0, 1, 1]
+    assert [len(annotations) for annotations in gl.wrap(theirs, annotations="raw", crowds=False).targets] == [
+        2,
+        0,
+        1,
+        1,
+    ]
 
 
-def test_targets_are_small_when_they_travel(made: Make) -> None:
-    wrapped = gl.wrap(made(), annotations=())
+def test_wrap_coco_without_masks_pickles_no_run_lengths(make_detection: Make) -> None:
+    wrapped = gl.wrap(make_detection(), annotations=())
     assert b"counts" not in pickle.dumps(wrapped)
     assert pickle.loads(pickle.dumps(wrapped))[2][1]["labels"].tolist() == wrapped[2][1]["labels"].tolist()
     assert [target["image_id"] for target in wrapped.targets[1:3]] == IDS[1:3]
@@ -240,9 +256,12 @@ NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 of image 8 has no bbox; fix the file, or {RAW}"),
         (
-            lambda found: found[3].update(keypoints=[1, 2, 2]),
+            lambda annotations: annotations[3].pop("bbox"),
+            f"the COCO annotation 103 of image 8 has no bbox; fix the file, or {RAW}",
+        ),
+        (
+            lambda annotations: annotations[3].update(keypoints=[1, 2, 2]),
             "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, "
             "got 9 numbers "
             "(annotation 105) and 3 numbers (annotation 103); omit keypoints, with gpuload.wrap(dataset, "
@@ -250,13 +269,15 @@ NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
         ),
     ],
 )
-def test_annotations_that_lack_something_are_named(made: Make, change: Any, message: str) -> None:
+def test_wrap_coco_names_annotations_without_bbox_or_with_uneven_keypoints(
+    make_detection: Make, change: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
-        gl.wrap(made(change))
+        gl.wrap(make_detection(change))
 
 
-def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Path) -> None:
-    theirs = made(lambda found: found[1].update(image_id="3"))
+def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, tmp_path: Path) -> None:
+    theirs = make_detection(lambda annotations: annotations[1].update(image_id="3"))
     text = (
         f"1 of the 6 annotations in CocoDetection('{tmp_path}') belong to none of its images, and are ignored: "
         "annotation 101 has image_id '3', but the ids of images are 3, 5, 8, …. Correct the image_id, or "
@@ -269,14 +290,14 @@ def test_annotations_that_belong_to_nothing_are_counted(made: Make, tmp_path: Pa
         assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
 
 
-def test_a_subset_of_the_images_is_no_mistake(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_of_a_subset_of_ids_does_not_warn(make_detection: Make) -> None:
+    theirs = make_detection()
     theirs.ids = [8, 5]
     assert [len(target["labels"]) for _, target in gl.wrap(theirs)] == [3, 0]
 
 
-def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Make) -> None:
-    theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(made())
+def test_wrap_refuses_a_detection_that_torchvision_wrapped(make_detection: Make) -> None:
+    theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(make_detection())
     text = (
         "which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the CocoDetection "
         "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
@@ -288,8 +309,8 @@ def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Mak
         gl.wrap(theirs, annotations=("masks",))
 
 
-def test_images_without_a_size_are_named(made: Make) -> None:
-    theirs = made()
+def test_wrap_coco_names_an_image_without_a_size_for_its_masks(make_detection: Make) -> None:
+    theirs = make_detection()
     theirs.coco.imgs[8].pop("width")
     message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS}"
     with pytest.raises(ValueError, match=exactly(message)):
@@ -319,14 +340,16 @@ def test_images_without_a_size_are_named(made: Make) -> None:
         ({"counts": "", "size": [28, 30]}, "COCO's packed run lengths are invalid"),
     ],
 )
-def test_masks_that_are_not_whole_are_refused(made: Make, segmentation: Any, message: str) -> None:
-    wrapped = gl.wrap(made(lambda found: found[2].update(segmentation=segmentation)))
+def test_wrap_coco_refuses_damaged_segmentations(make_detection: Make, segmentation: Any, message: str) -> None:
+    wrapped = gl.wrap(make_detection(lambda annotations: annotations[2].update(segmentation=segmentation)))
     with pytest.raises(ValueError, match=re.escape(message)):
         wrapped[2]
 
 
-def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrapped = gl.wrap(made())
+def test_wrap_coco_masks_without_pycocotools_say_what_to_install(
+    make_detection: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped = gl.wrap(make_detection())
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     message = (
         "building masks from COCO's polygons needs pycocotools, which is not installed: pip install pycocotools, or "
@@ -337,7 +360,7 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("annotations", "error", "message"),
     [
         ("masks", TypeError, "annotations, unless it is 'raw', must be a list of strings, got 'masks' (str)"),
         (
@@ -347,13 +370,15 @@ def test_without_pycocotools_the_error_says_what_to_do(made: Make, monkeypatch: 
         ),
     ],
 )
-def test_wrong_choices_are_refused(made: Make, given: Any, error: type[Exception], message: str) -> None:
+def test_wrap_coco_refuses_unknown_annotations(
+    make_detection: Make, annotations: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        gl.wrap(made(), annotations=given)
+        gl.wrap(make_detection(), annotations=annotations)
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=40).filter(any))
-def test_packed_run_lengths_are_read_as_pycocotools_packs_them(lengths: list[int]) -> None:
+def test_unpack_runs_inverts_the_packing_of_pycocotools(lengths: list[int]) -> None:
     from pycocotools import mask
 
     packed = mask.frPyObjects({"counts": lengths, "size": [1, sum(lengths)]}, 1, sum(lengths))
@@ -365,7 +390,7 @@ def test_packed_run_lengths_are_read_as_pycocotools_packs_them(lengths: list[int
 FILE_IDS = [7, 3, 11, 5, 9, 2, 4, 6, 8, 10, 12, 14]  # of the images, in the file's order; image 5 has no annotation
 
 
-def content() -> dict[str, Any]:
+def annotation_file() -> dict[str, Any]:
     """Two objects in each image but one; runs as masks, which need no pycocotools."""
     images = [
         {"id": key, "file_name": f"{key}.jpg", "height": 24 + 8 * (number % 2), "width": 32}
@@ -376,7 +401,7 @@ def content() -> dict[str, Any]:
         if image["id"] == 5:
             continue
         height, width = image["height"], image["width"]
-        runs = {
+        run_lengths = {
             "counts": [height * (number % 5), 3 * height, height * (width - 3 - number % 5)],
             "size": [height, width],
         }
@@ -388,7 +413,7 @@ def content() -> dict[str, Any]:
                 "bbox": [number, 1, 5, 4.5],
                 "area": 22.5,
                 "iscrowd": int(number == 2),
-                "segmentation": runs,
+                "segmentation": run_lengths,
                 "keypoints": [number, 2, 2, 0, 0, 0],
             }
         )
@@ -396,22 +421,24 @@ def content() -> dict[str, Any]:
 
 
 @pytest.fixture
-def coco(tmp_path: Path) -> Callable[..., Coco]:
+def make_coco(tmp_path: Path) -> Callable[..., Coco]:
     """Makes a dataset of annotations, changed by a function."""
     for key, data in zip(FILE_IDS, jpegs(), strict=True):
         (tmp_path / f"{key}.jpg").write_bytes(data)
 
-    def make(change: Callable[[dict], Any] = lambda found: None, **options: Any) -> Coco:
-        found = content()
-        change(found)
-        (tmp_path / "annotations.json").write_text(json.dumps(found))
+    def make(change: Callable[[dict], Any] = lambda content: None, **options: Any) -> Coco:
+        content = annotation_file()
+        change(content)
+        (tmp_path / "annotations.json").write_text(json.dumps(content))
         return Coco(tmp_path, tmp_path / "annotations.json", **options)
 
     return make
 
 
-def test_images_come_by_their_ids_with_or_without_annotations(coco: Callable[..., Coco], tmp_path: Path) -> None:
-    dataset = coco()
+def test_coco_samples_are_ordered_by_image_id_with_or_without_annotations(
+    make_coco: Callable[..., Coco], tmp_path: Path
+) -> None:
+    dataset = make_coco()
     assert dataset.ids.tolist() == sorted(FILE_IDS)
     assert len(dataset) == len(FILE_IDS)
     assert dataset.categories == {0: "c0", 1: "c1", 2: "c2", 3: "c3"}
@@ -427,37 +454,37 @@ def test_images_come_by_their_ids_with_or_without_annotations(coco: Callable[...
     assert repr(dataset) == f"Coco('{tmp_path}': 12 images)"
 
 
-def test_what_targets_are(coco: Callable[..., Coco]) -> None:
-    assert set(coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
-    raw = coco(targets="raw")
-    assert raw[1][1] == [one for one in content()["annotations"] if one["image_id"] == 3]
+def test_coco_targets_and_crowds_select_the_targets(make_coco: Callable[..., Coco]) -> None:
+    assert set(make_coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
+    raw = make_coco(targets="raw")
+    assert raw[1][1] == [annotation for annotation in annotation_file()["annotations"] if annotation["image_id"] == 3]
     place = sorted(FILE_IDS).index(11)
-    assert [len(coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
+    assert [len(make_coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
     with pytest.raises(
         ValueError, match=r"^targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"
     ):
-        coco(targets=("boxes",))
+        make_coco(targets=("boxes",))
 
 
 @pytest.mark.slow
-def test_the_samples_are_those_of_torchvisions_dataset(coco: Callable[..., Coco], tmp_path: Path) -> None:
+def test_coco_samples_equal_wrapped_torchvisions(make_coco: Callable[..., Coco], tmp_path: Path) -> None:
     lacking.require("pycocotools")
     from helpers.peers import torchvision
 
-    dataset = coco()
+    dataset = make_coco()
     wrapped = gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(tmp_path / "annotations.json")))
     assert len(dataset) == len(wrapped)
     for (image, target), (other, expected) in zip(dataset, wrapped, strict=True):
         assert image == other
         assert target.keys() == expected.keys()
         for name, value in target.items():
-            mine, theirs = (getattr(one, "array", one) for one in (value, expected[name]))
+            mine, theirs = (getattr(leaf, "array", leaf) for leaf in (value, expected[name]))
             np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.processes
-def test_batches_are_those_of_the_images(coco: Callable[..., Coco]) -> None:
-    dataset = coco()
+def test_coco_batches_equal_those_of_the_images(make_coco: Callable[..., Coco]) -> None:
+    dataset = make_coco()
 
     class Plain:
         """Its images with a number for a target, as batches are compared here."""
@@ -475,40 +502,42 @@ def test_batches_are_those_of_the_images(coco: Callable[..., Coco]) -> None:
     assert [target["image_id"] for targets in boxes for target in targets] == sorted(FILE_IDS)
 
 
-def test_annotations_are_kept_for_the_next_time(
-    coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_coco_annotations_are_cached_until_the_file_changes(
+    make_coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def alike(one: Coco, other: Coco) -> bool:
-        pairs = zip(one, other, strict=True)
-        return all(a == b and json.dumps(told(c)) == json.dumps(told(d)) for (a, c), (b, d) in pairs)
+    def have_equal_samples(dataset: Coco, other: Coco) -> bool:
+        pairs = zip(dataset, other, strict=True)
+        return all(a == b and json.dumps(as_lists(c)) == json.dumps(as_lists(d)) for (a, c), (b, d) in pairs)
 
-    def told(target: Any) -> Any:
+    def as_lists(target: Any) -> Any:
         return {name: getattr(value, "array", np.array(value)).tolist() for name, value in target.items()}
 
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
     for options in ({}, {"targets": ("masks",)}, {"crowds": False}):
-        first = coco(**options)
+        first = make_coco(**options)
         with monkeypatch.context() as patch:
             patch.setattr("gpuload.datasets.coco._read_annotations", None)
             again = Coco(tmp_path, tmp_path / "annotations.json", **options)
-        assert alike(first, again)
+        assert have_equal_samples(first, again)
         assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
-    raw = coco(targets="raw").targets
+    raw = make_coco(targets="raw").targets
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.coco._read_annotations", None)
         assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
-    assert len(coco(without_the_last)) == len(FILE_IDS) - 1, "the file is another one"
+    assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "the file is another one"
 
 
-def without_the_last(found: dict) -> None:
-    image = found["images"].pop()
-    found["annotations"] = [one for one in found["annotations"] if one["image_id"] != image["id"]]
+def remove_last_image(content: dict) -> None:
+    image = content["images"].pop()
+    content["annotations"] = [
+        annotation for annotation in content["annotations"] if annotation["image_id"] != image["id"]
+    ]
 
 
 @pytest.mark.processes
-def test_it_needs_neither_torchvision_nor_pycocotools(coco: Callable[..., Coco], tmp_path: Path) -> None:
-    coco()
+def test_coco_is_read_without_torchvision_and_pycocotools(make_coco: Callable[..., Coco], tmp_path: Path) -> None:
+    make_coco()
     program = (
         "import sys; sys.modules |= dict.fromkeys(['torch', 'torchvision', 'pycocotools'])\n"
         "from gpuload.datasets.coco import Coco\n"
@@ -518,8 +547,8 @@ def test_it_needs_neither_torchvision_nor_pycocotools(coco: Callable[..., Coco],
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "2\n"
 
 
-def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> None:
-    dataset = coco()
+def test_coco_names_a_missing_image(make_coco: Callable[..., Coco], tmp_path: Path) -> None:
+    dataset = make_coco()
     (tmp_path / "3.jpg").unlink()
     with pytest.raises(FileNotFoundError) as caught:
         dataset[1]
@@ -533,25 +562,25 @@ def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> 
 RAW_COCO = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
 
 
-def test_raw_targets_are_a_sequence_that_has_no_root(coco: Callable[..., Coco]) -> None:
-    targets = coco(targets="raw").targets
+def test_coco_raw_targets_are_a_sequence_other_than_paths(make_coco: Callable[..., Coco]) -> None:
+    targets = make_coco(targets="raw").targets
     assert targets[0] == next(iter(targets))
     assert not isinstance(targets, Paths)
 
 
 @pytest.mark.parametrize("box", [[3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5]])
-def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[float]) -> None:
+def test_coco_names_a_box_that_is_negative_nan_or_short(make_coco: Callable[..., Coco], box: list[float]) -> None:
     message = (
         f"the COCO annotation 101 of image 3 has bbox {box}, expected left, top, width and height, with no "
         f"negative size; fix the file, or {RAW_COCO}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        coco(lambda found: found["annotations"][1].update(bbox=box))
+        make_coco(lambda content: content["annotations"][1].update(bbox=box))
 
 
 @pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])
-def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
-    coco: Callable[..., Coco], polygons: list[Any]
+def test_coco_polygons_without_area_give_an_empty_mask_and_a_warning(
+    make_coco: Callable[..., Coco], polygons: list[Any]
 ) -> None:
     text = (
         r"^1 of the 22 annotations in .* have no polygons, or polygons of fewer than three points, which have no "
@@ -559,15 +588,15 @@ def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
         r"101\. Correct the polygons, or remove them from the file$"
     )
     with pytest.warns(UserWarning, match=text) as caught:
-        dataset = coco(change_of("annotations", 1, segmentation=polygons))
+        dataset = make_coco(set_fields("annotations", 1, segmentation=polygons))
     assert caught[0].filename == __file__
     masks = dataset[1][1]["masks"].array
     assert [bool(mask.any()) for mask in masks] == [False, True]
-    assert len(coco(change_of("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
+    assert len(make_coco(set_fields("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
 
 
 @pytest.mark.parametrize(
-    ("size", "objects", "message"),
+    ("size", "count", "message"),
     [
         (
             (40_000, 40_000),
@@ -585,16 +614,20 @@ def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
         ),
     ],
 )
-def test_masks_that_a_few_bytes_make_large_are_refused_before_memory_is_taken(
-    coco: Callable[..., Coco], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], objects: int, message: str
+def test_coco_refuses_huge_masks_before_allocating_them(
+    make_coco: Callable[..., Coco],
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int],
+    count: int,
+    message: str,
 ) -> None:
-    def change(content: dict) -> None:
-        content["images"][1].update(height=size[0], width=size[1])
-        first = content["annotations"][1]
+    def change(annotation_file: dict) -> None:
+        annotation_file["images"][1].update(height=size[0], width=size[1])
+        first = annotation_file["annotations"][1]
         first["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
-        content["annotations"] += [{**first, "id": 1000 + number} for number in range(objects - 1)]
+        annotation_file["annotations"] += [{**first, "id": 1000 + number} for number in range(count - 1)]
 
-    dataset = coco(change)
+    dataset = make_coco(change)
     monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
     with pytest.raises(gl.DecodeError, match=exactly(message)):
         dataset[1]
@@ -602,47 +635,53 @@ def test_masks_that_a_few_bytes_make_large_are_refused_before_memory_is_taken(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_limits_of_masks_are_those_of_the_loader(coco: Callable[..., Coco], workers: int) -> None:
+def test_coco_masks_obey_max_pixels_of_the_loader(make_coco: Callable[..., Coco], workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "decode": gl.Decode(max_pixels=100)}
-    with gl.Loader(coco(), 4, **options) as loader, pytest.raises(gl.SampleError) as caught:
+    with gl.Loader(make_coco(), 4, **options) as loader, pytest.raises(gl.SampleError) as caught:
         next(iter(loader))
     assert "by the size in its annotation file, has 32×24 = 768 pixels, more than max_pixels=100" in str(
         caught.value
     ) or "has 32×32 = 1,024 pixels, more than max_pixels=100" in str(caught.value)
 
 
-def twice(found: dict) -> None:
-    found["images"][4]["id"] = found["images"][1]["id"]
+def repeat_image_id(content: dict) -> None:
+    content["images"][4]["id"] = content["images"][1]["id"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            lambda found: found["annotations"][1].pop("bbox"),
+            lambda content: content["annotations"][1].pop("bbox"),
             f"the COCO annotation 101 of image 3 has no bbox; fix the file, or {RAW_COCO}",
         ),
         (
-            lambda found: found["annotations"][1].pop("segmentation"),
+            lambda content: content["annotations"][1].pop("segmentation"),
             "the COCO annotation 101 of image 3 has no segmentation; omit masks, with gpuload.Coco(…, targets=(",
         ),
-        (twice, "lists two images with the id 3; ids must be unique"),
+        (repeat_image_id, "lists two images with the id 3; ids must be unique"),
         (
-            lambda found: found.pop("annotations"),
+            lambda content: content.pop("annotations"),
             "does not have lists of images and annotations; expected COCO's format, as in",
         ),
-        (lambda found: found["images"][1].pop("file_name"), "lacks an integer id or a file_name: {'id': 3, 'height'"),
-        (lambda found: found["annotations"].append(3), "one of the annotations in "),
-        (lambda found: found["images"][1].update(file_name="../3.jpg"), "file name '../3.jpg', which points outside"),
+        (
+            lambda content: content["images"][1].pop("file_name"),
+            "lacks an integer id or a file_name: {'id': 3, 'height'",
+        ),
+        (lambda content: content["annotations"].append(3), "one of the annotations in "),
+        (
+            lambda content: content["images"][1].update(file_name="../3.jpg"),
+            "file name '../3.jpg', which points outside",
+        ),
     ],
 )
-def test_files_that_are_not_cocos_format(coco: Callable[..., Coco], change: Any, message: str) -> None:
+def test_coco_refuses_files_of_another_format(make_coco: Callable[..., Coco], change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        coco(change)
+        make_coco(change)
 
 
-def test_a_file_that_is_cut_off_or_missing(coco: Callable[..., Coco], tmp_path: Path) -> None:
-    coco()
+def test_coco_refuses_a_truncated_or_missing_file(make_coco: Callable[..., Coco], tmp_path: Path) -> None:
+    make_coco()
     (tmp_path / "deep.json").write_text("[" * 200_000)
     with pytest.raises(ValueError, match=r"deep.json' is truncated, or is not JSON: maximum recursion"):
         Coco(tmp_path, tmp_path / "deep.json")
@@ -654,19 +693,19 @@ def test_a_file_that_is_cut_off_or_missing(coco: Callable[..., Coco], tmp_path: 
         Coco(tmp_path, tmp_path / "none.json")
 
 
-def change_of(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
+def set_fields(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
     """Sets fields of one entry of a kind, or of all; those of functions to what these make of the entry's own."""
 
-    def change(found: dict) -> None:
-        for one in found[kind] if number is None else [found[kind][number]]:
+    def change(content: dict) -> None:
+        for entry in content[kind] if number is None else [content[kind][number]]:
             for name, value in fields.items():
-                one[name] = value(one[name]) if callable(value) else value
+                entry[name] = value(entry[name]) if callable(value) else value
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("image_id", str, "annotation 100 has image_id '7', but the ids of images are 2, 3, 4, …. Correct the"),
         ("image_id", lambda key: f"{key}.jpg", "annotation 100 has image_id '7.jpg', but the ids of images are 2"),
@@ -674,25 +713,25 @@ def change_of(kind: str, number: int | None, **fields: Any) -> Callable[[dict], 
         ("category_id", lambda key: key + 10, "annotation 105 has category_id 11, but the ids of categories are 0"),
     ],
 )
-def test_annotations_none_of_which_belongs_to_anything_are_refused(
-    coco: Callable[..., Coco], tmp_path: Path, field: str, value: Any, told: str
+def test_coco_refuses_annotations_of_which_none_has_an_image_or_category(
+    make_coco: Callable[..., Coco], tmp_path: Path, field: str, value: Any, message: str
 ) -> None:
     kinds = {"image_id": "images", "category_id": "categories"}[field]
-    text = f"none of the 22 annotations in '{tmp_path}/annotations.json' belongs to one of its {kinds}: {told}"
+    text = f"none of the 22 annotations in '{tmp_path}/annotations.json' belongs to one of its {kinds}: {message}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        coco(change_of("annotations", None, **{field: value}))
+        make_coco(set_fields("annotations", None, **{field: value}))
 
 
 @pytest.mark.parametrize("targets", [None, "raw"])
-def test_annotations_of_no_image_are_counted(
-    coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any
+def test_coco_warns_of_annotations_without_an_image(
+    make_coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any
 ) -> None:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
 
-    def change(found: dict) -> None:
-        found["annotations"][0]["image_id"] = "7"
-        found["annotations"][3]["image_id"] = [3]
+    def change(content: dict) -> None:
+        content["annotations"][0]["image_id"] = "7"
+        content["annotations"][3]["image_id"] = [3]
 
     text = (
         f"2 of the 22 annotations in '{tmp_path}/annotations.json' belong to none of its images, and are ignored: "
@@ -700,7 +739,7 @@ def test_annotations_of_no_image_are_counted(
         "remove such annotations from the file"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
-        dataset = coco(change, targets=targets)
+        dataset = make_coco(change, targets=targets)
     assert len(caught) == 1
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         again = Coco(tmp_path, tmp_path / "annotations.json", targets=targets)
@@ -710,67 +749,74 @@ def test_annotations_of_no_image_are_counted(
     assert sum(lengths) == 20
 
 
-def test_joined_files_whose_categories_differ_are_warned_of(coco: Callable[..., Coco]) -> None:
-    one, two = coco(targets=()), coco(change_of("categories", 2, name="dog"), targets=())
+def test_joining_coco_files_with_different_categories_warns(make_coco: Callable[..., Coco]) -> None:
+    first, second = make_coco(targets=()), make_coco(set_fields("categories", 2, name="dog"), targets=())
     with pytest.warns(UserWarning, match=r"label 2 is 'c2' in the first and 'dog' in the second\. Pass the same"):
-        _ = one + two
-    fewer = coco(lambda found: found["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
-    assert len(one + fewer) == 2 * len(FILE_IDS), "an id more is no contradiction"
+        _ = first + second
+    with_another_id = make_coco(lambda content: content["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
+    assert len(first + with_another_id) == 2 * len(FILE_IDS), "an id more is no contradiction"
 
 
-def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> None:
+def test_coco_warns_of_annotations_without_a_category(make_coco: Callable[..., Coco]) -> None:
     text = (
         r"^1 of the 22 annotations in .* belong to none of its categories: annotation 101 has category_id 9, but "
         r"the ids of categories are 0, 1, 2, …\. Correct the category_id"
     )
     with pytest.warns(UserWarning, match=text):
-        dataset = coco(change_of("annotations", 1, category_id=9))
+        dataset = make_coco(set_fields("annotations", 1, category_id=9))
     assert dataset[1][1]["labels"].tolist() == [9, 1]
-    assert len(coco(lambda found: found.pop("categories"))) == len(FILE_IDS), "without categories, ids are all there is"
-    assert coco(change_of("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
+    assert len(make_coco(lambda content: content.pop("categories"))) == len(FILE_IDS), (
+        "without categories, ids are all there is"
+    )
+    assert make_coco(set_fields("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            change_of("annotations", 1, category_id=2**70),
+            set_fields("annotations", 1, category_id=2**70),
             "the COCO annotation 101 of image 3 has category_id 1180591620717411303424, expected an integer "
             f"that fits into 64 bits; {RAW_COCO}",
         ),
         (
-            change_of("annotations", 1, category_id=1.5),
+            set_fields("annotations", 1, category_id=1.5),
             "the COCO annotation 101 of image 3 has category_id 1.5, expected a",
         ),
         (
-            change_of("annotations", 1, iscrowd=2**70),
+            set_fields("annotations", 1, iscrowd=2**70),
             "the COCO annotation 101 of image 3 has iscrowd 118059162071741130342",
         ),
         (
-            change_of("annotations", 1, area="large"),
+            set_fields("annotations", 1, area="large"),
             f"annotation 101 of image 3 has area 'large', expected a number; {RAW_COCO}",
         ),
-        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has bbox ['1', '2', '3', '4'], e"),
-        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has bbox 5, expected left, top"),
-        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has bbox [1e+300, 1, 2"),
+        (set_fields("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has bbox ['1', '2', '3', '4'], e"),
+        (set_fields("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has bbox 5, expected left, top"),
+        (set_fields("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has bbox [1e+300, 1, 2"),
         (
-            change_of("annotations", 1, keypoints=["a"] * 6),
+            set_fields("annotations", 1, keypoints=["a"] * 6),
             "the COCO annotation 101 of image 3 has keypoints ['a', 'a', 'a',",
         ),
         (
-            change_of("annotations", 1, keypoints=5),
+            set_fields("annotations", 1, keypoints=5),
             "the COCO annotation 101 of image 3 has keypoints 5, expected a list of nu",
         ),
-        (change_of("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
-        (change_of("images", 1, file_name="a\0.jpg"), "image 3 has the file name 'a\\x00.jpg', which no file can have"),
-        (change_of("images", 1, file_name="\ud800.jpg"), "image 3 has the file name '\\ud800.jpg', which no file can"),
-        (change_of("categories", 1, id=[1]), "one of the categories in"),
-        (change_of("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; ids must be unique"),
+        (set_fields("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
+        (
+            set_fields("images", 1, file_name="a\0.jpg"),
+            "image 3 has the file name 'a\\x00.jpg', which no file can have",
+        ),
+        (set_fields("images", 1, file_name="\ud800.jpg"), "image 3 has the file name '\\ud800.jpg', which no file can"),
+        (set_fields("categories", 1, id=[1]), "one of the categories in"),
+        (set_fields("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; ids must be unique"),
     ],
 )
-def test_entries_that_hold_something_else_are_named(coco: Callable[..., Coco], change: Any, message: str) -> None:
+def test_coco_names_entries_with_values_of_other_types(
+    make_coco: Callable[..., Coco], change: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        coco(change)
+        make_coco(change)
 
 
 @pytest.mark.parametrize(
@@ -794,16 +840,18 @@ def test_entries_that_hold_something_else_are_named(coco: Callable[..., Coco], c
         ([[10**400] * 6], "has a polygon that extends beyond 1048576 pixels, or contains NaN"),
     ],
 )
-def test_masks_of_something_else_are_named(coco: Callable[..., Coco], segmentation: Any, message: str) -> None:
-    dataset = coco(change_of("annotations", 1, segmentation=segmentation))
+def test_coco_names_segmentations_of_other_types(
+    make_coco: Callable[..., Coco], segmentation: Any, message: str
+) -> None:
+    dataset = make_coco(set_fields("annotations", 1, segmentation=segmentation))
     with pytest.raises(ValueError, match=f"^{re.escape(f'the COCO annotation 101 {message}')}"):
         dataset[1]
 
 
 @pytest.mark.parametrize("targets", [None, "raw"])
-def test_nan_in_a_file_is_read_where_it_is_not_used(coco: Callable[..., Coco], targets: Any) -> None:
-    change = change_of("annotations", 1, segmentation={"counts": [float("nan")], "size": [24, 32]})
-    dataset = coco(change, targets=targets)
+def test_coco_reads_nan_in_a_field_that_is_not_used(make_coco: Callable[..., Coco], targets: Any) -> None:
+    change = set_fields("annotations", 1, segmentation={"counts": [float("nan")], "size": [24, 32]})
+    dataset = make_coco(change, targets=targets)
     assert len(dataset[0][1]) > 1
     if targets == "raw":
         assert np.isnan(dataset[1][1][0]["segmentation"]["counts"][0])
@@ -812,11 +860,11 @@ def test_nan_in_a_file_is_read_where_it_is_not_used(coco: Callable[..., Coco], t
             dataset[1]
 
 
-def test_null_is_as_if_the_field_were_not_there(coco: Callable[..., Coco]) -> None:
-    target = coco(change_of("annotations", 1, area=None, iscrowd=None))[0][1]
+def test_coco_treats_null_as_a_missing_field(make_coco: Callable[..., Coco]) -> None:
+    target = make_coco(set_fields("annotations", 1, area=None, iscrowd=None))[0][1]
     assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
 
 
-def test_boxes_know_the_size_that_the_file_says(coco: Callable[..., Coco]) -> None:
-    assert coco()[1][1]["boxes"].canvas_hw == (32, 32)
-    assert coco(change_of("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None
+def test_coco_boxes_have_the_canvas_size_of_the_file(make_coco: Callable[..., Coco]) -> None:
+    assert make_coco()[1][1]["boxes"].canvas_hw == (32, 32)
+    assert make_coco(set_fields("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None

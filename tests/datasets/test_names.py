@@ -16,7 +16,7 @@ DATASETS = (
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_each_dataset_says_where_transforms_go(kind):
+def test_datasets_refuse_transform_and_name_the_loader(kind):
     text = rf"^{kind.__name__} has no argument 'transform'; images are transformed in batches, by gpuload.Loader\("
     with pytest.raises(TypeError, match=text):
         kind("x", transform=None)
@@ -34,16 +34,16 @@ def test_each_dataset_says_where_transforms_go(kind):
         ),
     ],
 )
-def test_it_is_told_what_to_write(make, text):
+def test_datasets_refuse_arguments_of_other_libraries_with_their_replacement(make, text):
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value).startswith(text)
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_signatures_name_each_argument(kind):
+def test_dataset_signatures_name_each_argument(kind):
     parameters = inspect.signature(kind).parameters
-    assert not {one.kind for one in parameters.values()} & {
+    assert not {parameter.kind for parameter in parameters.values()} & {
         inspect.Parameter.VAR_KEYWORD,
         inspect.Parameter.VAR_POSITIONAL,
     }
