@@ -31,11 +31,11 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 import gpuload as gl
 from gpuload import transforms as T
 
-TAKES = (
+WRAPPABLE = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
     "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
-OWN = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
+REMEDY = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
 
 
 def starting(text: str) -> str:
@@ -66,7 +66,7 @@ def hf() -> ModuleType:
     return importlib.import_module("datasets")
 
 
-class Coco:
+class CocoFiles:
     """A made annotation file and its images."""
 
     def __init__(self, root: Path) -> None:
@@ -98,15 +98,15 @@ class Coco:
 
 
 @pytest.fixture
-def coco(vision: ModuleType, tmp_path: Path) -> Coco:
+def coco_files(vision: ModuleType, tmp_path: Path) -> CocoFiles:
     lacking.require("pycocotools")
-    return Coco(tmp_path)
+    return CocoFiles(tmp_path)
 
 
-def assert_batches_equal(one: Any, other: Any) -> None:
-    one, other = list(one), list(other)
-    assert len(one) == len(other) > 1
-    for (images, labels), (expected, expected_labels) in zip(one, other, strict=True):
+def assert_batches_equal(batches: Any, expected_batches: Any) -> None:
+    batches, expected_batches = list(batches), list(expected_batches)
+    assert len(batches) == len(expected_batches) > 1
+    for (images, labels), (expected, expected_labels) in zip(batches, expected_batches, strict=True):
         torch.testing.assert_close(images, expected, rtol=0, atol=0)
         torch.testing.assert_close(labels, expected_labels)
 
@@ -114,7 +114,7 @@ def assert_batches_equal(one: Any, other: Any) -> None:
 # Folders of torchvision's
 
 
-def test_a_folder_yields_bytes_in_the_same_order_with_the_same_labels(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_yields_bytes_in_torchvisions_order_with_its_labels(vision: ModuleType, folder: Path) -> None:
     theirs = vision.ImageFolder(folder)
     wrapped = gl.wrap(theirs)
     assert len(wrapped) == len(theirs) == 10
@@ -130,7 +130,7 @@ def test_a_folder_yields_bytes_in_the_same_order_with_the_same_labels(vision: Mo
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_wrapped_folder_gives_the_batches_of_gpuloads_own(vision: ModuleType, folder: Path, workers: int) -> None:
+def test_wrap_folder_batches_equal_image_folders(vision: ModuleType, folder: Path, workers: int) -> None:
     options: dict[str, Any] = {
         "batch_size": 4,
         "shuffle": True,
@@ -139,12 +139,12 @@ def test_a_wrapped_folder_gives_the_batches_of_gpuloads_own(vision: ModuleType, 
     }
     with (
         gl.Loader(gl.wrap(vision.ImageFolder(folder)), num_workers=workers, **options) as loader,
-        gl.Loader(gl.ImageFolder(folder), num_workers=0, **options) as own,
+        gl.Loader(gl.ImageFolder(folder), num_workers=0, **options) as expected,
     ):
-        assert_batches_equal(loader, own)
+        assert_batches_equal(loader, expected)
 
 
-def test_the_pixels_are_those_that_torchvision_decodes(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_pixels_equal_torchvisions(vision: ModuleType, folder: Path) -> None:
     theirs = vision.ImageFolder(folder)
     with gl.Loader(gl.wrap(theirs), num_workers=0, device="cpu") as loader:
         for (images, labels), (image, label) in zip(loader, theirs, strict=True):
@@ -153,7 +153,7 @@ def test_the_pixels_are_those_that_torchvision_decodes(vision: ModuleType, folde
 
 
 @pytest.mark.processes
-def test_workers_import_no_torch_for_it(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_workers_import_no_torch(vision: ModuleType, folder: Path) -> None:
     theirs = vision.ImageFolder(folder, target_transform=lambda label: (label, "torch" in sys.modules))
     with gl.Loader(gl.wrap(theirs), 5, num_workers=2, device="cpu", transforms=[T.CenterCrop(16)]) as loader:
         batches = list(loader)
@@ -162,7 +162,9 @@ def test_workers_import_no_torch_for_it(vision: ModuleType, folder: Path) -> Non
 
 
 @pytest.mark.processes
-def test_what_travels_is_small_and_needs_neither_library(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+def test_wrap_folder_pickles_small_and_loads_without_torch_and_torchvision(
+    vision: ModuleType, folder: Path, tmp_path: Path
+) -> None:
     theirs = vision.ImageFolder(folder)
     theirs.samples = theirs.samples * 1000
     buffers: list[pickle.PickleBuffer] = []
@@ -176,11 +178,13 @@ def test_what_travels_is_small_and_needs_neither_library(vision: ModuleType, fol
             dataset = pickle.load(file)
         print(len(dataset), dataset[9][0].source, {{"torch", "torchvision"}} & set(sys.modules))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["10000", theirs.samples[9][0], "set()"]
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["10000", theirs.samples[9][0], "set()"]
 
 
-def test_relative_roots_become_absolute(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrap_folder_makes_relative_roots_absolute(
+    vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     for root in (folder.name, f"./{folder.name}/", Path(folder.name)):
         assert list(gl.wrap(vision.ImageFolder(root)).paths) == list(gl.ImageFolder(folder).paths)
@@ -188,7 +192,7 @@ def test_relative_roots_become_absolute(vision: ModuleType, folder: Path, monkey
     assert list(gl.wrap(vision.ImageFolder(".")).paths) == list(gl.ImageFolder(folder).paths)
 
 
-def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+def test_wrap_folder_keeps_samples_that_the_user_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     """Some left out, one from elsewhere, labels of another kind."""
     elsewhere = tmp_path / "x.jpg"
     elsewhere.write_bytes(b"x")
@@ -205,7 +209,7 @@ def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp
     assert len(gl.wrap(theirs)) == 0
 
 
-def test_subclasses_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_takes_find_classes_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
     class Two(vision.ImageFolder):
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             return ["cat", "ant"], {"cat": 0, "ant": 1}
@@ -213,14 +217,14 @@ def test_subclasses_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
     assert [gl.wrap(Two(folder))[i][1] for i in range(7)] == [1, 1, 1, 1, 0, 0, 0]
     loader = vision.folder.pil_loader
     assert gl.wrap(vision.DatasetFolder(folder, loader, (".jpg",)), mode="L")[0][0].mode == "L"
-    reading = vision.ImageFolder(folder, loader=gl.read)
-    assert [gl.wrap(reading)[i] for i in range(10)] == [reading[i] for i in range(10)]
+    with_read = vision.ImageFolder(folder, loader=gl.read)
+    assert [gl.wrap(with_read)[i] for i in range(10)] == [with_read[i] for i in range(10)]
     with pytest.raises(ValueError, match=exactly("mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'P'")):
-        gl.wrap(reading, mode="P")
+        gl.wrap(with_read, mode="P")
 
 
 @pytest.mark.processes
-def test_errors_of_reading_name_the_path(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+def test_wrap_folder_read_errors_name_the_path(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     theirs = vision.ImageFolder(folder)
     path = str(tmp_path / "gone.jpg")
     theirs.samples[2] = (path, 0)
@@ -235,7 +239,7 @@ def test_errors_of_reading_name_the_path(vision: ModuleType, folder: Path, tmp_p
     assert (caught.value.index, caught.value.source) == (2, path)
 
 
-def test_transforms_of_images_are_refused(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_refuses_transforms_of_images(vision: ModuleType, folder: Path) -> None:
     def double(image: Any) -> Any:
         return image
 
@@ -253,13 +257,13 @@ def test_transforms_of_images_are_refused(vision: ModuleType, folder: Path) -> N
         gl.wrap(theirs)
 
 
-def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_refuses_overridden_getitem_and_other_loaders(vision: ModuleType, folder: Path) -> None:
     class Cropped(vision.ImageFolder):
         def __getitem__(self, index: int) -> Any:
             image, label = super().__getitem__(index)
             return image.crop((0, 0, 1, 1)), label
 
-    name = f"{__name__}.test_reading_of_the_users_own_is_refused.<locals>.Cropped"
+    name = f"{__name__}.test_wrap_folder_refuses_overridden_getitem_and_other_loaders.<locals>.Cropped"
     message = (
         f"got a {name}, but its class overrides __getitem__, which would be bypassed. Make __getitem__ return "
         "gpuload.read(path) instead of the image, and omit wrap()"
@@ -278,9 +282,9 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
 # COCO
 
 
-def test_coco_gives_the_same_targets(vision: ModuleType, coco: Coco) -> None:
+def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(vision: ModuleType, coco_files: CocoFiles) -> None:
     for kind in (vision.CocoDetection, vision.CocoCaptions):
-        theirs = kind(coco.root, str(coco.file))
+        theirs = kind(coco_files.root, str(coco_files.file))
         wrapped = gl.wrap(theirs, annotations="raw") if kind is vision.CocoDetection else gl.wrap(theirs)
         assert len(wrapped) == len(theirs) == 4
         assert wrapped.ids.tolist() == theirs.ids == [5, 7, 12, 300]
@@ -289,21 +293,23 @@ def test_coco_gives_the_same_targets(vision: ModuleType, coco: Coco) -> None:
             image, target = wrapped[index]
             assert target == theirs[index][1]
             assert image.data == Path(image.source).read_bytes()
-        assert [os.path.relpath(path, coco.root) for path in wrapped.paths] == [
+        assert [os.path.relpath(path, coco_files.root) for path in wrapped.paths] == [
             "5.jpg",
             "7.jpg",
             "12.jpg",
             "sub/300.jpg",
         ]
-        assert repr(wrapped) == f"wrap({kind.__name__}({str(coco.root)!r}): 4 images)"
+        assert repr(wrapped) == f"wrap({kind.__name__}({str(coco_files.root)!r}): 4 images)"
 
 
 @pytest.mark.processes
-def test_coco_in_a_loader(vision: ModuleType, coco: Coco) -> None:
+def test_wrap_coco_with_target_transform_batches_without_importing_torch(
+    vision: ModuleType, coco_files: CocoFiles
+) -> None:
     def count(target: list[dict]) -> tuple[int, bool]:
         return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
 
-    theirs = vision.CocoDetection(coco.root, str(coco.file), target_transform=count)
+    theirs = vision.CocoDetection(coco_files.root, str(coco_files.file), target_transform=count)
     transforms = [T.Resize((16, 16))]
     with gl.Loader(gl.wrap(theirs), 2, num_workers=2, device="cpu", transforms=transforms) as loader:
         batches = list(loader)
@@ -314,11 +320,11 @@ def test_coco_in_a_loader(vision: ModuleType, coco: Coco) -> None:
 
 
 @pytest.mark.processes
-def test_coco_with_its_boxes_padded(vision: ModuleType, coco: Coco) -> None:
+def test_wrap_coco_boxes_are_padded_by_pad_collate(vision: ModuleType, coco_files: CocoFiles) -> None:
     def boxes(target: list[dict]) -> np.ndarray:
         return np.array([annotation["bbox"] for annotation in target], np.float32).reshape(-1, 4)
 
-    theirs = vision.CocoDetection(coco.root, str(coco.file), target_transform=boxes)
+    theirs = vision.CocoDetection(coco_files.root, str(coco_files.file), target_transform=boxes)
     options: dict[str, Any] = {"transforms": [T.Resize((16, 16))], "collate_fn": gl.pad_collate, "device": "cpu"}
     with gl.Loader(gl.wrap(theirs), 4, num_workers=2, **options) as loader:
         ((images, target),) = loader
@@ -327,23 +333,25 @@ def test_coco_with_its_boxes_padded(vision: ModuleType, coco: Coco) -> None:
     np.testing.assert_array_equal(target.data[1, :3].numpy(), theirs[1][1])
 
 
-def test_cocos_annotations_travel_in_one_buffer(vision: ModuleType, coco: Coco) -> None:
+def test_wrap_coco_raw_annotations_pickle_in_one_buffer(vision: ModuleType, coco_files: CocoFiles) -> None:
     images = [{"id": n, "file_name": f"{n}.jpg"} for n in range(500)]
-    coco.write(images, [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)])
-    theirs = vision.CocoDetection(coco.root, str(coco.file))
+    coco_files.write(
+        images, [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)]
+    )
+    theirs = vision.CocoDetection(coco_files.root, str(coco_files.file))
     buffers: list[pickle.PickleBuffer] = []
-    stream = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
-    assert len(stream) < 2000
-    again = pickle.loads(stream, buffers=buffers)
-    assert again.targets[499] == theirs._load_target(499)
-    assert again.targets[-1:] == [theirs._load_target(499)]
+    pickled = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
+    assert len(pickled) < 2000
+    unpickled = pickle.loads(pickled, buffers=buffers)
+    assert unpickled.targets[499] == theirs._load_target(499)
+    assert unpickled.targets[-1:] == [theirs._load_target(499)]
     with pytest.raises(IndexError, match=exactly("index 500 is out of range: there are 500 targets")):
-        again.targets[500]
+        unpickled.targets[500]
 
 
 @pytest.mark.parametrize("odd", [(1, 2), {1: 2}, b"RLE", np.float32(1)])
-def test_annotations_that_are_no_json_stay_as_they_are(vision: ModuleType, coco: Coco, odd: Any) -> None:
-    theirs = vision.CocoDetection(coco.root, str(coco.file))
+def test_wrap_coco_keeps_annotations_that_are_not_json(vision: ModuleType, coco_files: CocoFiles, odd: Any) -> None:
+    theirs = vision.CocoDetection(coco_files.root, str(coco_files.file))
     theirs.coco.anns[102]["odd"] = odd
     wrapped = gl.wrap(theirs, annotations="raw")
     target = pickle.loads(pickle.dumps(wrapped))[0][1]
@@ -352,18 +360,18 @@ def test_annotations_that_are_no_json_stay_as_they_are(vision: ModuleType, coco:
 
 
 @pytest.mark.parametrize("name", ["../annotations.json", "/etc/passwd", "sub/../../x.jpg", "../images-2/x.jpg", ""])
-def test_cocos_file_names_stay_below_the_root(vision: ModuleType, coco: Coco, name: str) -> None:
-    coco.write([{"id": 1, "file_name": name}], [])
-    theirs = vision.CocoDetection(coco.root, str(coco.file))
+def test_wrap_coco_refuses_file_names_outside_the_root(vision: ModuleType, coco_files: CocoFiles, name: str) -> None:
+    coco_files.write([{"id": 1, "file_name": name}], [])
+    theirs = vision.CocoDetection(coco_files.root, str(coco_files.file))
     message = (
-        f"the COCO image 1 has the file name {name!r}, which points outside {str(coco.root)!r}; pass a "
+        f"the COCO image 1 has the file name {name!r}, which points outside {str(coco_files.root)!r}; pass a "
         "folder that contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(theirs)
 
 
-def test_options_of_coco_are_refused_for_other_datasets(vision: ModuleType, folder: Path) -> None:
+def test_wrap_refuses_options_of_coco_for_other_datasets(vision: ModuleType, folder: Path) -> None:
     message = (
         "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= apply to torchvision's "
         "CocoDetection only; remove them"
@@ -373,29 +381,29 @@ def test_options_of_coco_are_refused_for_other_datasets(vision: ModuleType, fold
             gl.wrap(Subset(vision.ImageFolder(folder), [0]), **options)
 
 
-def test_cocos_root_may_be_the_working_directory(
-    vision: ModuleType, coco: Coco, monkeypatch: pytest.MonkeyPatch
+def test_wrap_coco_takes_the_working_directory_as_root(
+    vision: ModuleType, coco_files: CocoFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(coco.root)
+    monkeypatch.chdir(coco_files.root)
     for root in (".", ""):
-        wrapped = gl.wrap(vision.CocoDetection(root, str(coco.file)), annotations="raw")
+        wrapped = gl.wrap(vision.CocoDetection(root, str(coco_files.file)), annotations="raw")
         monkeypatch.chdir("/")
-        assert wrapped[0][0].source == str(coco.root / "5.jpg")
-        monkeypatch.chdir(coco.root)
+        assert wrapped[0][0].source == str(coco_files.root / "5.jpg")
+        monkeypatch.chdir(coco_files.root)
 
 
-def test_cocos_transforms_are_refused(vision: ModuleType, coco: Coco) -> None:
+def test_wrap_coco_refuses_transforms_and_overridden_methods(vision: ModuleType, coco_files: CocoFiles) -> None:
     class Mine(vision.CocoDetection):
         def _load_target(self, id: int) -> list:
             return []
 
     for option in ("transform", "transforms"):
-        theirs = vision.CocoDetection(coco.root, str(coco.file), **{option: print})
+        theirs = vision.CocoDetection(coco_files.root, str(coco_files.file), **{option: print})
         message = f"got a torchvision.datasets.coco.CocoDetection with {option}=<built-in function print>, which takes"
         with pytest.raises(TypeError, match=starting(message)):
             gl.wrap(theirs)
     with pytest.raises(TypeError, match="Mine, but its class overrides _load_target"):
-        gl.wrap(Mine(coco.root, str(coco.file)))
+        gl.wrap(Mine(coco_files.root, str(coco_files.file)))
 
 
 # Hugging Face
@@ -432,7 +440,7 @@ def rows(hf: ModuleType, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> None:
+def test_wrap_rows_yield_bytes_for_each_image(rows: Any, tmp_path: Path) -> None:
     wrapped = gl.wrap(rows)
     assert len(wrapped) == len(rows) == 6
     assert wrapped[1] == {
@@ -454,7 +462,9 @@ def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> No
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_rows_in_a_loader(hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str) -> None:
+def test_wrap_rows_batches_equal_decoded_images(
+    hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str
+) -> None:
     if where == "disk":
         rows.save_to_disk(tmp_path / "saved")
         rows = hf.load_from_disk(tmp_path / "saved")
@@ -464,9 +474,9 @@ def test_rows_in_a_loader(hf: ModuleType, rows: Any, tmp_path: Path, workers: in
     assert [list(batch) for batch in batches] == [["label", "image"]] * 2
     assert [batch["label"].tolist() for batch in batches] == [[1, 1], [1, 0]]
     expected = [np.asarray(PILImage.open(io.BytesIO(jpeg(n)))) for n in (3, 1, 5, 0)]
-    for image, whole in zip(torch.cat([batch["image"] for batch in batches]), expected, strict=True):
-        top, left = round((whole.shape[0] - 16) / 2), round((whole.shape[1] - 16) / 2)
-        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), whole[top : top + 16, left : left + 16])
+    for image, decoded in zip(torch.cat([batch["image"] for batch in batches]), expected, strict=True):
+        top, left = round((decoded.shape[0] - 16) / 2), round((decoded.shape[1] - 16) / 2)
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), decoded[top : top + 16, left : left + 16])
 
 
 def turned_rows(hf: ModuleType, **columns: Any) -> Any:
@@ -479,7 +489,7 @@ def turned_rows(hf: ModuleType, **columns: Any) -> Any:
     return hf.Dataset.from_list([{name: value for name, (_, value) in columns.items()}] * 2, features=features)
 
 
-def test_images_of_hugging_face_are_turned_upright_as_datasets_does(hf: ModuleType) -> None:
+def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) -> None:
     rows = turned_rows(hf)
     upright = np.asarray(rows[0]["image"])
     assert upright.shape == (30, 20, 3)
@@ -506,7 +516,7 @@ def test_images_of_hugging_face_are_turned_upright_as_datasets_does(hf: ModuleTy
         ),
     ],
 )
-def test_images_beside_targets_are_decoded_as_stored_with_one_warning(
+def test_wrap_rows_with_target_columns_decode_as_stored_with_one_warning(
     hf: ModuleType, make: Callable[[Any], Any], named: str
 ) -> None:
     rows = turned_rows(hf, **make(hf))
@@ -520,12 +530,12 @@ def test_images_beside_targets_are_decoded_as_stored_with_one_warning(
     assert wrapped[0]["image"].exif is None
 
 
-def test_labels_and_annotations_that_are_no_images_are_not_targets(hf: ModuleType) -> None:
+def test_wrap_rows_with_labels_and_text_are_turned_upright(hf: ModuleType) -> None:
     rows = turned_rows(hf, label=(hf.Value("int64"), 1), annotation=(hf.Value("string"), "a"))
     assert gl.wrap(rows)[0]["image"].exif is True
 
 
-def test_state_of_images_that_were_not_turned_upright_is_resumed_only_with_a_warning(hf: ModuleType) -> None:
+def test_wrap_rows_state_saved_without_exif_resumes_only_with_a_warning(hf: ModuleType) -> None:
     rows = turned_rows(hf)
     for dataset in (gl.wrap(rows), torch.utils.data.Subset(gl.wrap(rows), [0, 1]), gl.Cached(gl.wrap(rows), 1 << 20)):
         options = {"num_workers": 0, "device": "cpu", "transforms": [T.CenterCrop(8)]}
@@ -538,26 +548,26 @@ def test_state_of_images_that_were_not_turned_upright_is_resumed_only_with_a_war
                 loader.load_state_dict(state, strict=False)
 
 
-def test_modes_and_missing_images(hf: ModuleType) -> None:
-    def made(image: Any, **options: Any) -> Any:
+def test_wrap_rows_take_the_mode_of_the_feature_and_keep_missing_images(hf: ModuleType) -> None:
+    def make_row(image: Any, **options: Any) -> Any:
         return hf.Dataset.from_dict({"x": [image]}, features=hf.Features({"x": hf.Image(**options)}))
 
     image = {"bytes": jpeg(1), "path": None}
-    assert gl.wrap(made(image))[0]["x"].mode == "RGB"
-    assert gl.wrap(made(image, mode="RGBA"))[0]["x"].mode == "RGBA"
-    assert gl.wrap(made(image, mode="RGBA"), mode="L")[0]["x"].mode == "L"
-    assert gl.wrap(made(image, mode="CMYK"), mode="L")[0]["x"].mode == "L"
-    assert gl.wrap(made(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1), exif=True)}
-    assert gl.wrap(made(None))[0] == {"x": None}
+    assert gl.wrap(make_row(image))[0]["x"].mode == "RGB"
+    assert gl.wrap(make_row(image, mode="RGBA"))[0]["x"].mode == "RGBA"
+    assert gl.wrap(make_row(image, mode="RGBA"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(make_row(image, mode="CMYK"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(make_row(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1), exif=True)}
+    assert gl.wrap(make_row(None))[0] == {"x": None}
     message = (
         "datasets.Image(mode='CMYK'): mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
         "mode= to wrap()"
     )
     with pytest.raises(TypeError, match=exactly(message)):
-        gl.wrap(made(image, mode="CMYK"))
+        gl.wrap(make_row(image, mode="CMYK"))
 
 
-def test_with_exif_the_pixels_are_those_that_datasets_decodes(hf: ModuleType) -> None:
+def test_wrap_rows_with_exif_equal_the_pixels_that_datasets_decodes(hf: ModuleType) -> None:
     """A quarter turn, as phones store it."""
     exif = PILImage.Exif()
     exif[274] = 6
@@ -569,7 +579,7 @@ def test_with_exif_the_pixels_are_those_that_datasets_decodes(hf: ModuleType) ->
     np.testing.assert_array_equal(batch["x"][0].permute(1, 2, 0).numpy(), np.asarray(rows[0]["x"]))
 
 
-def test_rows_whose_image_is_not_there(hf: ModuleType, tmp_path: Path) -> None:
+def test_wrap_rows_name_a_missing_file_and_a_url(hf: ModuleType, tmp_path: Path) -> None:
     paths = [str(tmp_path / "gone.jpg"), "https://localhost/1.jpg"]
     rows = hf.Dataset.from_dict({"x": [{"bytes": None, "path": path} for path in paths]})
     wrapped = gl.wrap(rows.cast_column("x", hf.Image()))
@@ -583,7 +593,7 @@ def test_rows_whose_image_is_not_there(hf: ModuleType, tmp_path: Path) -> None:
         wrapped["x"]
 
 
-def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) -> None:
+def test_wrap_rows_refuse_formats_and_tables_without_images(hf: ModuleType, rows: Any) -> None:
     advice = (
         ", which is applied after decoding: pass dataset.with_format(None), and transform images with "
         "Loader(transforms=…); gpuload's batches are tensors"
@@ -607,7 +617,7 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
     assert isinstance(gl.wrap(everything)[0]["image"], gl.Encoded)
 
 
-def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None:
+def test_wrap_refuses_iterable_datasets_and_dataset_dicts(hf: ModuleType, rows: Any) -> None:
     class Stream:
         def __iter__(self) -> Any:
             return iter(())
@@ -629,7 +639,7 @@ def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None
         gl.Loader(hf.DatasetDict(train=rows, test=rows), device="cpu")
 
 
-def test_streaming_datasets_work_as_they_are(hf: ModuleType) -> None:
+def test_loader_reads_a_streaming_dataset_without_wrap(hf: ModuleType) -> None:
     images = [PILImage.open(io.BytesIO(jpeg(n))) for n in range(4)]
     features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
     streaming = hf.Dataset.from_dict({"image": images, "label": [*range(4)]}, features=features).to_iterable_dataset()
@@ -641,46 +651,49 @@ def test_streaming_datasets_work_as_they_are(hf: ModuleType) -> None:
 
 # Streams of Hugging Face's
 
-STREAMED = 24
+STREAM_LENGTH = 24
 
 
 @pytest.fixture
 def stream(hf: ModuleType) -> Any:
     """Six shards of four rows."""
     features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
-    data = {"image": [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAMED)], "label": [*range(STREAMED)]}
+    data = {
+        "image": [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAM_LENGTH)],
+        "label": [*range(STREAM_LENGTH)],
+    }
     return hf.Dataset.from_dict(data, features=features).to_iterable_dataset(num_shards=6)
 
 
-def streamed(wrapped: Any, **options: Any) -> gl.Loader:
+def stream_loader(wrapped: Any, **options: Any) -> gl.Loader:
     return gl.Loader(wrapped, 4, device="cpu", transforms=[T.Resize((8, 8))], **options)
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_is_read_undecoded_and_comes_once(stream: Any, workers: int) -> None:
+def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> None:
     wrapped = gl.wrap(stream, mode="L")
     sample = next(iter(wrapped))
     assert sample == {"image": gl.Encoded(jpeg(0), "L", "0.jpg", exif=True), "label": 0}
     assert repr(wrapped) == "wrap(datasets.IterableDataset: 'image', 'label')"
-    with streamed(wrapped, num_workers=workers) as loader:
+    with stream_loader(wrapped, num_workers=workers) as loader:
         batches = list(loader)
-    assert sorted(label for batch in batches for label in batch["label"].tolist()) == [*range(STREAMED)]
+    assert sorted(label for batch in batches for label in batch["label"].tolist()) == [*range(STREAM_LENGTH)]
     assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_bad_image_of_a_stream_is_skipped(hf: ModuleType, workers: int) -> None:
+def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
     images = [{"bytes": jpeg(n) if n != 5 else b"no image", "path": f"{n}.jpg"} for n in range(12)]
     images[8] = {"bytes": None, "path": "/nowhere/8.jpg"}
     features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
     table = hf.Dataset.from_dict({"image": images, "label": [*range(12)]}, features=features)
     faults = gl.Faults(on_error="skip", max_error_rate=0.5)
     wrapped = gl.wrap(table.to_iterable_dataset(num_shards=4))
-    with streamed(wrapped, num_workers=workers, faults=faults) as loader:
+    with stream_loader(wrapped, num_workers=workers, faults=faults) as loader:
         with pytest.warns(RuntimeWarning, match="it was skipped"):
             batches = list(loader)
         labels = sorted(label for batch in batches for label in batch["label"].tolist())
@@ -689,52 +702,52 @@ def test_one_bad_image_of_a_stream_is_skipped(hf: ModuleType, workers: int) -> N
 
 
 @pytest.mark.parametrize("world", [2, 4])  # that divides the shards, and that does not
-def test_ranks_share_a_stream(stream: Any, world: int) -> None:
+def test_wrap_stream_is_divided_among_ranks(stream: Any, world: int) -> None:
     labels = []
     for rank in range(world):
-        with streamed(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
+        with stream_loader(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
             labels += [label for batch in loader for label in batch["label"].tolist()]
-    assert sorted(labels) == [*range(STREAMED)]
+    assert sorted(labels) == [*range(STREAM_LENGTH)]
 
 
-def test_a_stream_that_was_split_is_not_split_again(hf: ModuleType, stream: Any) -> None:
+def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: Any) -> None:
     split = importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 1, 2)
-    with streamed(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
+    with stream_loader(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
         labels = [label for batch in loader for label in batch["label"].tolist()]
     assert labels == [row["label"] for row in split]
-    assert len(labels) == STREAMED // 2
+    assert len(labels) == STREAM_LENGTH // 2
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_goes_on_where_it_was(stream: Any, workers: int) -> None:
+def test_wrap_stream_resumes_from_its_state(stream: Any, workers: int) -> None:
     def labels(batches: Any) -> list[list[int]]:
         return [batch["label"].tolist() for batch in batches]
 
-    with streamed(gl.wrap(stream), num_workers=workers) as loader:
+    with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         batches = iter(loader)
         first = labels([next(batches), next(batches)])
         state = json.loads(json.dumps(loader.state_dict()))
-        rest = labels(batches)
-    with streamed(gl.wrap(stream), num_workers=workers) as loader:
+        remaining = labels(batches)
+    with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         loader.load_state_dict(state)
-        assert labels(loader) == rest
-    assert len(first) + len(rest) == STREAMED // 4
+        assert labels(loader) == remaining
+    assert len(first) + len(remaining) == STREAM_LENGTH // 4
 
 
-def test_a_stream_shuffles_by_the_epoch_that_is_set(stream: Any) -> None:
+def test_wrap_stream_shuffles_by_epoch(stream: Any) -> None:
     wrapped = gl.wrap(stream.shuffle(seed=1, buffer_size=8))
-    with streamed(wrapped, num_workers=0) as loader:
+    with stream_loader(wrapped, num_workers=0) as loader:
         orders = []
         for epoch in (0, 1, 0):
             loader.set_epoch(epoch)
             orders.append([label for batch in loader for label in batch["label"].tolist()])
     assert orders[0] == orders[2] != orders[1]
-    assert sorted(orders[1]) == [*range(STREAMED)]
+    assert sorted(orders[1]) == [*range(STREAM_LENGTH)]
 
 
-def test_images_of_a_stream_at_urls(hf: ModuleType, tmp_path: Path) -> None:
+def test_wrap_stream_reads_images_at_file_urls(hf: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "0.jpg").write_bytes(jpeg(0))
     paths = [f"file://{tmp_path}/0.jpg", str(tmp_path / "0.jpg")]
     features = hf.Features({"image": hf.Image()})
@@ -742,7 +755,7 @@ def test_images_of_a_stream_at_urls(hf: ModuleType, tmp_path: Path) -> None:
     assert [row["image"].data for row in gl.wrap(table.to_iterable_dataset())] == [jpeg(0)] * 2
 
 
-def test_what_the_library_raises_ends_the_pass(stream: Any) -> None:
+def test_wrap_stream_error_of_map_ends_the_epoch(stream: Any) -> None:
     def fail(row: dict[str, Any]) -> dict[str, Any]:
         if row["label"] == 6:
             raise RuntimeError("no more")
@@ -751,11 +764,11 @@ def test_what_the_library_raises_ends_the_pass(stream: Any) -> None:
     wrapped = gl.wrap(stream.map(fail, features=stream.features))
     assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() has decoded it"
     faults = gl.Faults(on_error="skip", max_error_rate=1)
-    with streamed(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
+    with stream_loader(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
         list(loader)
 
 
-def test_streams_that_cannot_be_read_undecoded_are_refused(hf: ModuleType, stream: Any) -> None:
+def test_wrap_stream_refuses_formats_tables_without_images_and_unknown_columns(hf: ModuleType, stream: Any) -> None:
     got = "got a datasets.iterable_dataset.IterableDataset "
     for dataset, message in (
         (
@@ -775,7 +788,7 @@ def test_streams_that_cannot_be_read_undecoded_are_refused(hf: ModuleType, strea
 # Containers, and all else
 
 
-def test_containers_are_kept_around_what_is_wrapped(vision: ModuleType, folder: Path) -> None:
+def test_wrap_keeps_subset_and_concat_dataset_around_wrapped_datasets(vision: ModuleType, folder: Path) -> None:
     theirs = vision.ImageFolder(folder)
     subset = Subset(theirs, [7, 2, 2])
     wrapped = gl.wrap(ConcatDataset([subset, theirs, gl.ImageFiles(folder)]), mode="L")
@@ -792,18 +805,18 @@ def test_containers_are_kept_around_what_is_wrapped(vision: ModuleType, folder: 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-def test_a_random_split_in_a_loader(vision: ModuleType, folder: Path) -> None:
+def test_wrap_random_split_batches_equal_those_of_the_same_subset(vision: ModuleType, folder: Path) -> None:
     train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))
-    own = Subset(gl.ImageFolder(folder), train.indices)
+    expected = Subset(gl.ImageFolder(folder), train.indices)
     options: dict[str, Any] = {"batch_size": 4, "transforms": [T.RandomCrop(16)], "device": "cpu"}
     with (
         gl.Loader(gl.wrap(train), num_workers=2, **options) as loader,
-        gl.Loader(own, num_workers=0, **options) as other,
+        gl.Loader(expected, num_workers=0, **options) as other,
     ):
         assert_batches_equal(loader, other)
 
 
-def test_folders_whose_labels_mean_other_classes_are_warned_of(
+def test_wrap_concat_of_folders_with_different_class_numbers_warns(
     vision: ModuleType, folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "bee" / "1.jpg"
@@ -815,7 +828,7 @@ def test_folders_whose_labels_mean_other_classes_are_warned_of(
     assert caught[0].filename == __file__
 
 
-def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
+def test_wrap_refuses_a_subset_that_overrides_getitem(folder: Path) -> None:
     class Mapped(Subset):
         def __getitem__(self, index: Any) -> Any:
             return None
@@ -831,28 +844,28 @@ def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
         gl.wrap(Mapped(gl.ImageFiles(folder), [0]))
 
 
-def test_all_others_are_refused_by_name(folder: Path) -> None:
-    with pytest.raises(TypeError, match=exactly(f"got a builtins.list; {TAKES}. {OWN}")):
+def test_wrap_refuses_other_datasets_by_name(folder: Path) -> None:
+    with pytest.raises(TypeError, match=exactly(f"got a builtins.list; {WRAPPABLE}. {REMEDY}")):
         gl.wrap([1])
     where = " at 1 in a ConcatDataset in a Subset"
     inner = ConcatDataset([gl.ImageFiles(folder), [1, 2]])
-    with pytest.raises(TypeError, match=exactly(f"got a builtins.list{where}; {TAKES}. {OWN}")):
+    with pytest.raises(TypeError, match=exactly(f"got a builtins.list{where}; {WRAPPABLE}. {REMEDY}")):
         gl.wrap(Subset(inner, [0]))
 
 
-def test_a_folder_that_torchvision_wrapped_is_refused_with_what_to_wrap(vision: ModuleType, folder: Path) -> None:
+def test_wrap_refuses_a_folder_that_torchvision_wrapped(vision: ModuleType, folder: Path) -> None:
     theirs = vision.wrap_dataset_for_transforms_v2(vision.ImageFolder(folder))
     with pytest.raises(TypeError, match=r"; wrap the ImageFolder itself, as in gpuload\.wrap\(ImageFolder\(…\)\)$"):
         gl.wrap(theirs)
 
 
-def test_torchvisions_others_are_refused_by_name(vision: ModuleType) -> None:
-    message = exactly(f"got a torchvision.datasets.fakedata.FakeData; {TAKES}. {OWN}")
+def test_wrap_refuses_other_datasets_of_torchvision_by_name(vision: ModuleType) -> None:
+    message = exactly(f"got a torchvision.datasets.fakedata.FakeData; {WRAPPABLE}. {REMEDY}")
     with pytest.raises(TypeError, match=message):
         gl.wrap(vision.FakeData(3))
 
 
 @pytest.mark.processes
-def test_importing_it_imports_neither_library() -> None:
+def test_gpuload_wrap_imports_no_torch_torchvision_and_datasets() -> None:
     code = "import sys, gpuload; gpuload.wrap; sys.exit(bool({'torch', 'torchvision', 'datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
