@@ -34,7 +34,7 @@ CROP = [T.CenterCrop(16)]
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the same images in every form."""
     root = tmp_path_factory.mktemp("everything")
     names = [f"img/{'a-b' if label else 'a'}/sub {label}/{n:03d}.jpg" for n, label in enumerate(LABELS)]
@@ -53,18 +53,20 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     images = [{"id": n, "file_name": name[4:], "height": 24, "width": 32} for n, name in enumerate(names)]
     boxes = [{"id": 1, "image_id": 3, "bbox": [1, 2, 10, 12], "category_id": 1, "area": 3, "iscrowd": 0}]
-    told = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
-    (root / "c.json").write_text(json.dumps(told))
+    annotation_file = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (root / "c.json").write_text(json.dumps(annotation_file))
     return root
 
 
 @pytest.fixture
-def server(local: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+def server(local_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_failures, "FIRST_WAIT_S", 0.01)
-    files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
-    with served({name: data for name, data in files.items() if not name.endswith(SUFFIX)}) as found:
-        yield found
+    files = {
+        path.relative_to(local_root).as_posix(): path.read_bytes() for path in local_root.rglob("*") if path.is_file()
+    }
+    with served({name: data for name, data in files.items() if not name.endswith(SUFFIX)}) as server:
+        yield server
 
 
 def plain(sample: Any) -> Any:
@@ -113,7 +115,7 @@ DATASETS: dict[str, Callable[..., Any]] = {
 }
 
 
-def add_libraries_own(root: Path) -> None:
+def add_parquet_and_hdf5(root: Path) -> None:
     """The files that pyarrow and h5py write, where these are installed."""
     if not (root / "p.parquet").exists():
         import pyarrow as arrow
@@ -135,20 +137,20 @@ def add_libraries_own(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_dataset_at_a_url_gives_what_a_folder_gives(name: str, local: Path, server: Server, tmp_path: Path) -> None:
+def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
     if name in ("Parquet", "HDF5"):
-        add_libraries_own(local)
-        server.files |= {file: (local / file).read_bytes() for file in ("p.parquet", "h.h5")}
+        add_parquet_and_hdf5(local_root)
+        server.files |= {file: (local_root / file).read_bytes() for file in ("p.parquet", "h.h5")}
     make = DATASETS[name]
-    expected = contents(make(str(local)))
+    expected = contents(make(str(local_root)))
     dataset = make(server.url)
     assert contents(dataset) == expected
     assert contents(pickle.loads(pickle.dumps(dataset))) == expected
-    kept = gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks")
-    assert contents(make(server.url, storage_options=kept)) == expected
-    again = make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
-    server.asked.clear()
-    assert contents(again) == expected
+    remote = gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks")
+    assert contents(make(server.url, storage_options=remote)) == expected
+    cached_dataset = make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
+    server.requests.clear()
+    assert contents(cached_dataset) == expected
     assert server.ranges() == []  # all of it was on the disk
 
 
@@ -168,9 +170,9 @@ SIGNATURE = "?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b"
     ],
     ids=["Parquet", "csv", "tsv", "parquet manifest", "tar", "command with Parquet", "command with tar"],
 )
-def test_a_presigned_url_is_recognised_by_the_ending_of_its_path(make: Any, local: Path, server: Server) -> None:
-    add_libraries_own(local)
-    server.files |= {name: (local / name).read_bytes() for name in ("p.parquet", "m.parquet")}
+def test_dataset_at_a_presigned_url_is_recognized_by_its_extension(make: Any, local_root: Path, server: Server) -> None:
+    add_parquet_and_hdf5(local_root)
+    server.files |= {name: (local_root / name).read_bytes() for name in ("p.parquet", "m.parquet")}
     server.files["m.tsv"] = server.files["m.csv"].replace(b",", b"\t")
     dataset = make(server)
     assert len(dataset) in (COUNT, COUNT // 2)
@@ -181,17 +183,17 @@ def test_a_presigned_url_is_recognised_by_the_ending_of_its_path(make: Any, loca
     assert image.data in jpegs()
 
 
-def test_an_error_about_a_presigned_url_does_not_show_its_signature(server: Server) -> None:
+def test_parquet_error_hides_the_signature_of_a_presigned_url(server: Server) -> None:
     lacking.require("pyarrow")
     with pytest.raises(FileNotFoundError, match=r"/no/\*\.parquet'$"):
         gl.Parquet(f"{server.url}/no/*.parquet?signature=secret")
 
 
-def test_only_what_is_wanted_of_a_row_group_is_read_and_at_once(local: Path, server: Server) -> None:
-    add_libraries_own(local)
-    server.files["p.parquet"] = (local / "p.parquet").read_bytes()
+def test_parquet_at_a_url_reads_only_the_selected_columns_in_one_request(local_root: Path, server: Server) -> None:
+    add_parquet_and_hdf5(local_root)
+    server.files["p.parquet"] = (local_root / "p.parquet").read_bytes()
     dataset = gl.Parquet(f"{server.url}/p.parquet")
-    server.asked.clear()
+    server.requests.clear()
     dataset.__getitems__([0, 1, 2, 3])
     *footer, columns = server.ranges()  # which lie near each other
     assert len(footer) <= 1
@@ -200,7 +202,7 @@ def test_only_what_is_wanted_of_a_row_group_is_read_and_at_once(local: Path, ser
 
 
 @pytest.mark.parametrize("has_dictionary", [False, True])
-def test_a_row_group_of_parquet_is_read_from_its_first_page_on(
+def test_parquet_at_a_url_reads_a_row_group_with_its_dictionary_in_one_request(
     tmp_path: Path, server: Server, has_dictionary: bool
 ) -> None:
     lacking.require("pyarrow")
@@ -214,27 +216,27 @@ def test_a_row_group_of_parquet_is_read_from_its_first_page_on(
     dataset = gl.Parquet(f"{server.url}/p.parquet")
     dataset[0]  # opens the file
     dataset.close()
-    server.asked.clear()
+    server.requests.clear()
     assert dataset[COUNT - 1][0].data == long_jpegs[-1]
     assert len(server.ranges()) == 2  # the footer and the columns
 
 
 @pytest.mark.processes
-def test_batches_from_urls_are_those_of_the_images(server: Server) -> None:
+def test_tar_shards_at_a_url_batches_equal_those_of_the_images(server: Server) -> None:
     check_loader(gl.TarShards(server.url + "/t-{0..1}.tar", fields=("jpg", "cls")))
 
 
-def test_a_loader_reads_what_belongs_to_this_process(local: Path) -> None:
+def test_loader_without_workers_reads_memory_urls(local_root: Path) -> None:
     import fsspec
 
-    files = {f"/loader/{path.name}": path.read_bytes() for path in (local / "img/a/sub 0").iterdir()}
+    files = {f"/loader/{path.name}": path.read_bytes() for path in (local_root / "img/a/sub 0").iterdir()}
     fsspec.filesystem("memory").pipe(files)
     loader = gl.Loader(gl.ImageFiles("memory://loader"), 2, transforms=CROP, num_workers=0, device="cpu")
     assert [len(batch) for batch in loader] == [2, 2]
     assert gl.read("memory://loader/000.jpg").data == jpegs()[0]
 
 
-def test_an_image_that_is_not_there_is_one_bad_sample(server: Server) -> None:
+def test_loader_skips_a_missing_image_at_a_url(server: Server) -> None:
     dataset = gl.ImageFolder(server.url + "/img")
     del server.files["img/a/sub 0/003.jpg"]
     loader = gl.Loader(dataset, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
@@ -246,31 +248,31 @@ def test_an_image_that_is_not_there_is_one_bad_sample(server: Server) -> None:
         gl.Coco(server.url + "/img", server.url + "/c.json")[3]
 
 
-def test_a_file_that_cannot_be_decoded_is_dropped_from_the_cache(server: Server, tmp_path: Path) -> None:
+def test_remote_cache_drops_a_file_that_cannot_be_decoded(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "blocks"
     store = gl.Remote(cache_bytes=1 << 20, cache_folder=folder)
-    name, right = "img/a/sub 0/003.jpg", server.files["img/a/sub 0/003.jpg"]
+    name, jpeg = "img/a/sub 0/003.jpg", server.files["img/a/sub 0/003.jpg"]
     server.files[name] = b"BM" + bytes(100)  # begins as an image, whose end it does not say
     dataset = gl.ImageFolder(server.url + "/img", storage_options=store)
     joined = torch.utils.data.Subset(dataset + dataset, range(len(dataset), 2 * len(dataset)))
     assert dataset[1][0].data == server.files[name]
     loader = gl.Loader(joined, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
-    told = rf"; it was dropped from the cache of URLs in '{folder}', and will be read again the next time"
-    with pytest.warns(RuntimeWarning, match=told):
+    message = rf"; it was dropped from the cache of URLs in '{folder}', and will be read again the next time"
+    with pytest.warns(RuntimeWarning, match=message):
         assert sum(len(labels) for _, labels in loader) == COUNT - 1
-    server.files[name] = right
+    server.files[name] = jpeg
     assert sum(len(labels) for _, labels in loader) == COUNT
-    server.asked.clear()
+    server.requests.clear()
     assert sum(len(labels) for _, labels in loader) == COUNT
     assert server.ranges() == []
 
 
-def test_an_index_is_made_in_few_requests_and_kept(server: Server) -> None:
+def test_tar_index_at_a_url_takes_few_requests_and_is_cached(server: Server) -> None:
     name = "/t-{0..1}.tar"
-    server.asked.clear()
+    server.requests.clear()
     gl.TarShards(server.url + name)
     assert len(server.ranges(".tar")) <= 2 * 2  # the first bytes, and a window
-    server.asked.clear()
+    server.requests.clear()
     gl.TarShards(server.url + name)
     assert server.ranges() == []
     server.version = "2"
@@ -278,11 +280,11 @@ def test_an_index_is_made_in_few_requests_and_kept(server: Server) -> None:
     assert server.ranges(".tar")
 
 
-def test_an_index_beside_the_archive_is_taken(
-    local: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tar_index_next_to_a_remote_archive_is_used(
+    local_root: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t-0.tar"
-    shutil.copy(local / "t-0.tar", path)
+    shutil.copy(local_root / "t-0.tar", path)
     expected = contents(gl.TarShards(path))
     index = (tmp_path / f"t-0.tar{SUFFIX}").read_bytes()
     server.files[f"t-0.tar{SUFFIX}"] = index
@@ -291,19 +293,19 @@ def test_an_index_beside_the_archive_is_taken(
     assert contents(dataset) == expected
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "other"))
     server.files["t-0.tar"] += bytes(10240)  # another size: it is not taken
-    server.asked.clear()
+    server.requests.clear()
     assert contents(gl.TarShards(server.url + "/t-0.tar")) == expected
     assert server.ranges(".tar")
 
 
-def test_an_archive_that_changes_is_told_of(server: Server) -> None:
+def test_tar_shards_at_a_url_refuse_a_changed_archive(server: Server) -> None:
     dataset = gl.TarShards(server.url + "/t-0.tar")
     server.version = "2"
     with pytest.raises(ValueError, match=r"t-0.tar' was changed after its index was read"):
         dataset[0]
 
 
-def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) -> None:
+def test_datasets_at_urls_name_what_is_wrong(server: Server, local_root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"the file does not exist: 'http.*/none.tar'"):
         gl.TarShards(server.url + "/none.tar")
     with pytest.raises(FileNotFoundError, match=r"no shards match 'http.*/x-\*.tar'"):
@@ -314,7 +316,7 @@ def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) ->
         ValueError,
         match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it",
     ):
-        gl.ImageFolder(local / "img", storage_options={"anon": True})
+        gl.ImageFolder(local_root / "img", storage_options={"anon": True})
     with pytest.raises(TypeError, match=r"storage_options, unless it is a gpuload\.Remote, must be a dict"):
         gl.ImageFolder(server.url + "/img", storage_options="anon")
     server.always = 403
@@ -324,19 +326,21 @@ def test_what_goes_wrong_while_a_dataset_is_made(server: Server, local: Path) ->
 
 
 @pytest.mark.parametrize("path", ["../x.jpg", "a/../../x.jpg", "/x.jpg", "http://other/x.jpg"])
-def test_no_path_from_data_leaves_the_root(path: str, server: Server) -> None:
+def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server: Server) -> None:
     server.files["m.csv"] = f"path,label\n{path},1\n".encode()
     with pytest.raises(ValueError, match="points outside"):
         gl.FileList(server.url + "/m.csv", root=server.url + "/img")
-    told = json.loads(server.files["c.json"])
-    told["images"][0]["file_name"] = path
-    server.files["c.json"] = json.dumps(told).encode()
+    annotation_file = json.loads(server.files["c.json"])
+    annotation_file["images"][0]["file_name"] = path
+    server.files["c.json"] = json.dumps(annotation_file).encode()
     if not path.startswith("http"):
         with pytest.raises(ValueError, match="points outside"):
             gl.Coco(server.url + "/img", server.url + "/c.json")
 
 
-def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_of_a_large_url_refuses_a_file_that_is_not_an_image(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
@@ -344,28 +348,28 @@ def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.Mon
         gl.read(server.url + "/large.bin")
 
 
-def test_a_signature_is_in_no_image_and_so_in_no_error(server: Server) -> None:
+def test_read_of_a_presigned_url_omits_the_signature_from_source(server: Server) -> None:
     server.files["cat.jpg?signature=secret"] = server.files["cat.jpg"] = b"no image"
     image = gl.read(server.url + "/cat.jpg?signature=secret")
     assert image == gl.Encoded(b"no image", "RGB", server.url + "/cat.jpg")
 
 
 @pytest.mark.processes
-def test_nothing_is_imported_before_a_url_is_read() -> None:
+def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
     import subprocess
     import sys
 
     program = "import sys, gpuload as gl; gl.ImageFolder; gl.TarShards; print('fsspec' in sys.modules)"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert (process.stdout, process.stderr) == ("False\n", "")
 
 
-def test_the_request_that_a_client_counts(server: Server) -> None:
+def test_client_counts_its_requests(server: Server) -> None:
     remote = gl.Remote()
     dataset = gl.ImageFolder(server.url + "/img", storage_options=remote)
     before = client(remote).requests
@@ -419,7 +423,7 @@ STORES: dict[str, Callable[[gl.Remote], Any]] = {
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_what_is_kept_of_one_store_is_not_given_for_another(
+def test_caches_of_one_store_are_not_used_for_another(
     two_stores: list[gl.Remote], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
@@ -428,18 +432,18 @@ def test_what_is_kept_of_one_store_is_not_given_for_another(
     assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from what is kept
 
 
-def test_what_is_kept_is_found_by_the_same_options_in_other_processes(two_stores: list[gl.Remote]) -> None:
-    again = pickle.loads(pickle.dumps(two_stores[0]))
-    assert digest_of(again) == digest_of(two_stores[0]) != digest_of(two_stores[1])
+def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Remote]) -> None:
+    unpickled = pickle.loads(pickle.dumps(two_stores[0]))
+    assert digest_of(unpickled) == digest_of(two_stores[0]) != digest_of(two_stores[1])
     before = contents(STORES["blocks"](two_stores[0]))
-    path = Path(again.options["path"], "data", "a.npy")
+    path = Path(unpickled.options["path"], "data", "a.npy")
     path.write_bytes(path.read_bytes().replace(b"\0", b"\1"))
     os.utime(path, (1e9, 1e9))
-    assert contents(STORES["blocks"](again)) == before
+    assert contents(STORES["blocks"](unpickled)) == before
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_PROFILE", "HF_ENDPOINT"])
-def test_what_libraries_read_from_the_environment_belongs_to_the_store(
+def test_digest_of_depends_on_environment_variables_and_fsspecs_configuration(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     import fsspec.config
@@ -447,16 +451,16 @@ def test_what_libraries_read_from_the_environment_belongs_to_the_store(
     monkeypatch.delenv(name, raising=False)
     without = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://one")
-    one = digest_of(gl.Remote())
+    first = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://other")
-    other = digest_of(gl.Remote())
+    second = digest_of(gl.Remote())
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://one"})
-    assert len({without, one, other, digest_of(gl.Remote())}) == 4
+    assert len({without, first, second, digest_of(gl.Remote())}) == 4
 
 
-def test_options_that_are_objects_are_told_apart() -> None:
-    scopes = [
+def test_digest_of_distinguishes_options_that_are_objects() -> None:
+    digests = [
         digest_of(gl.Remote({"token": value}))
         for value in (b"a", b"b", frozenset("a"), ["a"], {"a": 1}, Path("a"), lambda: 1)
     ]
-    assert len(set(scopes)) == len(scopes)
+    assert len(set(digests)) == len(digests)

@@ -33,7 +33,7 @@ class Numbers(Store):
         return [(number, handle) for number in numbers]
 
 
-def test_files_are_opened_at_the_first_sample_and_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_opens_at_the_first_sample_and_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = Numbers()
     assert numbers.openings == 0
     assert numbers.__getitems__([3, -1]) == [(3, 1), (4, 1)]
@@ -44,7 +44,7 @@ def test_files_are_opened_at_the_first_sample_and_after_a_fork(monkeypatch: pyte
     assert numbers[2] == (2, 3)
 
 
-def test_indices_are_checked_before_anything_is_opened() -> None:
+def test_store_checks_indices_before_opening() -> None:
     numbers = Numbers()
     with pytest.raises(IndexError, match=r"^index 5 is out of range: Numbers\('/numbers'\) has 5 samples$"):
         numbers.__getitems__([1, 5])
@@ -53,13 +53,15 @@ def test_indices_are_checked_before_anything_is_opened() -> None:
     assert numbers.openings == 0
 
 
-def test_stores_are_added() -> None:
+def test_stores_are_joined_by_plus() -> None:
     both = Numbers() + Numbers()
     assert (len(both), both[7]) == (10, (2, 1))
     assert not is_deterministic(both), "this one is not of gpuload's own"
 
 
-def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_import_optional_names_only_the_library_itself_as_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     (tmp_path / "halfway.py").write_text("import not_there_either")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'not_there_either'$"):
@@ -71,7 +73,7 @@ def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPat
     assert "halfway" not in sys.modules
 
 
-def test_a_fifo_is_taken_only_where_files_are_read_from_their_beginning(tmp_path: Path) -> None:
+def test_existing_file_takes_a_fifo_only_with_allow_streams(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
     with pytest.raises(OSError, match=r"/x' is a FIFO; expected a Parquet file, as a regular file$"):
         existing_file(tmp_path / "x", "a Parquet file")
@@ -79,7 +81,7 @@ def test_a_fifo_is_taken_only_where_files_are_read_from_their_beginning(tmp_path
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("bad\x1b[31m"), MemoryError()])
-def test_what_a_library_raises_gets_the_name_of_the_file(error: Exception) -> None:
+def test_replace_errors_adds_the_name_of_the_file(error: Exception) -> None:
     with (
         pytest.raises(DecodeError, match=r"^'/a.h5': it cannot be read: ('x'|bad\\x1b\[31m|MemoryError)$"),
         replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", f"it cannot be read: {text}")),
@@ -88,7 +90,7 @@ def test_what_a_library_raises_gets_the_name_of_the_file(error: Exception) -> No
 
 
 @pytest.mark.parametrize("error", [ValueError("'/a.h5' is odd"), FileNotFoundError(2, "gone", "/b"), ImportError("x")])
-def test_an_error_that_names_it_passes(error: Exception) -> None:
+def test_replace_errors_passes_errors_that_name_a_file_or_module(error: Exception) -> None:
     with (
         pytest.raises(type(error)) as caught,
         replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", text)),
