@@ -23,6 +23,7 @@ import pytest
 from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -240,7 +241,7 @@ def test_rows_refuse_wrong_indices_like_datasets(hf: ModuleType, tmp_path: Path)
         (1.0, TypeError, "an index must be an integer, got 1.0 (float)"),
     ):
         for rows in (wrapped, copied):
-            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+            with pytest.raises(kind, match=exactly(message)):
                 rows[index]
 
 

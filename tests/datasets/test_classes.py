@@ -1,12 +1,12 @@
-"""The argument `classes`: what is taken as names of classes, and what is refused in which words."""
+"""`class_names`: the argument `classes` of datasets, and errors about other values."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 
 from gpuload.datasets.classes import class_names
 
@@ -17,8 +17,6 @@ EXPECTED = (
 
 
 class Split:
-    """A dataset with these classes."""
-
     def __init__(self, classes: Any) -> None:
         self.classes = classes
 
@@ -27,8 +25,6 @@ class Split:
 
 
 class Subset:
-    """A part of a dataset, as torch's."""
-
     dataset = Split(["ant"])
 
     def __repr__(self) -> str:
@@ -76,5 +72,5 @@ def test_class_names_copies_the_list_of_a_dataset() -> None:
     ],
 )
 def test_class_names_refuses_other_values(classes: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+    with pytest.raises(error, match=exactly(message)):
         class_names(classes)

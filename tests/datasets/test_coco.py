@@ -17,6 +17,7 @@ import torch
 from helpers import lacking
 from helpers.generated_images import smooth_image
 from helpers.jpeg_dataset import check_loader, jpegs
+from helpers.patterns import exactly, starting
 from helpers.peers import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,11 +29,6 @@ from gpuload import transforms as T
 from gpuload.datasets.coco import Coco, JsonLists, _unpack_runs
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores import cached as cached_module
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
-
 
 IDS = [3, 5, 8, 11]  # the images' ids; the second has no annotation
 SIZES = {key: (20 + key % 10, 30) for key in IDS}
@@ -718,7 +714,7 @@ def test_coco_refuses_annotations_of_which_none_has_an_image_or_category(
 ) -> None:
     kinds = {"image_id": "images", "category_id": "categories"}[field]
     text = f"none of the 22 annotations in '{tmp_path}/annotations.json' belongs to one of its {kinds}: {message}"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+    with pytest.raises(ValueError, match=starting(text)):
         make_coco(set_fields("annotations", None, **{field: value}))
 
 

@@ -1,14 +1,14 @@
-"""How a file is recognised that is opened again by path: what passes, and what is refused."""
+"""`FileId` and `FileMappings`: whether a file that is opened again by path is still the same file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload.datasets import file_id as file_id_module
@@ -16,7 +16,7 @@ from gpuload.datasets.file_id import FileId, FileMappings, check_replaced_size
 
 
 def map_file(path: Path) -> tuple[np.memmap, int]:
-    """A mapping of a file of 5000 bytes, and its address."""
+    """Map a file of 5000 bytes; return the array and its address."""
     path.write_bytes(bytes(5000))
     array = np.memmap(path, np.uint8, "r")
     return array, array.__array_interface__["data"][0]
@@ -42,7 +42,7 @@ def test_check_refuses_a_file_that_was_replaced(tmp_path: Path) -> None:
         f"{str(path)!r}: it was replaced by another file after the dataset was created; create the dataset again when "
         "the file is complete"
     )
-    with pytest.raises(gl.DecodeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(gl.DecodeError, match=exactly(message)):
         file_id.check(str(path))
     dataclasses.replace(file_id, machine=("another", "one")).check(str(path))
 
@@ -83,7 +83,7 @@ def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> 
 def test_identify_recognizes_a_file_whose_mapping_has_another_inode_than_stat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on overlayfs and btrfs."""
+    """This is so on overlayfs and btrfs."""
     path = tmp_path / "a"
     array, address = map_file(path)
     find = FileMappings.find
@@ -107,5 +107,5 @@ def test_check_replaced_size_refuses_more_than_max_replaced_bytes(monkeypatch: p
         "'/a' was replaced or deleted after it was mapped, so workers cannot open it, and its 1,001 bytes are more "
         "than the 1,000 that are sent instead"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=exactly(message)):
         check_replaced_size("/a", 1001)

@@ -1,15 +1,19 @@
-"""What can be done with any dataset of gpuload's: ``map()``. (Of ``+`` see test_folder.)"""
+"""`Joined` and `Mapped`: what ``+`` and ``map()`` make of datasets."""
 
 from __future__ import annotations
 
-import io
+import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.generated_images import encode
 from helpers.matrix import matrix
+from helpers.patterns import exactly
 from PIL import Image
 
 import gpuload as gl
@@ -30,16 +34,15 @@ def multiply_label(sample):
 
 
 def add_random_numbers(sample):
-    """The label, a number of numpy's generator and one of Python's."""
+    """Return the image, and its label with random numbers of NumPy and Python."""
     image, label = sample
     return image, (label, np.random.random(), random.random())
 
 
-def make_folder(root: Path, count: int = 5) -> gl.ImageFolder:
-    for number in range(count):
-        path = root / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(path)
+def make_folder(root: Path, *names: str) -> gl.ImageFolder:
+    for number, name in enumerate(names or ("a/0.png", "b/1.png", "a/2.png", "b/3.png", "a/4.png")):
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(root / name)
     return gl.ImageFolder(root)
 
 
@@ -114,14 +117,16 @@ def label_batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
     ],
 )
 def test_random_numbers_of_a_mapped_function_depend_on_the_position_alone(wrap, array):
-    def encode(sample):  # Cached stores encoded images
+    def encode_sample(sample):  # Cached stores encoded images
         image, values = add_random_numbers(sample)
-        file = io.BytesIO()
-        Image.fromarray(np.asarray(image.hwc)).save(file, "PNG")
-        return gl.Encoded(file.getvalue()), values
+        return gl.Encoded(encode(np.asarray(image.hwc), "PNG")), values
 
-    expected = label_batches(wrap(array.map(encode)), 0, 3)
-    assert expected == label_batches(wrap(array.map(encode)), 0, 8) == label_batches(wrap(array.map(encode)), 2, 5)
+    expected = label_batches(wrap(array.map(encode_sample)), 0, 3)
+    assert (
+        expected
+        == label_batches(wrap(array.map(encode_sample)), 0, 8)
+        == label_batches(wrap(array.map(encode_sample)), 2, 5)
+    )
     random_numbers = [value for _, from_numpy, from_python in expected for value in (*from_numpy, *from_python)]
     assert len(set(random_numbers)) == len(random_numbers)
 
@@ -144,3 +149,82 @@ def test_setting_transforms_on_a_dataset_is_refused(array, name):
             ValueError, match=rf"{name} would have no effect on a gpuload dataset; pass transforms=\[…\]"
         ):
             setattr(dataset, name, [])
+
+
+# Joined datasets
+
+
+def test_joined_datasets_follow_each_other_and_need_no_torch(tmp_path: Path) -> None:
+    first = make_folder(tmp_path / "one", "ant/1.jpg", "bee/2.jpg")
+    second = make_folder(tmp_path / "two", "ant/3.jpg", "bee/4.jpg", "bee/5.jpg")
+    both = first + second
+    all_three = both + [("x", 7)]  # noqa: RUF005
+    assert (len(both), len(all_three), all_three.cumulative_sizes) == (5, 6, [2, 5, 6])
+    assert [all_three[i] for i in range(6)] == [*first, *second, ("x", 7)]
+    assert (all_three[-1], all_three[-6]) == (("x", 7), first[0])
+    with pytest.raises(IndexError, match=exactly("index 6 is out of range: the joined datasets have 6 samples")):
+        all_three[6]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = first + 3
+    assert repr(both) == f"{first!r} + {second!r}"
+    assert (is_deterministic(both), is_deterministic(all_three)) == (True, False), "samples of a list may be random"
+    program = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
+    process = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(both), capture_output=True, check=True)
+    assert process.stdout.split() == [b"5"]
+
+
+class RecordingDataset:
+    """A dataset that records the indices of each request."""
+
+    def __init__(self, name: str, count: int, bounds: list[int] | None = None) -> None:
+        self.name, self.count, self.bounds = name, count, bounds
+        self.requests: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> str:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        self.requests.append(indices)
+        return [f"{self.name}{index}" for index in indices]
+
+    def blocks(self) -> list[int] | None:
+        return self.bounds
+
+
+def test_joined_getitems_requests_the_samples_of_each_dataset_at_once(tmp_path: Path) -> None:
+    first, second = RecordingDataset("a", 4), RecordingDataset("b", 5)
+    plain = make_folder(tmp_path, "ant/1.jpg", "bee/2.jpg")
+    both = Joined([first, plain, second])
+    assert both.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", plain[1], "b4", "b4", "a3"]
+    assert (first.requests, second.requests) == ([[0, 3]], [[2, 4, 4]])
+    assert uses_getitems(both)
+    assert not uses_getitems(Joined([plain, plain])), "nothing is gained"
+    assert not uses_getitems(Joined([first, [1, 2]])), "samples of a user's own dataset are seeded one by one"
+    with pytest.raises(IndexError, match=exactly("index 11 is out of range: the joined datasets have 11 samples")):
+        both.__getitems__([0, 11])
+
+
+def test_joined_blocks_are_those_of_each_dataset() -> None:
+    plain = RecordingDataset("c", 3)
+    assert Joined([plain, plain]).blocks() is None
+    joined = Joined([RecordingDataset("a", 7, [0, 4, 7]), plain, RecordingDataset("b", 5, [0, 5])])
+    assert np.unique(joined.blocks()).tolist() == [0, 4, 7, 8, 9, 10, 15]
+
+
+def test_joining_folders_with_different_class_numbers_warns(tmp_path: Path) -> None:
+    first = make_folder(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
+    second = make_folder(tmp_path / "two", "ant/3.jpg", "cat/4.jpg")
+    text = (
+        f"{first!r} and {second!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
+        "'cat' in the second. Pass the same classes=, a list of all names, to both; in COCO files, "
+        "use the same category ids"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        _ = first + second
+    assert caught[0].filename == __file__
+    both = first + gl.ImageFolder(tmp_path / "two", classes=first)
+    assert [label for _, label in both] == [0, 1, 2, 0, 2]
+    assert len(first + make_folder(tmp_path / "three", "ant/3.jpg", "bee/4.jpg")) == 5, "the labels agree"

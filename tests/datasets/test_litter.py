@@ -1,9 +1,8 @@
-"""What other programs leave in folders of images is no sample and no class, and is counted in one line of the log."""
+"""Litter: files of other programs in folders of images, which are neither samples nor classes, and are logged."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 import gpuload as gl
 from gpuload.cli.app import app
 from gpuload.datasets.litter import is_litter
-from gpuload.datasets.stores import cached as cached_module
 
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
 GOOD = ("cat/1.jpg", "cat/2.jpg", "dog/_3.jpg", "dog/@4/.5.jpg")
@@ -26,7 +24,6 @@ LITTER = (
     ".ipynb_checkpoints/1-checkpoint.jpg", "cat/.ipynb_checkpoints/1-checkpoint.jpg", "cat/@eaDir/1.jpg/THUMB_M.jpg",
     "__MACOSX/cat/._1.jpg", "cat/._2.jpg", "dog/._3.jpg", ".Trash-1000/files/9.jpg", "#recycle/8.jpg",
 )  # fmt: skip
-FOLDERS, FILES = 6, 2  # each with all that is in it
 
 
 @pytest.fixture
@@ -37,37 +34,22 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "gpuload.datasets")
-
-    def messages() -> list[str]:
-        texts = [record.getMessage() for record in caplog.records if record.name == "gpuload.datasets"]
-        caplog.clear()
-        return texts
-
-    return messages
-
-
-@pytest.mark.parametrize("name", [*LITTER, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"])
-def test_is_litter_of_other_programs_files_is_true(name: str) -> None:
-    assert is_litter(name.encode())
-
-
 @pytest.mark.parametrize(
-    "name", [*GOOD, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""]
+    ("names", "expected"),
+    [
+        ([*LITTER, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"], True),
+        ([*GOOD, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""], False),
+    ],
 )
-def test_is_litter_of_other_names_is_false(name: str) -> None:
-    assert not is_litter(name.encode())
+def test_is_litter_recognizes_files_of_other_programs(names: list[str], expected: bool) -> None:
+    assert {name: is_litter(name.encode()) for name in names} == dict.fromkeys(names, expected)
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_folders_skip_litter_and_log_one_line(
-    root: Path, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_cached: bool
+    root: Path, logged: Callable[[], list[str]], index_cache: Path, is_cached: bool
 ) -> None:
-    if is_cached:
-        monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+    if is_cached:  # a scan of folders that did not change recently
         for folder, _, _ in os.walk(root):
             os.utime(folder, (1e9, 1e9))
     for _ in range(1 + is_cached):
@@ -79,7 +61,7 @@ def test_folders_skip_litter_and_log_one_line(
         assert line.endswith(", …)")
         assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(GOOD)
         assert len(logged()) == 1
-    assert len(list((tmp_path / "cache").rglob("*.index"))) == is_cached
+    assert len(list(index_cache.rglob("*.index"))) == is_cached
 
 
 def test_clean_folder_logs_nothing_and_links_in_litter_are_ignored(root: Path, logged: Callable[[], list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Files in memory: what a kernel, a sandbox or a limit does not allow is told in gpuload's words."""
+"""`memory_file`: shared memory, and the errors of kernels, sandboxes and limits that do not allow it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,17 @@ def raise_enosys(name, flags=0):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_loader_and_cached_name_memfd_create_if_the_kernel_lacks_it(workers, monkeypatch):
+@pytest.mark.parametrize("lacks", ["kernel", "python"])
+def test_loader_and_cached_name_memfd_create_if_it_is_missing(workers, lacks, monkeypatch):
     loader = gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu")
-    monkeypatch.setattr(os, "memfd_create", raise_enosys)
+    if lacks == "kernel":
+        monkeypatch.setattr(os, "memfd_create", raise_enosys)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     with loader, pytest.raises(gl.LimitError, match=MISSING):
         iter(loader)
     with pytest.raises(gl.LimitError, match=MISSING):
         gl.Cached([1], 1 << 20)
-
-
-def test_loader_names_memfd_create_if_python_lacks_it(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    with (
-        gl.Loader([np.zeros(3)] * 4, num_workers=0, device="cpu") as loader,
-        pytest.raises(gl.LimitError, match=MISSING),
-    ):
-        iter(loader)
 
 
 def test_memory_file_passes_other_errors_on(monkeypatch):

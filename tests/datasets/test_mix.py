@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -126,7 +127,7 @@ def test_mix_weights_without_small_integers_become_nearly_proportional(weights):
     ],
 )
 def test_mix_refuses_other_arguments(make, error, text):
-    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+    with pytest.raises(error, match=exactly(text)):
         make()
 
 
@@ -200,7 +201,7 @@ def test_loader_refuses_a_mix_inside_another_dataset(wrap, name):
         else f"put Mix([…]) outermost, with {name} around its datasets"
     )
     text = f"there is a Mix inside {name}, where its weights would have no effect; {remedy}"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+    with pytest.raises(ValueError, match=exactly(text)):
         make_loader(wrap(make_mix()))
 
 

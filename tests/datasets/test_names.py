@@ -1,4 +1,4 @@
-"""An argument of another library's dataset: the error says what to write for one of gpuload's."""
+"""Arguments of other libraries' datasets: errors that name gpuload's arguments for the same purpose."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ def test_datasets_refuse_arguments_of_other_libraries_with_their_replacement(mak
 @pytest.mark.parametrize("kind", DATASETS)
 def test_dataset_signatures_name_each_argument(kind):
     parameters = inspect.signature(kind).parameters
-    assert not {parameter.kind for parameter in parameters.values()} & {
-        inspect.Parameter.VAR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-    }
-    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}
+    variable = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert not {parameter.kind for parameter in parameters.values()} & variable
+    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}, "REPLACEMENTS in gpuload/datasets/names.py has arguments"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.patterns import exactly
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -353,5 +354,5 @@ MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Enc
     ],
 )
 def test_image_and_mask_refuse_files_and_say_how_to_read_them(make, text):
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+    with pytest.raises(TypeError, match=exactly(text)):
         make()

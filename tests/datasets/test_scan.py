@@ -1,4 +1,4 @@
-"""Paths in one buffer behave as a sequence of str, and cost what they promise."""
+"""`Paths`: a sequence of str in one buffer, and its memory."""
 
 from __future__ import annotations
 

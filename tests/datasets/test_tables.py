@@ -1,4 +1,4 @@
-"""What lies in memory as plain data is found by the batch, as it is read sample by sample."""
+"""`select_columns`: datasets of plain data in memory, which are read by the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECTABLE = {
 
 
 def as_numbers(value):
-    """A sample as Python's numbers, whatever holds them."""
+    """Convert arrays and tensors in a sample to lists of numbers."""
     if isinstance(value, dict):
         return {key: as_numbers(value[key]) for key in sorted(value)}
     if isinstance(value, tuple):
@@ -54,7 +54,7 @@ def test_select_columns_returns_the_samples_of_the_keys(kind):
 
 
 class SubclassedTensorDataset(TensorDataset):
-    """May do more than its base."""
+    pass
 
 
 NOT_SELECTABLE = {

@@ -1,4 +1,4 @@
-"""Samples that are built alike are transposed at once, to what taking each apart gives."""
+"""Structures of samples: `transpose_samples`, `flatten`, `unflatten` and their names."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_flatten_makes_metadata_one_leaf_which_describe_shows_by_type() -> None:
 
 
 class Tokens(list):
-    """A list of the user's own."""
+    pass
 
 
 def test_unflatten_restores_a_list_subclass_whose_names_are_numbers() -> None:

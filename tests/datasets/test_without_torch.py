@@ -1,4 +1,4 @@
-"""torchvision's ImageFolder(loader=gl.read) in a Loader: the samples that it gives, by workers without torch."""
+"""`without_torch`: copies of torchvision's ImageFolder(loader=gl.read) for workers that do not import torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import lacking
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets.without_torch import FolderCopy, SubsetCopy, without_torch
-
-
-@pytest.fixture(scope="module")
-def vision() -> ModuleType:
-    lacking.require("torchvision")
-    from benchmarks.peers.torchvision_import import torchvision
-
-    return torchvision.datasets
 
 
 def assert_same(dataset: Any) -> None:
@@ -127,7 +118,6 @@ def has_torch(pid: int) -> bool:
 @pytest.mark.processes
 @pytest.mark.parametrize("part", ["folder", "subset"])
 def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleType, folder: Path, part: str) -> None:
-    """Changes of the dataset reach workers between two epochs, as they do where the dataset itself was sent."""
     dataset = images = vision.ImageFolder(folder, loader=gl.read)
     if part == "subset":
         dataset = Subset(images, [7, 2, 5, 9, 0, 3])

@@ -25,6 +25,7 @@ import pytest
 import torch
 from helpers import lacking
 from helpers.generated_images import smooth_image
+from helpers.patterns import exactly, starting
 from PIL import Image as PILImage
 from torch.utils.data import ConcatDataset, Subset, random_split
 
@@ -36,14 +37,6 @@ WRAPPABLE = (
     "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
 REMEDY = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
-
-
-def starting(text: str) -> str:
-    return f"^{re.escape(text)}"
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def jpeg(number: int, *, mode: str = "RGB") -> bytes:

@@ -13,15 +13,12 @@ import pytest
 import torch
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import check_loader
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 24, 32, 3), np.uint8)
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def write_npy(folder: Path, array: np.ndarray, **more: object) -> Path:

@@ -14,6 +14,7 @@ import pyarrow
 import pytest
 from helpers.arrow_threads import threads_of_arrow
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.patterns import exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,6 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.filelist import FileList, encode_targets
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 @pytest.fixture

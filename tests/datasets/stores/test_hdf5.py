@@ -16,16 +16,13 @@ import numpy as np
 import pytest
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores.hdf5 import HDF5
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 24, 32, 3), np.uint8)
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def write_hdf5(path: Path, *, pixels: bool = False, labels: Any = LABELS, **options: Any) -> Path:

@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.patterns import exactly, starting
 
 import gpuload as gl
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.lmdb import LMDB
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def write_lmdb(path: Path, content: Mapping[bytes, bytes], **options: Any) -> Path:
@@ -225,7 +222,7 @@ def test_lmdb_refuses_truncated_and_other_files(tmp_path: Path, kind: str) -> No
     else:
         path.write_bytes(b"" if kind == "empty" else b"x" * 10_000)
         message = f"{str(path)!r} cannot be opened as an LMDB database: "
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+    with pytest.raises(ValueError, match=starting(message)):
         LMDB(tmp_path)
 
 

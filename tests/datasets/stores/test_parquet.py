@@ -16,16 +16,13 @@ import pytest
 from helpers.arrow_threads import threads_of_arrow
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores import parquet as parquet_module
 from gpuload.datasets.stores.parquet import Parquet
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def make_table(**columns: Any) -> Any:
