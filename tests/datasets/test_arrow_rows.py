@@ -1,12 +1,10 @@
-"""Wrapped rows as workers get them: read by pyarrow alone, with the samples that `datasets` gives."""
+"""`WrappedRows` in workers: read with pyarrow alone, with the samples that Hugging Face's datasets gives."""
 
 from __future__ import annotations
 
 import copy
 import datetime
 import decimal
-import importlib
-import logging
 import pickle
 import re
 import subprocess
@@ -60,7 +58,7 @@ VALUES: dict[str, list[Any]] = {
     "large_string": ["", "pícture"],
     "string_view": ["", "pícture" * 20],
 }
-BY_PANDAS = {  # pyarrow imports it for these
+READ_BY_PANDAS = {  # pyarrow imports pandas for these
     "timestamp[us, tz=Europe/Berlin]": MOMENT.replace(tzinfo=datetime.UTC),
     "timestamp[s, tz=+01:00]": MOMENT.replace(tzinfo=datetime.UTC, microsecond=0),
     "time64[ns]": datetime.time(1, 2, 3, 4),
@@ -70,31 +68,19 @@ BY_PANDAS = {  # pyarrow imports it for these
 }
 
 
-@pytest.fixture(scope="module")
-def hf() -> ModuleType:
-    lacking.require("datasets")
-    return importlib.import_module("datasets")
-
-
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "gpuload.datasets")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "gpuload.datasets"]
-
-
 def reads_by_datasets(copied: Any) -> bool:
     return "dataset" in vars(copied)
 
 
 def pickle_and_unpickle(wrapped: Any) -> Any:
-    """What a worker gets."""
+    """Return the copy that a worker receives."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
     return pickle.loads(stream, buffers=buffers)
 
 
 def with_types(value: Any) -> Any:
-    """A value with the types of all that is in it, and NaNs that equal each other."""
+    """Pair a value and its parts with their types, as text, so that NaNs are equal."""
     if isinstance(value, dict):
         return dict, [(key, with_types(part)) for key, part in value.items()]
     if isinstance(value, list):
@@ -105,7 +91,7 @@ def with_types(value: Any) -> Any:
 
 
 def assert_same(rows: Any, *, portable: bool = True) -> Any:
-    """The same samples in the main process, where `datasets` reads, and in a copy. Returns the copy."""
+    """Check that a copy has the samples that `datasets` reads in the main process, and return the copy."""
     wrapped = gl.wrap(rows)
     copied = pickle_and_unpickle(wrapped)
     assert reads_by_datasets(copied) is not portable
@@ -117,7 +103,7 @@ def assert_same(rows: Any, *, portable: bool = True) -> Any:
 
 
 def make_rows(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
-    """Rows with an image, a label, a caption that may lack, corners of any number, and further columns."""
+    """Make rows of an image, a label, a caption or None, any number of corners, and further columns."""
     features = hf.Features(
         {
             "image": hf.Image(),
@@ -141,7 +127,7 @@ def make_rows(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
 
 
 def write_rows(rows: Any, path: Path, batch: int = 3) -> Any:
-    """The same rows memory-mapped from a file with small record batches."""
+    """Write the rows to a file of small record batches, and return them mapped from it."""
     return rows.map(
         lambda row: row,
         cache_file_name=str(path),
@@ -190,7 +176,7 @@ def test_rows_of_lists_and_structures_equal_those_of_datasets(hf: ModuleType, tm
     assert list(copied[0]["deep"]) == ["z", "a", "names"]
 
 
-# Which rows, in which tables
+# Selections and tables
 
 
 SELECTIONS: dict[str, Callable[[Any], Any]] = {
@@ -258,7 +244,7 @@ def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path
     assert not reads_by_datasets(copied)
 
 
-# What travels
+# Pickles
 
 
 def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
@@ -320,7 +306,7 @@ print(threads())
 
 
 class ImportsRecorded:
-    """Samples, and which libraries the process that reads them has imported."""
+    """Samples with the libraries that the process that reads them has imported."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -351,7 +337,7 @@ def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: P
         assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
 
 
-# What a copy still has
+# Copies
 
 
 CHANGES: dict[str, Callable[[Any, Path], Any]] = {
@@ -378,7 +364,6 @@ def test_rows_whose_file_was_replaced_or_deleted_are_pickled_as_contents(
 def test_loader_workers_read_rows_whose_file_was_replaced_or_deleted(
     hf: ModuleType, tmp_path: Path, change: str
 ) -> None:
-    """Wrapped, and read by `datasets` itself."""
     path = tmp_path / "rows.arrow"
     rows = write_rows(make_rows(hf), path)
     CHANGES[change](make_rows(hf), path)
@@ -412,7 +397,6 @@ def test_unpickled_rows_have_their_dataset_on_access(hf: ModuleType, tmp_path: P
 
 
 def test_unpickled_rows_apply_changes_of_their_dataset(hf: ModuleType) -> None:
-    """As a Loader applies them in its workers."""
     copied = pickle_and_unpickle(gl.wrap(make_rows(hf)))
     vars(copied.dataset)["_format_columns"] = ["label"]
     assert copied[3] == {"label": 1}
@@ -426,14 +410,14 @@ def test_copied_rows_share_the_table(hf: ModuleType) -> None:
     assert copied.dataset is not wrapped.dataset
 
 
-# Others are read as before
+# Rows that datasets reads
 
 
-@pytest.mark.parametrize("dtype", BY_PANDAS)
+@pytest.mark.parametrize("dtype", READ_BY_PANDAS)
 def test_rows_with_nanoseconds_or_time_zones_are_read_by_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
-    assert_same(make_rows(hf, when=(hf.Value(dtype), BY_PANDAS[dtype])), portable=False)
+    assert_same(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), portable=False)
     assert logged() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
 
 
@@ -468,7 +452,6 @@ def test_rows_with_a_cast_column_are_read_by_datasets(
 
 
 def test_flattened_rows_are_read_by_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
-    """Which pyarrow would do to images too."""
     rows = write_rows(make_rows(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
     assert rows.column_names == ["image", "label", "caption", "corners", "deep.x"]
     assert_same(rows, portable=False)

@@ -1,4 +1,4 @@
-"""What a cache keeps, what goes first, how much it may take, and what a killed process leaves behind."""
+"""`Entries`: a cache in a file, its eviction and size, damage, and killed processes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,16 @@ def get(cache: Entries, number: int) -> bytes | None:
     return cache.get(number, bytes)
 
 
+@pytest.fixture
+def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of bytes that were read."""
+    sizes, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: sizes.append(nbytes) or pread(fd, nbytes, at))
+    return sizes
+
+
 def disk_bytes(cache: Entries) -> int:
-    """What its file takes, without a whole table."""
+    """Return the size of the file on disk without the table."""
     return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
@@ -50,7 +58,7 @@ def test_get_returns_what_was_put_and_totals_count() -> None:
 def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
     cache = make_entries(400)
     for number in range(400):
-        assert get(cache, number) is None  # as a dataset asks for it first
+        assert get(cache, number) is None  # as a dataset does first
         cache.put(number, content(number))
         get(cache, 7)
         assert cache.totals()["bytes_used"] <= MIB
@@ -79,25 +87,13 @@ def test_get_of_a_damaged_entry_returns_none() -> None:
         assert cache.totals()["entries"] == 0
 
 
-def test_get_of_swapped_pages_returns_none() -> None:
-    cache = make_entries()
-    cache.put(5, content(5, 4 * PAGE))
-    at = cache._location.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
-    pages = os.pread(cache._fd, PAGE, at), os.pread(cache._fd, PAGE, at + PAGE)
-    os.pwrite(cache._fd, pages[1] + pages[0], at)
-    assert get(cache, 5) is None
-
-
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
-def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(
-    word: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
     cache = make_entries(limit=1 << 50)
     for number in range(10):
         cache.put(number, content(number))
     cache._words[5] = word
-    read_sizes, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: read_sizes.append(nbytes) or pread(fd, nbytes, at))
+    read_sizes.clear()
     assert get(cache, 5) is None
     assert max(read_sizes, default=0) < 2 * PAGE
     assert [get(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
@@ -109,7 +105,7 @@ def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(
 def test_first_process_after_a_reboot_frees_pages_without_an_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started_again: bool
 ) -> None:
-    """The machine may have stopped while a process wrote, so that half of an entry is on the disk."""
+    """After a crash of the machine, half of an entry may be on the disk."""
     location = 100, MIB, bytes(range(16)), str(tmp_path)
     cache = Entries(CacheLocation(*location))
     for number in range(4):
@@ -124,7 +120,7 @@ def test_first_process_after_a_reboot_frees_pages_without_an_entry(
         assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
         assert disk_bytes(cache) <= 6 * PAGE + PAGE
     else:
-        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "not looked through again"
+        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "the table is read only after a reboot"
     assert get(cache, 3) == content(3)
 
 
@@ -157,33 +153,35 @@ def test_totals_ignore_a_damaged_table_beyond_the_file(happens: str) -> None:
     assert get(cache, 399) == content(399)
 
 
-def test_get_does_not_read_a_length_beyond_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_does_not_read_a_length_beyond_the_file(read_sizes: list[int]) -> None:
     cache = make_entries(limit=1 << 50)
     cache.put(5, content(5))
     page = int(cache._words[5]) >> 24
     huge = ((1 << 24) - 1) * PAGE - ENTRY.size
     os.pwrite(cache._fd, ENTRY.pack(cache._location.key, 5, huge, 0), cache._location.data_at + page * PAGE)
     cache._words[5] = page << 24 | (1 << 24) - 1
-    read_sizes, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: read_sizes.append(nbytes) or pread(fd, nbytes, at))
+    read_sizes.clear()
     assert get(cache, 5) is None
     assert max(read_sizes, default=0) < PAGE
 
 
-def test_get_of_half_an_entry_or_another_samples_returns_none() -> None:
+def test_get_of_swapped_pages_half_an_entry_or_another_samples_returns_none() -> None:
     cache = make_entries()
-    cache.put(1, content(1, 9000))
-    cache.put(2, content(2, 9000))
-    cache._words[3] = cache._words[1]  # its bytes say that they are of sample 1
+    for number in (1, 2, 5):
+        cache.put(number, content(number, 4 * PAGE))
+    cache._words[3] = cache._words[1]  # the bytes name sample 1
     assert get(cache, 3) is None
-    start = cache._location.data_at + (int(cache._words[2]) >> 24) * PAGE
-    os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
+    second, fifth = (cache._location.data_at + (int(cache._words[number]) >> 24) * PAGE for number in (2, 5))
+    os.pwrite(cache._fd, bytes(PAGE), second + PAGE)
     assert get(cache, 2) is None
+    pages = [os.pread(cache._fd, PAGE, fifth + offset) for offset in (PAGE, 2 * PAGE)]
+    os.pwrite(cache._fd, pages[1] + pages[0], fifth + PAGE)
+    assert get(cache, 5) is None
 
 
 @pytest.mark.slow
 def test_bytes_allowed_follow_the_hit_rate() -> None:
-    """A cache of a 20th of what is read in turn is of no use, and shrinks; it grows again for what fits."""
+    """A cache that fits a 20th of the samples is useless, and shrinks; it grows again for samples that fit."""
     limit, fit = 1 << 18, 28  # 32 entries of two pages
     cache = make_entries(600, limit)
 
@@ -196,7 +194,7 @@ def test_bytes_allowed_follow_the_hit_rate() -> None:
     assert cache.totals()["bytes_allowed"] == limit // 2
     read(range(600), 4)
     assert cache.totals()["bytes_allowed"] == limit // 16
-    read(range(fit), 100)  # more than a 16th, less than the whole
+    read(range(fit), 100)  # which needs more than a 16th of the limit
     assert cache.totals()["bytes_allowed"] == limit
     before = cache.totals()["hits"]
     read(range(fit), 1)
@@ -231,7 +229,7 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     cache.put(3, content(3))
     assert get(cache, 3) is not None
-    assert get(cache, 1) is None, "it made room"
+    assert get(cache, 1) is None, "evicted to make room"
 
 
 PROGRAM = """
@@ -266,7 +264,7 @@ def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_pa
     expected = 10 if when == "evicting" else 11
     totals = cache.totals()
     assert (totals["entries"], totals["bytes_used"]) == (expected, expected * 2 * PAGE)
-    assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system keeps a block for its own list
+    assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system needs a block for its own list
     assert get(cache, 50) is None
     for number in range(10):
         assert get(cache, number) == (None if when == "evicting" and number == 3 else content(number))

@@ -1,5 +1,4 @@
-"""`Cached`: the samples of the dataset, read once, shared by workers and runs, never of another version; and samples as
-bytes and back."""
+"""`Cached`: samples that workers and runs share and that follow changes of the dataset; `pack` and `unpack`."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ SETTLED_S = cached_module.SETTLED_NS / 1e9
 
 
 class RecordingDataset(Held):
-    """Notes what is asked for."""
+    """A dataset that records the indices of each request."""
 
     def __init__(self) -> None:
         super().__init__(jpegs(), LABELS)
@@ -89,7 +88,7 @@ def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
 def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, folder: Path) -> None:
     plain = gl.ImageFolder(folder)
     expected = epochs(plain, 0)
-    time.sleep(SETTLED_S)  # workers know nothing of what the fixture changed
+    time.sleep(SETTLED_S)  # workers have the original SETTLED_NS, which the fixture changed here
     dataset = Cached(plain, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
     assert equal(epochs(dataset, 2), expected)
     statistics = dataset.statistics()
@@ -124,7 +123,7 @@ def test_cached_unpickled_copy_begins_empty_and_closes_its_descriptors() -> None
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
     memory = os.fstat(copy._location.fd)
-    assert open_of(memory) == 3  # the memory, its own, and the mapping's
+    assert open_of(memory) == 3  # of the dataset, of its copy, and of the mapping
     del copy
     assert open_of(memory) == 0
 
@@ -133,7 +132,7 @@ def test_cached_reads_a_changed_file_again(folder: Path) -> None:
     dataset = Cached(gl.ImageFolder(folder), LIMIT)
     old = [dataset[0], dataset[0]][1][0]
     path = Path(dataset.paths[0])
-    os.utime(path, (1, 1))  # the same bytes, but who knows
+    os.utime(path, (1, 1))  # the bytes are the same, which Cached cannot know
     assert dataset[0][0].data == old.data
     assert dataset.statistics().hits == 1
     other = path.with_name("new")
@@ -168,7 +167,7 @@ def test_cached_on_disk_serves_the_next_process_but_no_other_dataset(folder: Pat
 
     assert run() == "0 12 False"
     assert run() == "12 12 False"
-    os.unlink(next(folder.rglob("*.jpg")))  # another dataset
+    os.unlink(next(folder.rglob("*.jpg")))  # which makes another dataset
     assert run() == "0 11 False"
     assert sorted(os.listdir(folder.parent / "cache")) == ["in-use", "samples.gpuload-cache"]
 
@@ -197,7 +196,6 @@ JPEG, STEPS = jpegs()[0], [T.Resize((8, 8))]
 
 @pytest.mark.parametrize("bad", [b"<!doctype html><title>Log in</title>", b"", JPEG[: len(JPEG) // 2], JPEG[:-2]])
 def test_cached_does_not_store_incomplete_images(bad: bytes) -> None:
-    """As a server gives it now and then, with status 200."""
     images = [(gl.Encoded(bad, source="https://host/0.jpg"), 0)]
     dataset = Cached(images, LIMIT)
     assert dataset[0][0].data == bad
@@ -349,12 +347,6 @@ def test_cached_tensors_are_tensors_in_the_next_epoch(workers: int) -> None:
     assert (dataset.statistics().hits, dataset.statistics().misses) == (4, 4)
 
 
-def test_cached_names_a_sample_that_it_cannot_store() -> None:
-    dataset = Cached([(gl.Encoded(b"x"), torch.ones(3, requires_grad=True))], LIMIT)
-    with pytest.raises(TypeError, match=re.escape("[1] of the sample is a torch.Tensor, which gpuload.Cached cannot")):
-        dataset[0]
-
-
 @pytest.mark.processes
 def test_cached_is_shared_with_a_fork() -> None:
     dataset = Cached([np.arange(5), 1], LIMIT)
@@ -446,14 +438,6 @@ def test_unpacked_tensors_equal_the_packed_ones_and_are_writable(tensor: torch.T
     unpacked[...] = 0  # no warning that its memory is read-only
 
 
-@pytest.mark.parametrize(
-    "tensor", [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag], ids=["conjugate", "negative"]
-)
-def test_pack_refuses_conjugate_and_negative_tensors(tensor: torch.Tensor) -> None:
-    with pytest.raises(TypeError, match=r"is a torch.Tensor, which gpuload.Cached cannot store"):
-        pack_and_unpack({"a": tensor})
-
-
 def test_unpacked_targets_equal_the_packed_ones() -> None:
     mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
     unpacked = pack_and_unpack((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
@@ -470,28 +454,27 @@ class Unsupported:
 
 
 @pytest.mark.parametrize(
-    ("sample", "error"),
+    ("sample", "place"),
     [
-        (
-            (1, {"x": Unsupported()}),
-            f"[1]['x'] of the sample is a {__name__}.Unsupported, which gpuload.Cached cannot store; expected",
-        ),
-        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached cannot store; expected"),
-        (
-            (torch.ones(2, requires_grad=True),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store",
-        ),
-        (
-            (torch.eye(2).to_sparse(),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store; expected",
-        ),
-        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
-        ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; dict keys must be str, int, float, bool or None"),
+        ((1, {"x": Unsupported()}), f"[1]['x'] of the sample is a {__name__}.Unsupported"),
+        ([np.array([None])], "[0] of the sample is a numpy.ndarray"),
+        ((torch.ones(2, requires_grad=True),), "[0] of the sample is a torch.Tensor"),
+        ((torch.eye(2).to_sparse(),), "[0] of the sample is a torch.Tensor"),
+        ({"a": torch.tensor([1 + 2j]).conj()}, "['a'] of the sample is a torch.Tensor"),
+        ({"a": torch.tensor([1 + 2j]).conj().imag}, "['a'] of the sample is a torch.Tensor"),
+        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter"),
     ],
+    ids=["class", "objects", "gradient", "sparse", "conjugate", "negative", "parameter"],
 )
-def test_pack_names_values_that_it_cannot_store(sample: Any, error: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(error)):
-        pack(sample)
+def test_cached_names_values_that_it_cannot_store(sample: Any, place: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{place}, which gpuload.Cached cannot store; expected")):
+        Cached([sample], LIMIT)[0]
+
+
+def test_cached_names_a_key_that_it_cannot_store() -> None:
+    text = "the sample has the key (1, 2), a tuple; dict keys must be str, int, float, bool or None"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        pack({(1, 2): 3})
 
 
 @pytest.mark.parametrize("value", [{"a": [None]}, [1], "x", 3, 0.5, None])
@@ -516,17 +499,9 @@ def test_unpack_of_other_bytes_raises_value_error_at_most(junk: bytes, sample: A
 @pytest.mark.parametrize(
     "description",
     [
-        ["tensor", "float32", [3]],
-        ["tensor", "save", [8]],
-        ["tensor", "float32", [-1, -1]],
-        ["tensor", "no", [8]],
-        ["array", "O", [1]],
-        ["array", "V8", [1]],
-        ["exec", "1"],
-        ["mask", 3],
-        ["array", "<f8", [1 << 40]],
-        [],
-        ["tuple"],
+        *(["tensor", *more] for more in (["float32", [3]], ["save", [8]], ["float32", [-1, -1]], ["no", [8]])),
+        *(["array", *more] for more in (["O", [1]], ["V8", [1]], ["<f8", [1 << 40]])),
+        *(["exec", "1"], ["mask", 3], [], ["tuple"]),
     ],
 )
 def test_unpack_refuses_invalid_descriptions(description: Any) -> None:

@@ -1,4 +1,4 @@
-"""Files that are none, or too large, are refused before they are read."""
+"""`read_file`, `sniff` and `prefetch`: size limits, files that are not images, and descriptors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload.datasets.files import MAX_BYTES, DiskReads, prefetch, read_file, size_limits, sniff
+from gpuload.datasets.joined import Mapped
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
 
@@ -124,19 +125,24 @@ def test_decoder_applies_max_bytes_to_bytes_in_memory(jpeg):
         Decoder(gl.Decode(max_bytes=nbytes - 1)).header(gl.read(jpeg))
 
 
-@pytest.mark.parametrize(
-    ("start", "expected"),
-    [(b"P7 wrong", None), (b"P5 3 3 255\n", "PPM"), (b"RIFF1234WAVE", None), (b"\0\0\0\x1cftypavif", "AVIF"),
-     (b"\0\0\0\x1cftypmp42", None), (b"BM", "BMP"), (b"", None), (b"P", None)],
-)  # fmt: skip
-def test_sniff_recognizes_the_first_bytes(start, expected):
-    assert sniff(start) == expected
-
-
 def ftyp(*brands: bytes) -> bytes:
-    """How an ISO base media file begins."""
+    """Make the beginning of an ISO base media file."""
     content = b"ftyp" + brands[0] + bytes(4) + b"".join(brands[1:])
     return (4 + len(content)).to_bytes(4, "big") + content + b"\0\0\x01\xffmeta"
+
+
+@pytest.mark.parametrize(
+    ("expected", "starts"),
+    [
+        ("PPM", [b"P5 3 3 255\n"]),
+        ("BMP", [b"BM"]),
+        ("AVIF", [b"\0\0\0\x1cftypavif", ftyp(b"avif"), ftyp(b"avis", b"mif1"), ftyp(b"mif1", b"avif", b"heic")]),
+        ("AVIF", [ftyp(b"mif1", b"miaf")]),
+        (None, [b"P7 wrong", b"RIFF1234WAVE", b"\0\0\0\x1cftypmp42", b"", b"P"]),
+    ],
+)
+def test_sniff_recognizes_the_first_bytes(expected, starts):
+    assert [sniff(start) for start in starts] == [expected] * len(starts)
 
 
 NOT_IMAGES = {
@@ -172,37 +178,21 @@ def test_decode_error_names_the_format_of_a_file_that_is_not_an_image(kind, tmp_
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("brands", [(b"avif",), (b"avis", b"mif1"), (b"mif1", b"avif", b"heic"), (b"mif1", b"miaf")])
-def test_sniff_tells_avif_from_heic(brands):
-    assert sniff(ftyp(*brands)) == "AVIF"
-
-
-@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])
-def test_read_file_names_a_path_that_no_file_can_have(name, tmp_path):
-    """Which names of JSON and of tables may be."""
+@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])  # which JSON and tables may contain
+def test_read_file_and_loader_name_a_path_that_no_file_can_have(name, tmp_path):
     path = os.path.join(tmp_path, name)
-    with pytest.raises(ValueError, match=re.escape(f"no file can have the name {path!r} (")):
+    text = re.escape(f"no file can have the name {path!r} (")
+    with pytest.raises(ValueError, match=text):
         read_file(path)
-    prefetch(path)  # reading ahead leaves the error to the sample
-
-
-class Named:
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return gl.read("/data/\ud800.jpg")
-
-
-def test_loader_error_names_a_path_that_no_file_can_have():
-    with gl.Loader(Named(), num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+    prefetch(path)  # prefetching ignores the error, which the sample raises
+    dataset = Mapped([path], gl.read)
+    with gl.Loader(dataset, num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError, match=text):
         next(iter(loader))
-    assert caught.value.cause.startswith("ValueError: no file can have the name '/data/\\ud800.jpg' (")
 
 
 def is_interrupted_after(call: int, use: Callable[[], object]) -> bool:
-    """Whether there was such a call of a function of gpuload, right after which a ctrl-C was raised: where Python looks
-    for one, before what the call returned is assigned."""
+    """Raise KeyboardInterrupt right after this call in gpuload, before its result is assigned, where Python checks for
+    signals. Return whether there was such a call."""
     calls, was_call = 0, False
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -246,7 +236,7 @@ def test_interrupted_reads_close_their_descriptor(tmp_path: Path, reader: str) -
     assert call > 3
 
 
-# Whether something was read from a disk since it was asked last
+# DiskReads
 
 
 def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: Path) -> None:
@@ -263,6 +253,6 @@ def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: P
             assert not (was_read and advice == os.POSIX_FADV_NORMAL)
     finally:
         os.close(descriptor)
-    assert not disk_reads.was_read(), "it is told once"
+    assert not disk_reads.was_read(), "each read is reported once"
     if not was_read:
         lacking.skip("a disk")

@@ -1,4 +1,4 @@
-"""`Mix`: what it takes and refuses, and what a Loader makes of it with workers, ranks, faults and states."""
+"""`Mix`: its weights, its errors, and its batches with workers, ranks, faults and states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuload.order.mixture import BLOCK
 
 
 class Numbered:
-    """`count` images of 4×4, all of one level, with the number of the sample, counted from `first`."""
+    """`count` images of 4×4 with one level each, whose labels count up from `first`."""
 
     def __init__(self, count: int, first: int = 0, bad: tuple[int, ...] = ()) -> None:
         self.count, self.first, self.bad = count, first, bad
@@ -31,11 +31,6 @@ class Numbered:
         if index in self.bad:
             raise ValueError(f"{index} is bad")
         return gl.Image(np.full((4, 4, 3), index % 256, np.uint8)), self.first + index
-
-
-class Streamed:
-    def __iter__(self):
-        return iter(range(3))
 
 
 def make_mix(**options) -> gl.Mix:
@@ -51,7 +46,7 @@ def labels_of(batches) -> list[int]:
     return [label for batch in batches for label in batch[1].tolist()]
 
 
-# -- what it is -------------------------------------------------------------------------------------------------------
+# Weights and samples
 
 
 def test_mix_has_the_samples_of_its_datasets_in_order():
@@ -91,9 +86,9 @@ def test_mix_weights_without_small_integers_become_nearly_proportional(weights):
         (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of datasets, got str"),
         (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one dataset, got an empty list"),
         (
-            lambda: gl.Mix([[1], Streamed()], [1, 1]),
+            lambda: gl.Mix([[1], iter([])], [1, 1]),
             TypeError,
-            "Mix() takes map-style datasets, but datasets[1] is of type Streamed, which is iterable and defines "
+            "Mix() takes map-style datasets, but datasets[1] is of type list_iterator, which is iterable and defines "
             "its own order; mix inside its __iter__",
         ),
         (
@@ -163,7 +158,7 @@ def test_mix_does_not_read_a_dataset_of_the_users():
     assert Counted.reads == 0
 
 
-# -- what a Loader refuses --------------------------------------------------------------------------------------------
+# Options that a Loader refuses
 
 TAIL = (
     " cannot be combined with a Mix, whose weights determine how often each dataset is used, and which reads each "
@@ -205,7 +200,7 @@ def test_loader_refuses_a_mix_inside_another_dataset(wrap, name):
         make_loader(wrap(make_mix()))
 
 
-# -- what a Loader makes of it ----------------------------------------------------------------------------------------
+# Batches
 
 
 def test_mix_epoch_has_its_length_and_the_shares_in_each_block():

@@ -1,8 +1,7 @@
-"""Which leaves are images: one rule, for samples of all kinds."""
+"""`find_leaves` and warnings of Loader: which leaves of a sample are images, and which may be masks or boxes."""
 
 from __future__ import annotations
 
-import io
 import re
 import warnings
 from collections import namedtuple
@@ -10,6 +9,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from helpers.generated_images import encode
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -142,12 +142,7 @@ def test_unfold_clips_makes_each_frame_a_leaf():
     assert restored["clip"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_image_of_four_axes_is_a_clip():
-    assert gl.Image(CLIP).hwc.shape == (5, 20, 30, 3)
-    assert gl.Image(CLIP.transpose(0, 3, 1, 2), layout="CHW").hwc.shape == (5, 20, 30, 3)
-
-
-# One warning of leaves that belong to the image by size or name but stay as they are, or of masks as images
+# Warnings of leaves that may belong to the image but do not move with it, and of images that may be masks
 
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -158,16 +153,7 @@ FLIP, COLOUR = [T.RandomHorizontalFlip()], [T.ColorJitter(0.4)]
 Pair = namedtuple("Pair", ["image", "gt_mask"])
 
 
-def png(array, mode: str) -> gl.Encoded:
-    file = io.BytesIO()
-    PILImage.fromarray(array).convert(mode).save(file, "PNG")
-    return gl.Encoded(file.getvalue())
-
-
-def jpeg(array) -> gl.Encoded:
-    file = io.BytesIO()
-    PILImage.fromarray(array).save(file, "JPEG")
-    return gl.Encoded(file.getvalue())
+JPEG = gl.Encoded(encode(RGB))
 
 
 def pillow(mode: str) -> PILImage.Image:
@@ -175,7 +161,7 @@ def pillow(mode: str) -> PILImage.Image:
 
 
 def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
-    """The warnings of some epochs."""
+    """Return the warnings of some epochs."""
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -204,7 +190,7 @@ WARNED = {
         "gpuload.Mask(array[..., 0])",
     ),
     "masks beside bytes": (
-        Pair(jpeg(RGB), torch.zeros(7, 20, 30, dtype=torch.bool)),
+        Pair(JPEG, torch.zeros(7, 20, 30, dtype=torch.bool)),
         f"sample.gt_mask, bool tensor 7×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
     ),
     "boxes": (
@@ -253,7 +239,7 @@ WARNED = {
         (RGB, torch.zeros(3, 20, 30, dtype=torch.bool)),
         f"sample[1], bool tensor 3×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
     ),
-    "many": ((jpeg(RGB), [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
+    "many": ((JPEG, [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
 }
 
 
@@ -271,10 +257,10 @@ def test_loader_warns_of_a_leaf_that_does_not_move_with_the_image(kind):
         ((pillow("RGB"), pillow("P")), "sample[1]", "P"),
         ({"a": pillow("1"), "b": pillow("RGB")}, 'sample["a"]', "1"),
         ((pillow("RGB"), pillow("L")), "sample[1]", "L"),
-        ((jpeg(RGB), png(RGB, "P")), "sample[1]", "P"),
-        ((jpeg(RGB), png(RGB, "L")), "sample[1]", "L"),
+        ((JPEG, gl.Encoded(encode(RGB, "PNG", "P"))), "sample[1]", "P"),
+        ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"))), "sample[1]", "L"),
         ({"image": pillow("L"), "mask": pillow("L")}, 'sample["mask"]', "L"),
-        ({"image": jpeg(RGB), "masks": [png(RGB, "RGB")]}, 'sample["masks"][0]', "RGB"),
+        ({"image": JPEG, "masks": [gl.Encoded(encode(RGB, "PNG", "RGB"))]}, 'sample["masks"][0]', "RGB"),
     ],
 )
 def test_loader_warns_of_a_picture_that_looks_like_a_mask(sample, place, mode, transforms):
@@ -296,10 +282,10 @@ SILENT = {
     "an array of another size": ((gl.Image(RGB), np.zeros((9, 9, 3), np.uint8)), FLIP),
     "no transforms": ((RGB, RGB, LEVELS), []),
     "grey photographs": ((pillow("L"), pillow("L")), FLIP),
-    "a grey JPEG": ((jpeg(RGB), jpeg(LEVELS)), FLIP),
+    "a grey JPEG": ((JPEG, gl.Encoded(encode(LEVELS))), FLIP),
     "a palette beside another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
     "a palette by itself": ((pillow("P"), 1), FLIP),
-    "a mode that was asked for": ((jpeg(RGB), gl.Encoded(png(RGB, "L").data, mode="L")), FLIP),
+    "a mode that was asked for": ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"), mode="L")), FLIP),
 }
 
 

@@ -1,7 +1,4 @@
-"""Wrapped datasets of torchvision and Hugging Face: the same samples with bytes for images, and what is refused how.
-
-torchvision, pycocotools and datasets are in the dependency group `test`; tests of one that is absent are skipped.
-"""
+"""`wrap`: datasets of torchvision and Hugging Face with undecoded images, and errors about other datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
-from helpers.generated_images import smooth_image
+from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.patterns import exactly, starting
 from PIL import Image as PILImage
 from torch.utils.data import ConcatDataset, Subset, random_split
@@ -39,28 +36,12 @@ WRAPPABLE = (
 REMEDY = "For any other dataset, make its __getitem__ return gpuload.read(path) instead of the image"
 
 
-def jpeg(number: int, *, mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    PILImage.fromarray(smooth_image(20 + number, 30, number)).convert(mode).save(file, "JPEG")
-    return file.getvalue()
-
-
-@pytest.fixture(scope="module")
-def vision() -> ModuleType:
-    lacking.require("torchvision")
-    from benchmarks.peers.torchvision_import import torchvision
-
-    return torchvision.datasets
-
-
-@pytest.fixture(scope="module")
-def hf() -> ModuleType:
-    lacking.require("datasets")
-    return importlib.import_module("datasets")
+def jpeg(number: int) -> bytes:
+    return jpeg_bytes(smooth_image(20 + number, 30, number))
 
 
 class CocoFiles:
-    """A made annotation file and its images."""
+    """An annotation file and its images."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.file = root / "images", root / "annotations.json"
@@ -186,7 +167,6 @@ def test_wrap_folder_makes_relative_roots_absolute(
 
 
 def test_wrap_folder_keeps_samples_that_the_user_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
-    """Some left out, one from elsewhere, labels of another kind."""
     elsewhere = tmp_path / "x.jpg"
     elsewhere.write_bytes(b"x")
     theirs = vision.ImageFolder(folder)
@@ -448,7 +428,7 @@ def test_wrap_rows_yield_bytes_for_each_image(rows: Any, tmp_path: Path) -> None
     assert wrapped[-1]["image"].data == gl.read(tmp_path / "5.jpg").data
     assert list(wrapped[0]) == wrapped.column_names == list(wrapped.features) == ["image", "label", "views", "deep"]
     assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of 'image', 'label', 'views', 'deep')"
-    assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
+    assert isinstance(rows[0]["image"], PILImage.Image), "wrap() must not change its argument"
 
 
 @pytest.mark.usefixtures("warm")
@@ -560,18 +540,6 @@ def test_wrap_rows_take_the_mode_of_the_feature_and_keep_missing_images(hf: Modu
         gl.wrap(make_row(image, mode="CMYK"))
 
 
-def test_wrap_rows_with_exif_equal_the_pixels_that_datasets_decodes(hf: ModuleType) -> None:
-    """A quarter turn, as phones store it."""
-    exif = PILImage.Exif()
-    exif[274] = 6
-    file = io.BytesIO()
-    PILImage.open(io.BytesIO(jpeg(1))).save(file, "JPEG", exif=exif)
-    rows = hf.Dataset.from_dict({"x": [file.getvalue()]}, features=hf.Features({"x": hf.Image()}))
-    with gl.Loader(gl.wrap(rows), num_workers=0, device="cpu", decode=gl.Decode(exif=True)) as loader:
-        (batch,) = loader
-    np.testing.assert_array_equal(batch["x"][0].permute(1, 2, 0).numpy(), np.asarray(rows[0]["x"]))
-
-
 def test_wrap_rows_name_a_missing_file_and_a_url(hf: ModuleType, tmp_path: Path) -> None:
     paths = [str(tmp_path / "gone.jpg"), "https://localhost/1.jpg"]
     rows = hf.Dataset.from_dict({"x": [{"bytes": None, "path": path} for path in paths]})
@@ -634,9 +602,7 @@ def test_wrap_refuses_iterable_datasets_and_dataset_dicts(hf: ModuleType, rows: 
 
 def test_loader_reads_a_streaming_dataset_without_wrap(hf: ModuleType) -> None:
     images = [PILImage.open(io.BytesIO(jpeg(n))) for n in range(4)]
-    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
-    streaming = hf.Dataset.from_dict({"image": images, "label": [*range(4)]}, features=features).to_iterable_dataset()
-    with gl.Loader(streaming, 4, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
+    with stream_loader(make_table(hf, images).to_iterable_dataset()) as loader:
         (batch,) = loader
     assert batch["image"].shape == (4, 3, 8, 8)
     assert batch["label"].tolist() == [0, 1, 2, 3]
@@ -647,15 +613,21 @@ def test_loader_reads_a_streaming_dataset_without_wrap(hf: ModuleType) -> None:
 STREAM_LENGTH = 24
 
 
+def make_table(hf: ModuleType, images: list[Any]) -> Any:
+    """Make a dataset of these images, whose labels are their indices."""
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
+    return hf.Dataset.from_dict({"image": images, "label": [*range(len(images))]}, features=features)
+
+
 @pytest.fixture
 def stream(hf: ModuleType) -> Any:
     """Six shards of four rows."""
-    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
-    data = {
-        "image": [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAM_LENGTH)],
-        "label": [*range(STREAM_LENGTH)],
-    }
-    return hf.Dataset.from_dict(data, features=features).to_iterable_dataset(num_shards=6)
+    images = [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAM_LENGTH)]
+    return make_table(hf, images).to_iterable_dataset(num_shards=6)
+
+
+def labels_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[int]:
+    return [label for batch in batches for label in batch["label"].tolist()]
 
 
 def stream_loader(wrapped: Any, **options: Any) -> gl.Loader:
@@ -672,7 +644,7 @@ def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> 
     assert repr(wrapped) == "wrap(datasets.IterableDataset: 'image', 'label')"
     with stream_loader(wrapped, num_workers=workers) as loader:
         batches = list(loader)
-    assert sorted(label for batch in batches for label in batch["label"].tolist()) == [*range(STREAM_LENGTH)]
+    assert sorted(labels_of(batches)) == [*range(STREAM_LENGTH)]
     assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
 
 
@@ -682,14 +654,12 @@ def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> 
 def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
     images = [{"bytes": jpeg(n) if n != 5 else b"no image", "path": f"{n}.jpg"} for n in range(12)]
     images[8] = {"bytes": None, "path": "/nowhere/8.jpg"}
-    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
-    table = hf.Dataset.from_dict({"image": images, "label": [*range(12)]}, features=features)
     faults = gl.Faults(on_error="skip", max_error_rate=0.5)
-    wrapped = gl.wrap(table.to_iterable_dataset(num_shards=4))
+    wrapped = gl.wrap(make_table(hf, images).to_iterable_dataset(num_shards=4))
     with stream_loader(wrapped, num_workers=workers, faults=faults) as loader:
         with pytest.warns(RuntimeWarning, match="it was skipped"):
             batches = list(loader)
-        labels = sorted(label for batch in batches for label in batch["label"].tolist())
+        labels = sorted(labels_of(batches))
         assert labels == [n for n in range(12) if n not in (5, 8)]
         assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
 
@@ -699,14 +669,14 @@ def test_wrap_stream_is_divided_among_ranks(stream: Any, world: int) -> None:
     labels = []
     for rank in range(world):
         with stream_loader(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
-            labels += [label for batch in loader for label in batch["label"].tolist()]
+            labels += labels_of(loader)
     assert sorted(labels) == [*range(STREAM_LENGTH)]
 
 
 def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: Any) -> None:
     split = importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 1, 2)
     with stream_loader(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
-        labels = [label for batch in loader for label in batch["label"].tolist()]
+        labels = labels_of(loader)
     assert labels == [row["label"] for row in split]
     assert len(labels) == STREAM_LENGTH // 2
 
@@ -715,17 +685,14 @@ def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: An
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_wrap_stream_resumes_from_its_state(stream: Any, workers: int) -> None:
-    def labels(batches: Any) -> list[list[int]]:
-        return [batch["label"].tolist() for batch in batches]
-
     with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         batches = iter(loader)
-        first = labels([next(batches), next(batches)])
+        first = [next(batches)["label"].tolist() for _ in range(2)]
         state = json.loads(json.dumps(loader.state_dict()))
-        remaining = labels(batches)
+        remaining = [batch["label"].tolist() for batch in batches]
     with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         loader.load_state_dict(state)
-        assert labels(loader) == remaining
+        assert [batch["label"].tolist() for batch in loader] == remaining
     assert len(first) + len(remaining) == STREAM_LENGTH // 4
 
 
@@ -735,7 +702,7 @@ def test_wrap_stream_shuffles_by_epoch(stream: Any) -> None:
         orders = []
         for epoch in (0, 1, 0):
             loader.set_epoch(epoch)
-            orders.append([label for batch in loader for label in batch["label"].tolist()])
+            orders.append(labels_of(loader))
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[1]) == [*range(STREAM_LENGTH)]
 
@@ -743,8 +710,7 @@ def test_wrap_stream_shuffles_by_epoch(stream: Any) -> None:
 def test_wrap_stream_reads_images_at_file_urls(hf: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "0.jpg").write_bytes(jpeg(0))
     paths = [f"file://{tmp_path}/0.jpg", str(tmp_path / "0.jpg")]
-    features = hf.Features({"image": hf.Image()})
-    table = hf.Dataset.from_dict({"image": [{"bytes": None, "path": path} for path in paths]}, features=features)
+    table = make_table(hf, [{"bytes": None, "path": path} for path in paths])
     assert [row["image"].data for row in gl.wrap(table.to_iterable_dataset())] == [jpeg(0)] * 2
 
 
@@ -793,7 +759,7 @@ def test_wrap_keeps_subset_and_concat_dataset_around_wrapped_datasets(vision: Mo
     assert [wrapped[i][1] for i in range(13)] == [theirs.samples[n][1] for n in order]
     assert wrapped[0][0].mode == "L"
     assert wrapped[13] == gl.ImageFiles(folder)[0]
-    assert subset.dataset is theirs, "the container that was given must stay as it is"
+    assert subset.dataset is theirs, "wrap() must not change its argument"
 
 
 @pytest.mark.usefixtures("warm")
@@ -837,25 +803,21 @@ def test_wrap_refuses_a_subset_that_overrides_getitem(folder: Path) -> None:
         gl.wrap(Mapped(gl.ImageFiles(folder), [0]))
 
 
-def test_wrap_refuses_other_datasets_by_name(folder: Path) -> None:
-    with pytest.raises(TypeError, match=exactly(f"got a builtins.list; {WRAPPABLE}. {REMEDY}")):
-        gl.wrap([1])
-    where = " at 1 in a ConcatDataset in a Subset"
-    inner = ConcatDataset([gl.ImageFiles(folder), [1, 2]])
-    with pytest.raises(TypeError, match=exactly(f"got a builtins.list{where}; {WRAPPABLE}. {REMEDY}")):
-        gl.wrap(Subset(inner, [0]))
+def test_wrap_refuses_other_datasets_by_name(vision: ModuleType, folder: Path) -> None:
+    nested = Subset(ConcatDataset([gl.ImageFiles(folder), [1, 2]]), [0])
+    for dataset, name in (
+        ([1], "builtins.list"),
+        (nested, "builtins.list at 1 in a ConcatDataset in a Subset"),
+        (vision.FakeData(3), "torchvision.datasets.fakedata.FakeData"),
+    ):
+        with pytest.raises(TypeError, match=exactly(f"got a {name}; {WRAPPABLE}. {REMEDY}")):
+            gl.wrap(dataset)
 
 
 def test_wrap_refuses_a_folder_that_torchvision_wrapped(vision: ModuleType, folder: Path) -> None:
     theirs = vision.wrap_dataset_for_transforms_v2(vision.ImageFolder(folder))
     with pytest.raises(TypeError, match=r"; wrap the ImageFolder itself, as in gpuload\.wrap\(ImageFolder\(…\)\)$"):
         gl.wrap(theirs)
-
-
-def test_wrap_refuses_other_datasets_of_torchvision_by_name(vision: ModuleType) -> None:
-    message = exactly(f"got a torchvision.datasets.fakedata.FakeData; {WRAPPABLE}. {REMEDY}")
-    with pytest.raises(TypeError, match=message):
-        gl.wrap(vision.FakeData(3))
 
 
 @pytest.mark.processes
