@@ -313,12 +313,7 @@ class DatasetWithEpochs(Held):
 @pytest.mark.parametrize(
     ("dataset", "options", "error", "text"),
     [
-        (
-            iter([]),
-            {},
-            TypeError,
-            "Cached() takes a map-style dataset, which has __len__ and __getitem__, got",
-        ),
+        (iter([]), {}, TypeError, "Cached() takes a map-style dataset, which has __len__ and __getitem__, got"),
         (DatasetWithEpochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
         ([], {"bytes_limit": 1 << 60}, ValueError, "of memory on this machine; use where='disk'"),
         (

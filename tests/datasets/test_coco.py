@@ -203,8 +203,7 @@ def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(ma
 
 
 @pytest.mark.parametrize(
-    ("area", "as_json"),
-    [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)],
+    ("area", "as_json"), [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)]
 )
 def test_wrap_coco_stores_raw_annotations_as_json_if_types_survive(
     make_detection: Make, area: Any, as_json: bool
@@ -354,11 +353,7 @@ def test_wrap_coco_masks_without_pycocotools_say_what_to_install(
     ("annotations", "error", "message"),
     [
         ("masks", TypeError, "annotations, unless it is 'raw', must be a list of strings, got 'masks' (str)"),
-        (
-            ("boxes", "masks"),
-            ValueError,
-            "as in ('masks',), got 'boxes'; targets always have boxes and labels",
-        ),
+        (("boxes", "masks"), ValueError, "as in ('masks',), got 'boxes'; targets always have boxes and labels"),
     ],
 )
 def test_wrap_coco_refuses_unknown_annotations(
@@ -591,11 +586,7 @@ def test_coco_polygons_without_area_give_an_empty_mask_and_a_warning(make_coco: 
     ],
 )
 def test_coco_refuses_huge_masks_before_allocating_them(
-    make_coco: MakeCoco,
-    monkeypatch: pytest.MonkeyPatch,
-    size: tuple[int, int],
-    count: int,
-    message: str,
+    make_coco: MakeCoco, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], count: int, message: str
 ) -> None:
     def change(annotation_file: dict) -> None:
         annotation_file["images"][1].update(height=size[0], width=size[1])
@@ -787,14 +778,8 @@ def test_coco_names_missing_and_wrong_entries_of_a_file(make_coco: MakeCoco, cha
             "has the segmentation {'counts': ['a'], 'size': [24, 32]}; expected poly",
         ),
         ({"counts": 5, "size": [24, 32]}, "has the segmentation {'counts': 5, 'size': [24, 32]}; expected polygons"),
-        (
-            [1, 2, 3, 4, 5, 6],
-            "has the polygon 1; expected a list of polygons, each a list of numbers below 1048576",
-        ),
-        (
-            [["a"] * 6],
-            "has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; expected a list of polygons, each a list",
-        ),
+        ([1, 2, 3, 4, 5, 6], "has the polygon 1; expected a list of polygons, each a list of numbers below 1048576"),
+        ([["a"] * 6], "has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; expected a list of polygons, each a list"),
         ([[10**400] * 6], "has a polygon that extends beyond 1048576 pixels, or contains NaN"),
     ],
 )

@@ -221,11 +221,7 @@ def is_interrupted_after(call: int, use: Callable[[], object]) -> bool:
 def test_interrupted_reads_close_their_descriptor(tmp_path: Path, reader: str) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"\xff\xd8\xff" * 9)
-    functions: dict[str, Callable[[str], object]] = {
-        "read_file": read_file,
-        "prefetch": prefetch,
-        "OpenFile": OpenFile,
-    }
+    functions: dict[str, Callable[[str], object]] = {"read_file": read_file, "prefetch": prefetch, "OpenFile": OpenFile}
     use = partial(functions[reader], str(path))
     use()
     before, call = open_below(tmp_path), 1

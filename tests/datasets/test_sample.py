@@ -42,18 +42,8 @@ def test_encoded_makes_bytes_of_any_buffer(data):
         (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
         (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
-        (
-            np.zeros((20, 30, 3), np.uint8),
-            "CHW",
-            ValueError,
-            "an image of 20 channels; its shape suggests another",
-        ),
-        (
-            np.zeros((13, 20, 30), np.float32),
-            None,
-            ValueError,
-            "pass layout='CHW' for a C×H×W array, layout='HWC' fo",
-        ),
+        (np.zeros((20, 30, 3), np.uint8), "CHW", ValueError, "an image of 20 channels; its shape suggests another"),
+        (np.zeros((13, 20, 30), np.float32), None, ValueError, "pass layout='CHW' for a C×H×W array, layout='HWC' fo"),
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
     ],
 )
@@ -138,16 +128,10 @@ MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Enc
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (
-            lambda: gl.Encoded("cat.jpg"),
-            "got str; to read a file, call gpuload.read(path)",
-        ),
+        (lambda: gl.Encoded("cat.jpg"), "got str; to read a file, call gpuload.read(path)"),
         (lambda: gl.Encoded(b"", mode="BGR"), "must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
         (lambda: gl.Boxes([1, 2, 3, 4]), "got shape (4,); write [box]"),
-        (
-            lambda: gl.Boxes(np.ones((3, 6))),
-            "write boxes[:, :4], and return the other columns as another field",
-        ),
+        (lambda: gl.Boxes(np.ones((3, 6))), "write boxes[:, :4], and return the other columns as another field"),
         (lambda: gl.Boxes(np.ones((3, 2))), "got shape (3, 2)"),
         (
             lambda: gl.Keypoints(np.ones((17, 3))),

@@ -122,10 +122,7 @@ def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleT
     if part == "subset":
         dataset = Subset(images, [7, 2, 5, 9, 0, 3])
     options: dict[str, Any] = {"batch_size": 3, "device": "cpu", "transforms": [T.RandomCrop(16)]}
-    with (
-        gl.Loader(dataset, num_workers=2, **options) as loader,
-        gl.Loader(dataset, num_workers=0, **options) as here,
-    ):
+    with gl.Loader(dataset, num_workers=2, **options) as loader, gl.Loader(dataset, num_workers=0, **options) as here:
         assert loader.dataset is dataset
 
         def assert_same_epoch() -> list[int]:

@@ -1,4 +1,4 @@
-"""Arrays in a file: what samples they give, and which files are refused in which words."""
+"""`ArrayFile`: samples and labels of arrays in a file, and errors about files."""
 
 from __future__ import annotations
 
@@ -43,13 +43,10 @@ def test_array_file_samples_are_read_only_views_of_the_file(tmp_path: Path) -> N
     again = dataset[10][0].hwc
     assert np.shares_memory(again, image.hwc)
     assert [label for _, label in dataset.__getitems__([3, 1, 3])] == [3, 1, 3]
+    assert ArrayFile(dataset.path).__getitems__([]) == [], "the first chunk counts as read from a disk"
     with pytest.raises(IndexError, match=r"index 12 is out of range: ArrayFile\('.*array.npy'\) has 12 samples$"):
         dataset[12]
     assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
-
-
-def test_array_file_getitems_of_no_indices_is_empty(tmp_path: Path) -> None:
-    assert ArrayFile(write_npy(tmp_path, PIXELS)).__getitems__([]) == [], "the first chunk counts as read from a disk"
 
 
 def test_array_file_pickles_without_pixels_and_descriptors(tmp_path: Path) -> None:
@@ -160,7 +157,7 @@ def test_array_file_refuses_a_file_that_was_truncated_later(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("shape", [(-1, 3), (2, -3), (True, 3), (2, False)])
 def test_array_file_refuses_an_invalid_shape_in_the_header(tmp_path: Path, shape: tuple) -> None:
-    """numpy takes these."""
+    """NumPy accepts these shapes."""
     path = tmp_path / "a.npy"
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -193,11 +190,7 @@ def test_array_file_refuses_an_invalid_shape_in_the_header(tmp_path: Path, shape
             "has 6 bytes after offset 0, not a multiple of the sample size of 4",
         ),
         (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "are empty: its array has shape (6, 0)"),
-        (
-            b"abcdef",
-            {"dtype": "u1", "shape": (2, -1)},
-            "shape can contain -1 only as its first length, got (2, -1)",
-        ),
+        (b"abcdef", {"dtype": "u1", "shape": (2, -1)}, "shape can contain -1 only as its first length, got (2, -1)"),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
     ],
@@ -210,21 +203,23 @@ def test_array_file_refuses_other_files(tmp_path: Path, start: bytes, options: d
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "message"),
+    ("shape", "dtype", "layout", "message"),
     [
-        ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
-        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
+        ((100, 64, 100), "u1", None, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
+        ((9, 9), "u1", "HWC", "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
+        (
+            (9, 9),
+            "i2",
+            "HW",
+            "int16, but images must be uint8, uint16 or float32; convert them with as_dtype='float32'",
+        ),
     ],
 )
-def test_array_file_refuses_wrong_layouts(tmp_path: Path, shape: tuple[int, ...], options: dict, message: str) -> None:
+def test_array_file_refuses_wrong_layouts_and_dtypes(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        ArrayFile(write_npy(tmp_path, np.zeros((2, *shape), np.uint8)), **options)
-
-
-def test_array_file_refuses_images_of_other_dtypes(tmp_path: Path) -> None:
-    message = "int16, but images must be uint8, uint16 or float32; convert them with as_dtype='float32'"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ArrayFile(write_npy(tmp_path, np.zeros((2, 9, 9), np.int16)), layout="HW")
+        ArrayFile(write_npy(tmp_path, np.zeros((2, *shape), dtype)), layout=layout)
 
 
 def test_array_file_refuses_missing_files_and_folders(tmp_path: Path) -> None:
@@ -235,7 +230,7 @@ def test_array_file_refuses_missing_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> None:
-    """A chunk as it begins, if it is not in order; at first, and for a few chunks after one from a disk."""
+    """Chunks that are not in order are advised at first, and for a few chunks after one was read from a disk."""
     pages = np.zeros((20, 64, 64, 1), np.uint8)
     dataset = ArrayFile(write_npy(tmp_path, pages))
     before, page = os.path.getsize(dataset.path) - pages.nbytes, pages[0].nbytes
@@ -243,20 +238,20 @@ def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> N
     handle.mapping = SimpleNamespace(madvise=lambda how, start, nbytes: advised.append((start, start + nbytes)))
     handle._disk = SimpleNamespace(was_read=lambda: from_disk)
 
-    def named(*chunk: int) -> list[tuple[int, int]]:
-        """The first sample, and the one behind the last."""
+    def advised_samples(*chunk: int) -> list[tuple[int, int]]:
+        """Return the index of the first sample of each advised span, and of the one after the last."""
         advised.clear()
         dataset._image_rows(list(chunk))
         return [(start // page, (end - before) // page) for start, end in advised]
 
     from_disk = True
-    assert named(2, 3, 4) == []
-    assert named(2, 2, 3) == []
-    assert named(9, 1, 2) == [(1, 3), (9, 10)]
-    assert named(9, 9, 1) == [(1, 2), (9, 10)]
-    assert named(5) == [(5, 6)]
+    assert advised_samples(2, 3, 4) == []
+    assert advised_samples(2, 2, 3) == []
+    assert advised_samples(9, 1, 2) == [(1, 3), (9, 10)]
+    assert advised_samples(9, 9, 1) == [(1, 2), (9, 10)]
+    assert advised_samples(5) == [(5, 6)]
     from_disk = False
-    assert [len(named(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
+    assert [len(advised_samples(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
     from_disk = True
     advised.clear()
     dataset.__getitems__([7, 9])

@@ -1,4 +1,4 @@
-"""Indices in files: given back as they were, built anew where the source or the file is another one."""
+"""`load_or_build`: indices in files, which are built again after a change; and the folder of these files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ import gpuload as gl
 from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.cached import cache_folder, load_or_build
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("index_cache")
 
 
 def build(number: int = 3) -> dict[str, np.ndarray]:
@@ -37,25 +32,25 @@ def are_equal(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
     )
 
 
-def test_load_or_build_reads_the_stored_index_the_next_time(folder: Path) -> None:
+def test_load_or_build_reads_the_stored_index_the_next_time(index_cache: Path) -> None:
     assert are_equal(load_or_build("/a", [1, "x", None], build), build())
     assert are_equal(load_or_build("/a", (1, "x", None), fail_to_build), build())
-    assert os.stat(folder).st_mode & 0o777 == 0o700
-    assert [path.suffix for path in folder.iterdir()] == [".index"]
+    assert os.stat(index_cache).st_mode & 0o777 == 0o700
+    assert [path.suffix for path in index_cache.iterdir()] == [".index"]
 
 
-def test_load_or_build_builds_another_index_for_another_source(folder: Path) -> None:
+def test_load_or_build_builds_another_index_for_another_source(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
-    assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the same one, written to"
+    assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the identity changed"
     assert are_equal(load_or_build("/b", [1], lambda: build(5)), build(5))
     assert are_equal(load_or_build("/a", [2], fail_to_build), build(4))
-    assert len(list(folder.iterdir())) == 2, "the new one takes the place of the old one"
+    assert len(list(index_cache.iterdir())) == 2, "an index replaces the earlier one of the same path"
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "identity", "directory", "length", "swapped"])
-def test_load_or_build_builds_a_damaged_index_again(folder: Path, damage: str) -> None:
+def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: str) -> None:
     load_or_build("/a", [1], build)
-    (path,) = folder.iterdir()
+    (path,) = index_cache.iterdir()
     data = path.read_bytes()
     at = data.index(bytes(range(64)))
     changed = {
@@ -73,7 +68,7 @@ def test_load_or_build_builds_a_damaged_index_again(folder: Path, damage: str) -
     assert are_equal(load_or_build("/a", [7], fail_to_build), build(7))
 
 
-def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(folder: Path) -> None:
+def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
     with pytest.raises(ZeroDivisionError):
         load_or_build("/a", [1], fail_to_build, is_fresh=lambda arrays: 1 / 0 > 0)
@@ -81,9 +76,9 @@ def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(fold
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
-def test_load_or_build_of_a_damaged_length_allocates_little(folder: Path, damage: str) -> None:
+def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, damage: str) -> None:
     load_or_build("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})
-    (path,) = folder.iterdir()
+    (path,) = index_cache.iterdir()
     data = path.read_bytes()
     if damage == "directory":
         size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
@@ -103,13 +98,13 @@ def test_load_or_build_of_a_damaged_length_allocates_little(folder: Path, damage
 
 
 def test_load_or_build_does_not_store_small_indices_or_without_a_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    index_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 1 << 20)
     load_or_build("/a", [1], build)
-    assert not folder.exists()
+    assert not index_cache.exists()
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
-    folder.write_text("a file where the folder should be")
+    index_cache.write_text("a file where the folder should be")
     assert are_equal(load_or_build("/a", [1], build), build())
 
 
@@ -124,7 +119,7 @@ def test_cache_folder_follows_xdg_cache_home_and_home(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """As for a user without HOME and without an entry in the table of users; returns the temporary folder."""
+    """The temporary folder of a user without HOME and without an entry in the table of users."""
     for name in ("GPULOAD_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -139,7 +134,6 @@ def test_cache_folder_without_a_home_is_in_the_temporary_folder(
     homeless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = homeless / f"gpuload-{os.getuid()}"
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
     for _ in range(2):
         assert are_equal(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
@@ -164,7 +158,6 @@ def test_cache_folder_refuses_a_temporary_folder_that_is_not_the_users_alone(
     }
     make[obstacle]()
     (homeless / "gpuload--1").mkdir()
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
     assert cache_folder() == cached_module.NOWHERE
     assert are_equal(load_or_build("/a", [1], build), build())
     assert os.listdir() == []

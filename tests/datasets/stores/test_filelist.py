@@ -1,4 +1,4 @@
-"""`FileList`: manifests and tables, their targets, and which entries are refused."""
+"""`FileList`: manifests, tables in memory, targets, and errors about entries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from helpers.patterns import exactly
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.filelist import FileList, encode_targets
 
 
@@ -89,11 +89,8 @@ def test_file_list_targets_are_numbers_or_class_names(
 NUMBERS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
 
 
-def test_file_list_warns_each_time_of_a_cell_that_is_not_a_number(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+@pytest.mark.usefixtures("index_cache")
+def test_file_list_warns_each_time_of_a_cell_that_is_not_a_number(folder: Path) -> None:
     text = (
         f"the targets in the column 'label' of '{folder}/list.csv' are treated as class names, because line 3 of "
         f"'{folder}/list.csv' has 'n/a', which is not a number; correct such cells, or list the names in classes="
@@ -130,18 +127,19 @@ def test_file_list_does_not_warn_of_a_column_of_names(folder: Path, cells: list[
 # Splits
 
 
-def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+@pytest.mark.usefixtures("index_cache")
+def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folder: Path) -> None:
     train = write_list(folder, "path,label\na.jpg,ant\nb.jpg,bee\nc.jpg,cat\n")
     rows = "path,label\nx.jpg,cat\ny.jpg,bee\nz.jpg,cat\n"
     assert write_list(folder, rows, "val.csv").labels.tolist() == [1, 0, 1]
     for classes in (train, train.classes, ("ant", "bee", "cat")):
         val = write_list(folder, rows, "val.csv", classes=classes)
         assert (val.labels.tolist(), val.classes) == ([2, 1, 2], train.classes)
-    assert write_list(folder, rows, "val.csv", classes=["cat", "bee"]).labels.tolist() == [0, 1, 0], "another index"
+    numbers = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", "numbers.csv", classes=["2", "10", "x"])
+    assert numbers.labels.tolist() == [0, 1], "with classes=, numbers are names"
+    assert write_list(folder, rows, "val.csv", classes=["cat", "bee"]).labels.tolist() == [0, 1, 0], (
+        "other classes are not read from the cache"
+    )
     text = (
         f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 names in classes= ('ant', 'cat'); "
         "append it to that list, so that the other labels stay the same, or remove it"
@@ -153,25 +151,15 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(
         FileList(folder / "val.csv", classes=train, target=None)
 
 
-def test_file_list_with_classes_treats_numbers_as_names(folder: Path) -> None:
-    dataset = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", classes=["2", "10", "x"])
-    assert dataset.labels.tolist() == [0, 1]
-
-
 def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
-    from decimal import Decimal
-
-    import pyarrow as arrow
-    from pyarrow import parquet
-
     columns = {
         "price": [Decimal("1.75"), Decimal("2.50")],
-        "large": arrow.array([1 << 63, (1 << 63) + 1], arrow.uint64()),
+        "large": pyarrow.array([1 << 63, (1 << 63) + 1], pyarrow.uint64()),
         "flag": [True, False],
         "nan": [float("nan"), 1.0],
     }
     manifest = folder / "list.parquet"
-    parquet.write_table(arrow.table({"path": ["a.jpg", "b.jpg"], **columns}), manifest)
+    parquet.write_table(pyarrow.table({"path": ["a.jpg", "b.jpg"], **columns}), manifest)
     datasets = {name: FileList(manifest, target=name) for name in columns}
     assert datasets["price"].labels.tolist() == [1.75, 2.5]
     assert datasets["large"].classes == ["9223372036854775808", "9223372036854775809"]
@@ -181,12 +169,9 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
 
 @pytest.mark.processes
 def test_file_list_reads_parquet_with_at_most_one_thread(folder: Path) -> None:
-    """Except one, which reads files."""
-    import pyarrow as arrow
-    from pyarrow import parquet
-
+    """The one thread reads files."""
     names = [f"c{number}" for number in range(8)]
-    table = arrow.table({"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
+    table = pyarrow.table({"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
     parquet.write_table(table, folder / "list.parquet")
     code = f"""
 import gpuload as gl
@@ -198,12 +183,9 @@ print(threads())
 
 
 def test_file_list_reads_a_parquet_file(folder: Path) -> None:
-    import pyarrow as arrow
-    from pyarrow import parquet
-
     paths = [f"img_{number:03d}.jpg" for number in range(COUNT)]
     manifest = folder / "list.parquet"
-    parquet.write_table(arrow.table({"file": paths, "label": LABELS, "width": [0.5] * COUNT}), manifest)
+    parquet.write_table(pyarrow.table({"file": paths, "label": LABELS, "width": [0.5] * COUNT}), manifest)
     dataset = FileList(manifest, path="file")
     assert [label for _, label in dataset] == LABELS
     assert [image.data for image, _ in dataset] == jpegs()
@@ -212,7 +194,7 @@ def test_file_list_reads_a_parquet_file(folder: Path) -> None:
         ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'. Select")
     ):
         FileList(manifest)
-    parquet.write_table(arrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
+    parquet.write_table(pyarrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
     with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} must have a path, got None")):
         FileList(manifest)
     manifest.write_bytes(b"none")
@@ -220,9 +202,8 @@ def test_file_list_reads_a_parquet_file(folder: Path) -> None:
         FileList(manifest)
 
 
+@pytest.mark.usefixtures("index_cache")
 def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
     text = "path,label\na.jpg,dog\nb.jpg,cat\n"
     first = write_list(folder, text)
     with monkeypatch.context() as patch:
@@ -230,8 +211,8 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
         cached = FileList(folder / "list.csv")
     assert cached.paths == first.paths
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
-    assert FileList(folder / "list.csv", target=None).labels is None, "of other columns is another index"
-    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "it was written to"
+    assert FileList(folder / "list.csv", target=None).labels is None, "other columns are not read from the cache"
+    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
 
 
 @pytest.mark.parametrize(
@@ -247,11 +228,7 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
             {},
             "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b.jpg']",
         ),
-        (
-            "path,label\na.jpg,\n",
-            {},
-            "line 2 of {} has no target; remove such rows, or pass target=None to",
-        ),
+        ("path,label\na.jpg,\n", {}, "line 2 of {} has no target; remove such rows, or pass target=None to"),
         ("path,label\n,1\n", {}, "line 2 of {} must have a path, got ''"),
         ("path,label\n", {}, "{} lists no images"),
         ("", {}, "{} has no column 'path'; its first line is []"),
@@ -324,7 +301,7 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
 
 
 def make_tables() -> list[Any]:
-    """The same table of pandas and of pyarrow."""
+    """Make the same table with pandas and with pyarrow."""
     columns: dict[str, list[Any]] = {
         "file": [f"img_{number:03d}.jpg" for number in range(COUNT)],
         "label": LABELS,
@@ -396,18 +373,12 @@ def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> Non
     ("options", "message"),
     [
         ({"target": []}, "target must be a column, or a list of distinct columns, got []"),
-        (
-            {"target": ["a", "a"]},
-            "target must be a column, or a list of distinct columns, got ['a', 'a']",
-        ),
+        ({"target": ["a", "a"]}, "target must be a column, or a list of distinct columns, got ['a', 'a']"),
         (
             {"target": ["a"], "classes": ["x"]},
             "with several targets, classes= must be a dict {'a': names, …}, got ['x']",
         ),
-        (
-            {"target": ["a"], "classes": {"b": ["x"]}},
-            "with several targets, classes= must be a dict {'a': names, …}",
-        ),
+        ({"target": ["a"], "classes": {"b": ["x"]}}, "with several targets, classes= must be a dict {'a': names, …}"),
         (
             {"target": None, "classes": ["x"]},
             "classes= names the targets, but target=None reads no targets; omit one of",
@@ -442,7 +413,7 @@ def test_file_list_names_a_missing_manifest_and_image(folder: Path) -> None:
     assert caught.value.filename == f"{folder}/gone.jpg"
 
 
-# What a column of targets holds, for values that no manifest of the other tests has
+# encode_targets, for values that the manifests above do not have
 
 
 @pytest.mark.parametrize(

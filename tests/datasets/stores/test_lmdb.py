@@ -1,4 +1,4 @@
-"""LMDB databases: how keys become samples, what a writer does to readers, and what is refused."""
+"""`LMDB`: samples from keys, databases that another process changes, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from helpers.patterns import exactly, starting
 
 import gpuload as gl
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
-from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.lmdb import LMDB
 
 
@@ -100,7 +99,7 @@ def test_lmdb_decode_reads_values_in_another_format(tmp_path: Path) -> None:
     image, label = dataset[3]
     assert (image == 3).all()
     assert label == 33
-    assert not is_deterministic(dataset), "a function of the user's own may draw"
+    assert not is_deterministic(dataset), "a function of the user may be random"
     assert not uses_getitems(dataset)
     assert is_deterministic(LMDB(tmp_path))
 
@@ -139,7 +138,7 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
         assert writer.stdout is not None
         assert writer.stdout.readline() == "written\n"
         dataset = LMDB(tmp_path)
-        assert dataset[3].data == jpegs()[3], "what is not yet committed is not seen"
+        assert dataset[3].data == jpegs()[3], "the transaction is not committed"
         writer.stdin.write("\n")
         writer.stdin.flush()
         assert writer.stdout.readline() == "committed\n"
@@ -151,12 +150,12 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
         for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
             with pytest.raises(gl.DecodeError, match=exactly(message)):
                 reader[5]
-        assert LMDB(tmp_path)[3].data == b"new", "the same process reads the new one"
+        assert LMDB(tmp_path)[3].data == b"new", "a new dataset reads the new value"
         writer.stdin.write("\n")
 
 
 def test_lmdb_refuses_a_database_that_was_replaced(tmp_path: Path) -> None:
-    """The other one has the same transaction ID."""
+    """Both databases have the same transaction ID."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_lmdb(tmp_path / name, images())
@@ -196,12 +195,12 @@ def test_lmdb_pickles_without_its_descriptor(tmp_path: Path) -> None:
     assert open_below(tmp_path) == 0
 
 
-def test_lmdb_keys_are_cached_until_the_database_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 100)
+def test_lmdb_keys_are_cached_until_the_database_changes(
+    tmp_path: Path, index_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_lmdb(tmp_path / "set", images())
     first = LMDB(tmp_path / "set")
-    assert len(os.listdir(tmp_path / "cache")) == 1
+    assert len(os.listdir(index_cache)) == 1
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.stores.lmdb._list_keys_in_subprocess", None)
         assert LMDB(tmp_path / "set").keys == first.keys
@@ -229,7 +228,7 @@ def test_lmdb_refuses_truncated_and_other_files(tmp_path: Path, kind: str) -> No
 def test_lmdb_reading_a_damaged_page_crashes_a_subprocess_only(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
     content = bytearray(path.read_bytes())
-    flags = range(2 * 4096 + 10, len(content), 4096)  # they say what kind of page it is; 2: of keys
+    flags = range(2 * 4096 + 10, len(content), 4096)  # the kind of each page; 2 means keys
     for at in [at for at in flags if content[at] == 2][1:]:
         content[at] = 0
     path.write_bytes(content)
@@ -244,7 +243,7 @@ def test_lmdb_error_about_a_damaged_page_names_the_file(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
     content = bytearray(path.read_bytes())
     meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
-    content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root lies beyond the last page
+    content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root is beyond the last page
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
         LMDB(tmp_path)
@@ -275,11 +274,3 @@ def test_lmdb_refuses_missing_and_empty_databases(tmp_path: Path) -> None:
         LMDB(tmp_path)
     with pytest.raises(ValueError, match=r"data.mdb' has no keys; its first keys are: none$"):
         LMDB(write_lmdb(tmp_path, {}))
-
-
-def test_lmdb_without_lmdb_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_lmdb(tmp_path, images())
-    monkeypatch.setitem(sys.modules, "lmdb", None)
-    message = "gpuload.LMDB needs lmdb, which is not installed: pip install 'gpuload[lmdb]'"
-    with pytest.raises(ModuleNotFoundError, match=exactly(message)):
-        LMDB(tmp_path)

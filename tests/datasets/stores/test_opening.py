@@ -1,4 +1,4 @@
-"""Files for reads at offsets: whole reads, with and without a mapping."""
+"""`OpenFile` and streams: complete reads at offsets, with and without a mapping."""
 
 from __future__ import annotations
 

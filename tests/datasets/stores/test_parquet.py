@@ -1,10 +1,9 @@
-"""Parquet files: both layouts of images, what is read, and which damage is named where."""
+"""`Parquet`: both layouts of images, row groups, columns, and errors about damage."""
 
 from __future__ import annotations
 
 import pickle
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from gpuload.datasets.stores.parquet import Parquet
 
 
 def make_table(**columns: Any) -> Any:
-    """Hugging Face's layout, and two further columns."""
+    """Make a table of Hugging Face's layout with a caption and further columns."""
     structs = [{"bytes": data, "path": f"{number}.jpg"} for number, data in enumerate(jpegs())]
     columns = {"image": structs, "label": LABELS, "caption": [f"image {n}" for n in range(COUNT)], **columns}
     return arrow.table({name: column for name, column in columns.items() if column is not None})
@@ -45,7 +44,7 @@ def test_parquet_blocks_are_row_groups(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parquet_with_block_shuffle_reads_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the rows of a window fit into what is kept, and a full shuffle reads one for nearly each sample."""
+    """The cache contains the rows of a window. A full shuffle reads a row group for almost each sample."""
     content = make_table()
     path = write_parquet(tmp_path / "a.parquet", arrow.concat_tables([content] * 10), rows=6)  # 20 groups
     read: list[int] = []
@@ -304,14 +303,6 @@ def test_parquet_refuses_paths_without_files(tmp_path: Path) -> None:
         Parquet([])
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_parquet(tmp_path / "a.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    message = "gpuload.Parquet needs pyarrow, which is not installed: pip install 'gpuload[parquet]'"
-    with pytest.raises(ModuleNotFoundError, match=exactly(message)):
-        Parquet(path)
-
-
 def test_parquet_index_is_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parquet_module, "LEAST_BYTES", 0)
@@ -330,7 +321,7 @@ def test_parquet_index_is_cached_until_a_file_changes(tmp_path: Path, monkeypatc
 
 @pytest.mark.processes
 def test_parquet_reads_rows_with_at_most_one_thread(tmp_path: Path) -> None:
-    """Except one, which reads files."""
+    """The one thread reads files."""
     columns = {f"c{number}": ["x"] * COUNT for number in range(8)}
     path = write_parquet(tmp_path / "a.parquet", make_table(**columns), rows=2)
     code = f"""

@@ -1,4 +1,4 @@
-"""Reading URLs: what is asked for, what is asked for again, and what is said when it is of no use."""
+"""`Client` and `RemoteIO`: requests for URLs, further attempts, limits, caches, and errors of servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(**options: Any) -> Client:
 
 
 def read(reader: Client, server: Server, *spans: tuple[int, int], version: int = 1) -> list[bytes]:
-    """Bytes of a.bin, in one go, which nobody looks at before."""
+    """Read spans of a.bin in one call, without a request for its size."""
     file = RemoteFile(reader, f"{server.url}/a.bin", len(DATA), version, 0)
     return reader.read([(file, begin, end - begin) for begin, end in spans])
 
@@ -78,7 +78,7 @@ def test_client_read_of_two_files_sends_two_requests(server: Server) -> None:
 
 
 def test_client_and_file_system_of_a_host_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opens one waits a moment for a second thread to do the same."""
+    """A thread that opens a client or a file system waits a moment for a second thread that would open another."""
     opened: list[str] = []
     barriers = {kind: threading.Barrier(2) for kind in ("client", "system")}
 
@@ -131,7 +131,7 @@ def test_client_read_names_a_lasting_fault_and_the_number_of_attempts(
     server: Server, fault: Any, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.always = fault
-    reader = client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # what answers may be slow
+    reader = client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # a busy server may be slow
     waits, wait_s = [], remote_failures.Failure.wait_s
     monkeypatch.setattr(
         remote_failures.Failure, "wait_s", lambda *arguments: waits.append(wait_s(*arguments)) or waits[-1]
@@ -140,18 +140,14 @@ def test_client_read_names_a_lasting_fault_and_the_number_of_attempts(
         read(reader, server, (10, 100))
     assert caught.value.filename == f"{server.url}/a.bin"
     assert len(waits) == 2
-    if fault != "stall":  # on a busy machine its time may be up before the server has heard of it
-        assert len(server.ranges()) in (3, 6)  # aiohttp tries a lost connection once more itself
+    if fault != "stall":  # on a busy machine, the time may be up before the request arrives
+        assert len(server.ranges()) in (3, 6)  # aiohttp itself tries a lost connection once more
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [
-        (
-            403,
-            PermissionError,
-            r"permission denied \(the server answered 403\); check the credentials in stor",
-        ),
+        (403, PermissionError, r"permission denied \(the server answered 403\); check the credentials in stor"),
         (401, PermissionError, r"permission denied \(the server answered 401\)"),
         (404, FileNotFoundError, r"the file does not exist"),
         (418, OSError, r"the server answered 418"),
@@ -231,7 +227,7 @@ def test_client_stops_reading_an_endless_body(
     server.always = "endless"
     with pytest.raises(OSError, match=message):
         call(client(), server)
-    assert server.sent < 32 << 20  # what the kernel's buffers take
+    assert server.sent < 32 << 20  # the kernel's buffers
 
 
 def test_client_list_files_and_glob_fail_if_a_folder_cannot_be_listed(
@@ -283,7 +279,7 @@ def test_client_does_not_cache_a_bad_response_with_status_200(server: Server, fa
 
 
 def test_client_names_a_refused_connection() -> None:
-    with socket.socket() as occupied:  # no other program can begin to listen at its port
+    with socket.socket() as occupied:  # so that no other program can listen at its port
         occupied.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
             Client(Remote(retries=1)).read_files([f"http://127.0.0.1:{occupied.getsockname()[1]}/x"])
@@ -342,7 +338,7 @@ def test_client_opens_in_a_child_forked_while_a_thread_held_the_lock() -> None:
     held.wait()
     if not (child := os.fork()):
         try:
-            signal.alarm(20)  # instead of waiting for ever
+            signal.alarm(20)  # instead of blocking forever
             client_of(Remote())
             os._exit(0)
         finally:
@@ -363,7 +359,7 @@ def test_client_is_collected_with_its_remote() -> None:
 def test_client_cache_is_shared_and_depends_on_the_version(server: Server, tmp_path: Path) -> None:
     options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path, "gap_bytes": 0}
     spans = [(10, 20), (131_000, 132_000), (299_990, 300_000)]
-    for expected_requests in (1, 0):  # all three blocks are neighbours
+    for expected_requests in (1, 0):  # all three blocks are adjacent
         server.requests.clear()
         assert read(client(**options), server, *spans) == [DATA[b:e] for b, e in spans]
         assert len(server.ranges()) == expected_requests
@@ -465,27 +461,16 @@ def test_client_ignores_listings_that_a_file_system_cached(monkeypatch: pytest.M
         assert reader.glob("listing://host/*.bin") == [f"listing://host/{name}" for name in sizes]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"options": "anon"}, r"storage_options, unless it is a gpuload.Remote, must be a dict"),
-    ],
-)
-def test_remote_refuses_options_that_are_not_a_dict(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Remote(**options)
-
-
 def test_client_uses_a_file_system_that_the_user_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     from fsspec.implementations.http import HTTPFileSystem
     from fsspec.registry import _registry
 
-    class Own(HTTPFileSystem):
+    class UserFileSystem(HTTPFileSystem):
         async def _cat_file(self, url: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
             return JPEG
 
     assert client()._file_system("http://host/x")[0].__class__.__name__ == "BoundedHTTP"
-    monkeypatch.setitem(_registry, "http", Own)
+    monkeypatch.setitem(_registry, "http", UserFileSystem)
     assert client().read_files(["http://host/x.jpg"]) == [JPEG]
 
 

@@ -1,4 +1,4 @@
-"""The cache on disk: its limit, what goes first, and what a crash leaves."""
+"""`DiskCache`: its limit and eviction, damaged files, and killed writers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_disk_cache_evicts_the_least_recently_used_and_obeys_the_limit(tmp_path:
     cache = DiskCache(str(tmp_path), 10_000)
     for number in range(40):
         cache.put(str(number), bytes(980))
-        for path in files(tmp_path):  # one second older at each step
+        for path in files(tmp_path):  # make each file 100 seconds older
             os.utime(path, (path.stat().st_mtime - 100,) * 2)
-        cache.get("0")  # used all the time
+        cache.get("0")  # is used in each step
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 10_000
     stored = [number for number in range(40) if cache.get(str(number)) is not None]
     assert stored[0] == 0
@@ -76,8 +76,8 @@ disk.DiskCache({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
     (draft,) = files(tmp_path)
     cache = DiskCache(str(tmp_path), 3000)
     assert cache.get("key") is None
-    cache.put("key", b"whole")
-    assert cache.get("key") == b"whole"
+    cache.put("key", b"complete")
+    assert cache.get("key") == b"complete"
     os.utime(draft, (0, 0))
     cache.put("more", bytes(2500))  # makes room
     assert not draft.exists()
@@ -100,7 +100,7 @@ def test_disk_cache_does_not_evict_a_recent_draft(tmp_path: Path) -> None:
 def test_disk_cache_counts_again_after_its_total_is_damaged(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 10_000)
     cache.put("a", bytes(1000))
-    (tmp_path / "used").write_bytes(b"abc")  # torn
+    (tmp_path / "used").write_bytes(b"abc")  # damaged
     cache.put("b", bytes(1000))
     assert cache.get("a") is not None
     assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * 1020

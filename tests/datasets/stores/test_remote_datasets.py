@@ -1,4 +1,4 @@
-"""Every dataset at a URL gives what it gives from a folder; and what is wrong with URLs is said."""
+"""Datasets at URLs: the samples of the local files, few requests, caches per store, and errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,6 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.source import open_source
 from gpuload.datasets import files
-from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.opening import client
 from gpuload.datasets.stores.remote import digest_of
@@ -35,7 +36,7 @@ CROP = [T.CenterCrop(16)]
 
 @pytest.fixture(scope="module")
 def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the same images in every form."""
+    """A folder with the same images in each format."""
     root = tmp_path_factory.mktemp("everything")
     names = [f"img/{'a-b' if label else 'a'}/sub {label}/{n:03d}.jpg" for n, label in enumerate(LABELS)]
     for name, data in zip(names, jpegs(), strict=True):
@@ -82,7 +83,7 @@ def plain(sample: Any) -> Any:
 
 
 def contents(dataset: Any) -> list[Any]:
-    """All samples, one chunk in another order."""
+    """Return all samples, in another order if the dataset has indices."""
     if not hasattr(dataset, "__len__"):
         return list(map(plain, dataset))
     order = np.random.default_rng(0).permutation(len(dataset)).tolist()
@@ -116,7 +117,7 @@ DATASETS: dict[str, Callable[..., Any]] = {
 
 
 def add_parquet_and_hdf5(root: Path) -> None:
-    """The files that pyarrow and h5py write, where these are installed."""
+    """Write the files for which pyarrow and h5py are needed."""
     if not (root / "p.parquet").exists():
         import pyarrow as arrow
         from pyarrow import parquet as writer
@@ -151,7 +152,7 @@ def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, serv
     cached_dataset = make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
     server.requests.clear()
     assert contents(cached_dataset) == expected
-    assert server.ranges() == []  # all of it was on the disk
+    assert server.ranges() == []  # all bytes came from the cache
 
 
 SIGNATURE = "?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b"
@@ -195,7 +196,7 @@ def test_parquet_at_a_url_reads_only_the_selected_columns_in_one_request(local_r
     dataset = gl.Parquet(f"{server.url}/p.parquet")
     server.requests.clear()
     dataset.__getitems__([0, 1, 2, 3])
-    *footer, columns = server.ranges()  # which lie near each other
+    *footer, columns = server.ranges()  # one request for adjacent columns
     assert len(footer) <= 1
     begin, end = map(int, columns.removeprefix("bytes=").split("-"))
     assert 0 < end - begin - sum(map(len, jpegs()[:4])) < 2000
@@ -209,7 +210,9 @@ def test_parquet_at_a_url_reads_a_row_group_with_its_dictionary_in_one_request(
     import pyarrow as arrow
     from pyarrow import parquet as writer
 
-    long_jpegs = [data + bytes(20_000) for data in jpegs()]  # so that the footer's window does not contain all of them
+    long_jpegs = [
+        data + bytes(20_000) for data in jpegs()
+    ]  # so that the footer's window does not contain them all
     table = arrow.table({"image": [{"bytes": data} for data in long_jpegs], "label": LABELS})
     writer.write_table(table, tmp_path / "p.parquet", compression="none", use_dictionary=has_dictionary)
     server.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
@@ -252,7 +255,7 @@ def test_remote_cache_drops_a_file_that_cannot_be_decoded(server: Server, tmp_pa
     folder = tmp_path / "blocks"
     store = gl.Remote(cache_bytes=1 << 20, cache_folder=folder)
     name, jpeg = "img/a/sub 0/003.jpg", server.files["img/a/sub 0/003.jpg"]
-    server.files[name] = b"BM" + bytes(100)  # begins as an image, whose end it does not say
+    server.files[name] = b"BM" + bytes(100)  # a BMP, which does not show that it is incomplete
     dataset = gl.ImageFolder(server.url + "/img", storage_options=store)
     joined = torch.utils.data.Subset(dataset + dataset, range(len(dataset), 2 * len(dataset)))
     assert dataset[1][0].data == server.files[name]
@@ -292,7 +295,7 @@ def test_tar_index_next_to_a_remote_archive_is_used(
     assert server.ranges(".tar") == []
     assert contents(dataset) == expected
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "other"))
-    server.files["t-0.tar"] += bytes(10240)  # another size: it is not taken
+    server.files["t-0.tar"] += bytes(10240)  # another size, for which the index is not used
     server.requests.clear()
     assert contents(gl.TarShards(server.url + "/t-0.tar")) == expected
     assert server.ranges(".tar")
@@ -313,8 +316,7 @@ def test_datasets_at_urls_name_what_is_wrong(server: Server, local_root: Path) -
     with pytest.raises(ValueError, match=r"LMDB maps its file into memory, so the file must be on this machine"):
         gl.LMDB(server.url + "/data.mdb")
     with pytest.raises(
-        ValueError,
-        match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it",
+        ValueError, match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it"
     ):
         gl.ImageFolder(local_root / "img", storage_options={"anon": True})
     with pytest.raises(TypeError, match=r"storage_options, unless it is a gpuload\.Remote, must be a dict"):
@@ -356,9 +358,6 @@ def test_read_of_a_presigned_url_omits_the_signature_from_source(server: Server)
 
 @pytest.mark.processes
 def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
-    import subprocess
-    import sys
-
     program = "import sys, gpuload as gl; gl.ImageFolder; gl.TarShards; print('fsspec' in sys.modules)"
     process = subprocess.run(
         [sys.executable, "-c", program],
@@ -377,13 +376,13 @@ def test_client_counts_its_requests(server: Server) -> None:
     assert client(remote).requests - before == COUNT
 
 
-# -- one URL, two stores ----------------------------------------------------------------------------------------------
+# Two stores at one URL
 
 
 @pytest.fixture
-def two_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[gl.Remote]:
-    """Two folders with files of the same names, sizes and times, and other images. Both are at twin://, and the options
-    say which it is: as with two endpoints of S3."""
+def two_stores(tmp_path: Path, index_cache: Path) -> list[gl.Remote]:
+    """Two folders with files of equal names, sizes and times, but different images. Both are at twin://, and options
+    select one, as with two endpoints of S3."""
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.registry import register_implementation
@@ -396,7 +395,6 @@ def two_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[gl.Remot
             super().__init__(path, LocalFileSystem())
 
     register_implementation("twin", Twin, clobber=True)
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     stores = []
     for store in range(2):
         root = tmp_path / str(store) / "data"
@@ -415,7 +413,7 @@ def two_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[gl.Remot
 
 
 STORES: dict[str, Callable[[gl.Remote], Any]] = {
-    "whole images": lambda store: gl.ImageFiles("twin://data/img", extensions=(".ppm",), storage_options=store),
+    "files": lambda store: gl.ImageFiles("twin://data/img", extensions=(".ppm",), storage_options=store),
     "blocks": lambda store: gl.ArrayFile("twin://data/a.npy", storage_options=store),
     "an index of an archive": lambda store: gl.TarShards("twin://data/t.tar", storage_options=store),
     "a list": lambda store: gl.FileList("twin://data/m.csv", storage_options=store),
@@ -423,13 +421,10 @@ STORES: dict[str, Callable[[gl.Remote], Any]] = {
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_caches_of_one_store_are_not_used_for_another(
-    two_stores: list[gl.Remote], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+def test_caches_of_one_store_are_not_used_for_another(two_stores: list[gl.Remote], kind: str) -> None:
     first, second = (contents(STORES[kind](store)) for store in two_stores)
     assert first != second
-    assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from what is kept
+    assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from the caches
 
 
 def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Remote]) -> None:

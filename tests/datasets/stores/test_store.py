@@ -1,4 +1,4 @@
-"""What all stores share: when files are opened, and which library is asked for."""
+"""`Store`: when files are opened, which library is missing, and errors of libraries."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.patterns import exactly
 
+import gpuload as gl
 from gpuload.datasets.kinds import is_deterministic
 from gpuload.datasets.stores.store import Store, decode_error_at, existing_file, replace_errors
 from gpuload.errors import DecodeError, import_optional
 
 
 class Numbers(Store):
-    """Sample i is the number i, and which opening it is of."""
+    """Sample i is the number i and the number of times that the store was opened."""
 
     path = "/numbers"
 
@@ -39,7 +41,7 @@ def test_store_opens_at_the_first_sample_and_after_a_fork(monkeypatch: pytest.Mo
     assert numbers.__getitems__([3, -1]) == [(3, 1), (4, 1)]
     assert numbers[0] == (0, 1)
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert [numbers[0], numbers[1]] == [(0, 2), (1, 2)], "a child opens its own"
+    assert [numbers[0], numbers[1]] == [(0, 2), (1, 2)], "a child opens the file again"
     numbers.close()
     assert numbers[2] == (2, 3)
 
@@ -56,7 +58,7 @@ def test_store_checks_indices_before_opening() -> None:
 def test_stores_are_joined_by_plus() -> None:
     both = Numbers() + Numbers()
     assert (len(both), both[7]) == (10, (2, 1))
-    assert not is_deterministic(both), "this one is not of gpuload's own"
+    assert not is_deterministic(both), "the class is not one of gpuload's"
 
 
 def test_import_optional_names_only_the_library_itself_as_missing(
@@ -71,6 +73,23 @@ def test_import_optional_names_only_the_library_itself_as_missing(
     ):
         import_optional("not_there.inner", "Half", "half")
     assert "halfway" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"),
+    [
+        (gl.Parquet, "pyarrow.parquet", "pyarrow, which is not installed: pip install 'gpuload[parquet]'"),
+        (gl.HDF5, "h5py", "h5py, which is not installed: pip install 'gpuload[hdf5]'"),
+        (gl.LMDB, "lmdb", "lmdb, which is not installed: pip install 'gpuload[lmdb]'"),
+    ],
+)
+def test_store_without_its_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, module: str, extra: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=exactly(f"gpuload.{kind.__name__} needs {extra}")):
+        kind(tmp_path / "file")
 
 
 def test_existing_file_takes_a_fifo_only_with_allow_streams(tmp_path: Path) -> None:
@@ -91,9 +110,6 @@ def test_replace_errors_adds_the_name_of_the_file(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("'/a.h5' is odd"), FileNotFoundError(2, "gone", "/b"), ImportError("x")])
 def test_replace_errors_passes_errors_that_name_a_file_or_module(error: Exception) -> None:
-    with (
-        pytest.raises(type(error)) as caught,
-        replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", text)),
-    ):
+    with pytest.raises(type(error)) as caught, replace_errors("/a.h5", lambda text: decode_error_at("/a.h5", text)):
         raise error
     assert caught.value is error

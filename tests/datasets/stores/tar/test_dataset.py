@@ -1,4 +1,4 @@
-"""`TarShards`: samples by number, their batches, and what a user is told of bad ones."""
+"""`TarShards`: samples by index, their batches, mapped archives, JSON, and errors about samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import pickle
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-import torch
 from helpers.file_descriptors import open_below
+from helpers.jpeg_dataset import check_loader
 from helpers.tar_files import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
@@ -103,49 +104,24 @@ def test_lazy_reader_reads_each_sample_on_request(tmp_path: Path, reads: list) -
         assert read_sample(row) == sample
         read_sizes.append([nbytes for _, nbytes in reads])
         reads.clear()
-    small_reads, big_reads = [700, 2], [70_000, 2]  # each field by itself, as it lies there
+    small_reads, big_reads = [700, 2], [70_000, 2]  # one read per field
     assert read_sizes == [small_reads, big_reads, small_reads, big_reads, small_reads, big_reads, big_reads]
 
     class SubclassedTarShards(gl.TarShards):
-        """A user's, which may do more with a sample."""
+        pass
 
     assert lazy_reader(SubclassedTarShards(paths), order) is None
 
 
-def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
-    chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-    with gl.Loader(dataset, 4, shuffle=True, transforms=chain, device="cpu", **options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        batches = []
-        for images, labels in loader:
-            batches.append((images, labels))
-            if len(batches) == stop:
-                return batches, json.loads(json.dumps(loader.state_dict()))
-        return batches, None
-
-
-def same(one: list, other: list) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a, b) for first, second in pairs for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.processes
 def test_tar_shards_batches_equal_those_of_the_files(tmp_path: Path) -> None:
-    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
     files = pictures_in(18)
-    plain = [(gl.Encoded(files[f"{number:05d}.jpg"]), number) for number in range(18)]
-    expected, _ = batches(plain, num_workers=0)
-    assert sorted(label for _, labels in expected for label in labels.tolist()) == list(range(18))
-    batches_in_process, _ = batches(dataset, num_workers=0)
-    assert same(batches_in_process, expected)
-    first, state = batches(dataset, num_workers=2, stop=2)
-    remaining, _ = batches(dataset, state, num_workers=2)
-    assert same(first + remaining, expected)
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
+    check_loader(dataset, [files[f"{number:05d}.jpg"] for number in range(18)], range(18))
 
 
 class MappedRecorded:
-    """Of each sample of archives whether its archive is mapped once it was read."""
+    """For each sample, whether its archive is mapped after the sample was read."""
 
     def __init__(self, dataset: gl.TarShards) -> None:
         self.dataset = dataset
@@ -220,7 +196,6 @@ def test_tar_shards_pickle_out_of_band_without_descriptors(tmp_path: Path) -> No
 
 
 def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None:
-    """An index of so many samples, as it is read from a file: none of it is copied."""
     count, names = 1_000_000, b"jpg\0cls"
     columns = [np.arange(0, 2 * count + 1, 2), np.arange(count + 1) * 9, np.arange(2 * count) * 40,
                np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
@@ -238,7 +213,7 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
     tracemalloc.stop()
 
 
-# What is refused
+# Errors
 
 
 def test_tar_shards_name_the_shard_key_and_fields_of_a_sample_that_lacks_a_field(tmp_path: Path) -> None:
@@ -293,7 +268,7 @@ def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
     os.truncate(path, 1000)
     with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: the"):
         dataset[1]
-    assert dataset[0] == 1, "the file is open, and its beginning is there"
+    assert dataset[0] == 1, "the file is open, and its beginning remains"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
     with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
@@ -335,44 +310,43 @@ def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, mon
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
         monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
         dataset.will_need(indices)
-    assert len(advised) == 5, "what comes in order out of a mapping the kernel finds by itself"
+    assert len(advised) == 5, "the kernel reads ahead in a mapping that is read in order"
+
+
+def archive_of_json(path: Path, values: list[Any]) -> Path:
+    """Write an archive of samples with an image, a class, and one of these values as JSON."""
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(values):
+        files = {"jpg": pictures_in(1)["00000.jpg"], "cls": b"1", "json": json.dumps(value).encode()}
+        members |= {f"{number}.{field}": data for field, data in files.items()}
+    return archive(path, members)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fields", [("jpg", "json"), None])
 def test_json_fields_batch_as_lists_of_objects(tmp_path: Path, workers: int, fields: tuple[str, ...] | None) -> None:
-    """Of whatever form they are: null in one, lists of other lengths, and nothing but null in a whole batch."""
     values = [{"a": [1, 2]}, {"a": [1]}, {"a": None, "b": "x"}, [3], 4, "text", None, None]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(values):
-        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=fields)
     for source in (dataset, gl.Cached(dataset, 1 << 20)):
         options = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
         with gl.Loader(source, 2, **options) as loader:
             batches = [batch["json"] if fields is None else batch[1] for batch in loader]
         assert batches == [values[at : at + 2] for at in range(0, len(values), 2)]
         kinds = {type(value) for batch in batches for value in batch}
-        assert kinds == {dict, list, int, str, type(None)}, "plain objects"
+        assert kinds == {dict, list, int, str, type(None)}, "not classes of gpuload"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("fields", [("jpg", "json"), ("cls", "json")])
 def test_collate_fn_receives_json_as_plain_objects(tmp_path: Path, workers: int, fields: tuple[str, str]) -> None:
-    files = {"jpg": pictures_in(1)["00000.jpg"], "cls": b"1"}
     values = [{"a": 1}, None, [2]]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(values):
-        members |= {f"{number}.{name}": data for name, data in files.items()}
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=fields)
     types_of_json = lambda samples: [repr(type(value)) for _, value in samples]  # noqa: E731
     with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=types_of_json) as loader:
         assert list(loader) == [[repr(kind) for kind in (dict, type(None), list)]]
-    collate_fn = gl.pad_collate  # gpuload's own have metadata in a list
+    collate_fn = gl.pad_collate  # which returns JSON values in a list
     with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=collate_fn) as loader:
         [(_, collated)] = loader
     assert collated == values
@@ -381,10 +355,6 @@ def test_collate_fn_receives_json_as_plain_objects(tmp_path: Path, workers: int,
 @pytest.mark.processes
 def test_pack_preserves_json_values(tmp_path: Path) -> None:
     values = [{"a": None}, [1, "x"], None, True]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(values):
-        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=None)
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=None)
     gl.pack(dataset, tmp_path / "packed", to="tar", workers=1)
     assert [sample["json"] for sample in gl.TarShards(tmp_path / "packed" / "*.tar")] == values

@@ -1,4 +1,4 @@
-"""What the bytes of a field become, and which fields make up a sample."""
+"""`Fields`: conversion of fields by extension, and the fields that make up a sample."""
 
 from __future__ import annotations
 
@@ -77,11 +77,7 @@ def test_npy_fields_are_writable_arrays(array: np.ndarray, version: tuple[int, i
         ("json", b"{", r"is not JSON: Expecting"),
         ("json", b"[" * 200_000, r"is not JSON: maximum recursion"),
         ("txt", b"\xff", r"is not UTF-8: 'utf-8' codec"),
-        (
-            "npy",
-            npy_bytes(np.array([{}], object)),
-            r"it holds objects, which gpuload never unpickles; store",
-        ),
+        ("npy", npy_bytes(np.array([{}], object)), r"it holds objects, which gpuload never unpickles; store"),
         ("npy", npy_bytes(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but it has 71$"),
         (
             "npy",

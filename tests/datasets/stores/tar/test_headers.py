@@ -1,4 +1,4 @@
-"""Which members are found in a tar, held against the standard library; and what is refused, in which words."""
+"""`members`: the members of a tar, compared with the standard library, and errors about damage."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 def read_members(path: Path) -> list[tuple[str, int, int]]:
     file = open_file(str(path))
     return [(name.decode(), data, size) for name, _, data, size in members(file.read_at, "x.tar", file.size)]
+
+
+def names_and_warnings(path: Path) -> tuple[list[bytes], list[str]]:
+    file, warnings = open_file(str(path)), []
+    return [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)], warnings
 
 
 def tarfile_members(path: Path) -> list[tuple[str, int, int]]:
@@ -74,7 +79,7 @@ def test_members_skip_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("empty", [1, 2, 20, 10_000])
 def test_members_of_concatenated_archives_follow_each_other(tmp_path: Path, format: str, empty: int) -> None:
-    """As by ``tar -i``, whatever number of empty blocks is between them."""
+    """This is like ``tar -i``, for any number of empty blocks between the archives."""
     long = "n" * 130 + ".jpg" if format != "ustar" else "n.jpg"
     parts = [
         archive(tmp_path / name, [(f"{name}/{long}", name.encode()), (f"{name}.cls", b"1")], format=FORMATS[format])
@@ -98,8 +103,7 @@ def test_members_warn_of_bytes_after_the_end(tmp_path: Path) -> None:
         (bytes(512) + b"x", [10_752]),
     ):
         (tmp_path / "x.tar").write_bytes(data + trailer)
-        file, warnings = open_file(str(tmp_path / "x.tar")), []
-        names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)]
+        names, warnings = names_and_warnings(tmp_path / "x.tar")
         assert names == [b"a.jpg"]
         assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in warnings] == where
     damaged = bytearray(data)
@@ -147,22 +151,23 @@ def test_members_refuse_a_sparse_pax_member(tmp_path: Path) -> None:
     assert "the member 's.jpg' at offset 1,024 is a sparse file" in refusal(tmp_path / "x.tar", data)
 
 
-def test_members_refuse_a_negative_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ((-5).to_bytes(12, "big", signed=True), "-5 bytes, which is negative; the archive is damaged, so recreate it"),
+        (
+            b"\x80" + (1 << 60).to_bytes(11, "big"),
+            "1,152,921,504,606,846,976 bytes, more than the entire archive (2,048): the archive is truncated, or the "
+            "header is damaged; copy or download the archive again",
+        ),
+    ],
+    ids=["negative", "huge"],
+)
+def test_members_refuse_a_negative_or_huge_size(tmp_path: Path, size: bytes, text: str) -> None:
     block = header()
-    block[124:136] = (-5).to_bytes(12, "big", signed=True)
-    assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
-        "'x.tar': the member 'a.jpg' at offset 0 has a size of -5 bytes, which is negative; the archive is damaged, "
-        "so recreate it"
-    )
-
-
-def test_members_refuse_a_huge_size(tmp_path: Path) -> None:
-    block = header()
-    block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
-    assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
-        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the entire "
-        "archive (2,048): the archive is truncated, or the header is damaged; copy or download the archive again"
-    )
+    block[124:136] = size
+    message = refusal(tmp_path / "x.tar", sealed(block) + bytes(1536))
+    assert message == f"'x.tar': the member 'a.jpg' at offset 0 has a size of {text}"
 
 
 def test_members_refuse_truncated_members_and_headers(tmp_path: Path) -> None:
@@ -229,8 +234,7 @@ def test_members_refuse_a_pax_size_that_is_not_a_number(tmp_path: Path, size: by
 def test_members_warn_of_missing_closing_blocks(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     path.write_bytes(path.read_bytes()[:2048])
-    file, warnings = open_file(str(path)), []
-    names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)]
+    names, warnings = names_and_warnings(path)
     assert names == [b"a.jpg", b"b.jpg"]
     assert warnings == [
         "'x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been truncated "

@@ -1,4 +1,4 @@
-"""The index of one shard: its samples, its size, and what is refused as it is made or read."""
+"""`build` and `read`: the index of one shard, its samples and size, and errors about archives and index files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuload.datasets.stores.tar.index import Shard, UnusableIndex, build, make_
 
 
 def read_samples(shard: Shard) -> dict[str, dict[str, bytes]]:
-    """All samples, read by the index."""
+    """Read all samples at the offsets in the index."""
     data, columns = Path(shard.path).read_bytes(), shard.columns
     samples = {}
     for number in range(shard.samples):
@@ -59,6 +59,8 @@ def test_build_indexes_each_field(tmp_path: Path) -> None:
     shard = build(str(archive(tmp_path / "x.tar", files)))
     assert read_samples(shard) == {"d/a": {"jpg": b"x" * 5000, "cls": b"1"}, "ö": {"jpg": b"", "seg.png": b"y" * 700}}
     assert (shard.samples, shard.members) == (2, 4)
+    empty = build(str(archive(tmp_path / "empty.tar", {})))
+    assert (empty.samples, empty.columns.names) == (0, ())
     copy = pickle.loads(pickle.dumps(shard, 5))
     assert read_samples(copy) == read_samples(shard)
 
@@ -69,20 +71,19 @@ def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or pread(fd, nbytes, at))
     build(str(path))
-    assert len(reads) <= 16  # and the blocks that close it
+    assert len(reads) <= 16  # including the blocks that close the archive
     assert max(reads) <= 4096
 
 
 def test_index_of_two_fields_takes_under_13_bytes_and_the_key_per_sample(tmp_path: Path) -> None:
     files = {f"folder/{n:012d}.{field}": bytes(40) for n in range(400) for field in ("jpg", "cls")}
     shard = build(str(archive(tmp_path / "x.tar", files)))
-    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key has 19"
+    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key takes 19"
 
 
 def test_build_indexes_members_of_several_gib(tmp_path: Path) -> None:
-    """Of a file with a hole of 6 GiB in it."""
     path = tmp_path / "x.tar"
-    info, size = tarfile.TarInfo("a.bin"), 6 << 30
+    info, size = tarfile.TarInfo("a.bin"), 6 << 30  # a hole in the file
     info.size = size
     with open(path, "wb") as file:
         file.write(info.tobuf(tarfile.GNU_FORMAT))
@@ -92,11 +93,6 @@ def test_build_indexes_members_of_several_gib(tmp_path: Path) -> None:
     shard = build(str(path))
     assert shard.columns.sizes.tolist() == [size, 3]
     assert [512 * block for block in shard.columns.blocks.tolist()] == [512, 512 + size + 512]
-
-
-def test_build_of_an_empty_archive_has_no_samples(tmp_path: Path) -> None:
-    shard = build(str(archive(tmp_path / "x.tar", {})))
-    assert (shard.samples, shard.columns.names) == (0, ())
 
 
 def test_build_of_a_truncated_archive_states_the_number_of_complete_samples(tmp_path: Path) -> None:
@@ -169,7 +165,7 @@ def test_read_refuses_other_and_damaged_index_files(tmp_path: Path) -> None:
 
 
 def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
-    """As the pages of a file may be: the bytes are the same, in another order."""
+    """The pages of a file may be written in another order."""
     path = archive(tmp_path / "x.tar", {f"{number:04d}.jpg": b"%d" % number for number in range(600)})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     words = table.view("<u8")
@@ -201,7 +197,7 @@ def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
     ],
 )
 def test_read_refuses_an_index_that_points_outside_its_archive(tmp_path: Path, column: int, values: list[int]) -> None:
-    """It may have come with the archive, and its sum be right."""
+    """An index with a valid checksum may come from elsewhere, with its archive."""
     files = {f"{key}.{field}": b"1" for key in "ab" for field in ("jpg", "cls")}
     path, file = archive(tmp_path / "x.tar", files), tmp_path / "index"
     columns = [[0, 2, 4], [0, 1, 2], [1, 3, 5, 7], [1, 1, 1, 1], [0, 1, 0, 1]]

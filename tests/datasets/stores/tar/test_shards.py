@@ -1,4 +1,4 @@
-"""Index files: where they are kept, when they are made again, and by which processes."""
+"""`open_shards` and `find_shards`: index files and their folders, processes, and patterns of paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def was_built(paths: list[str], **options: object) -> dict[str, bool]:
-    """Which shards are opened, and whether the index of each was made."""
+    """Open the shards. Return for each whether its index was built."""
     was_built_by_name: dict[str, bool] = {}
     opened = open_shards(
         paths, progress=lambda path, new: was_built_by_name.update({os.path.basename(path): new}), **options
@@ -59,7 +59,7 @@ def test_open_shards_rebuilds_a_damaged_index_with_a_warning(tmp_path: Path, dam
 
 
 def make_unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """As for a user who may not write there: the tests may run as one who may."""
+    """Refuse to write to these folders, which would be possible for the superuser, who may run the tests."""
     replace = os.replace
 
     def refuse(source: str, target: str) -> None:
@@ -144,14 +144,14 @@ def test_tar_shards_import_no_torch_and_no_decompressors(tmp_path: Path) -> None
     program = """if True:
         import sys, gpuload
         gpuload.TarShards(sys.argv[1])[0]
-        dear = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
-        print(sorted(dear & set(sys.modules)))
+        slow = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
+        print(sorted(slow & set(sys.modules)))
     """
     command = [sys.executable, "-c", program, str(tmp_path / "*.tar")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-# Which paths a pattern stands for
+# Patterns of paths
 
 
 @pytest.mark.parametrize(
