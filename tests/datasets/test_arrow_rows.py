@@ -347,9 +347,7 @@ CHANGES: dict[str, Callable[[Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_rows_whose_file_was_replaced_or_deleted_are_pickled_as_contents(
-    hf: ModuleType, tmp_path: Path, change: str
-) -> None:
+def test_rows_of_a_replaced_or_deleted_file_are_pickled_entirely(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
     disk = write_rows(make_rows(hf), path)
     both = hf.concatenate_datasets([disk.select(range(2, 6)), make_rows(hf, 3)])
@@ -361,9 +359,7 @@ def test_rows_whose_file_was_replaced_or_deleted_are_pickled_as_contents(
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.processes
-def test_loader_workers_read_rows_whose_file_was_replaced_or_deleted(
-    hf: ModuleType, tmp_path: Path, change: str
-) -> None:
+def test_loader_workers_read_rows_of_a_replaced_or_deleted_file(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
     rows = write_rows(make_rows(hf), path)
     CHANGES[change](make_rows(hf), path)
@@ -414,16 +410,14 @@ def test_copied_rows_share_the_table(hf: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", READ_BY_PANDAS)
-def test_rows_with_nanoseconds_or_time_zones_are_read_by_datasets(
+def test_rows_with_nanoseconds_or_zones_need_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
     assert_same(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), portable=False)
     assert logged() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
 
 
-def test_rows_with_unsupported_columns_are_read_by_datasets_and_logged(
-    hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]
-) -> None:
+def test_rows_with_other_columns_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     matrix = np.zeros((2, 2), np.float32).tolist()
     rows = make_rows(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
     begin = "workers import datasets to read a datasets.Dataset: "
@@ -440,9 +434,7 @@ def test_rows_with_unsupported_columns_are_read_by_datasets_and_logged(
     assert third.startswith(f"{begin}column 'depth' is stored as extension<")
 
 
-def test_rows_with_a_cast_column_are_read_by_datasets(
-    hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]
-) -> None:
+def test_rows_with_a_cast_column_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
     rows = write_rows(make_rows(hf, path=(hf.Value("string"), str(image))), tmp_path / "rows.arrow")
@@ -451,14 +443,14 @@ def test_rows_with_a_cast_column_are_read_by_datasets(
     assert logged() == [f"{begin}column 'path' is string in its file, but was cast"]
 
 
-def test_flattened_rows_are_read_by_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
+def test_flattened_rows_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     rows = write_rows(make_rows(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
     assert rows.column_names == ["image", "label", "caption", "corners", "deep.x"]
     assert_same(rows, portable=False)
     assert logged() == ["workers import datasets to read a datasets.Dataset: its table was changed by flatten()"]
 
 
-def test_rows_with_a_format_set_later_are_read_by_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:
+def test_rows_with_a_format_set_later_need_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:
     wrapped = gl.wrap(make_rows(hf))
     wrapped.dataset.set_format("numpy", columns=["label"])
     assert reads_by_datasets(pickle_and_unpickle(wrapped))

@@ -101,9 +101,9 @@ def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int
     assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
-@pytest.mark.parametrize("has_started_again", [True, False])
-def test_first_process_after_a_reboot_frees_pages_without_an_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started_again: bool
+@pytest.mark.parametrize("rebooted", [True, False])
+def test_first_process_after_a_reboot_frees_lost_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
 ) -> None:
     """After a crash of the machine, half of an entry may be on the disk."""
     location = 100, MIB, bytes(range(16)), str(tmp_path)
@@ -112,11 +112,11 @@ def test_first_process_after_a_reboot_frees_pages_without_an_entry(
         cache.put(number, content(number))
     cache._words[2] = 0
     del cache
-    if has_started_again:
+    if rebooted:
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = Entries(CacheLocation(*location))
     totals = cache.totals()
-    if has_started_again:
+    if rebooted:
         assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
         assert disk_bytes(cache) <= 6 * PAGE + PAGE
     else:

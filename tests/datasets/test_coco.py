@@ -205,9 +205,7 @@ def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(ma
 @pytest.mark.parametrize(
     ("area", "as_json"), [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)]
 )
-def test_wrap_coco_stores_raw_annotations_as_json_if_types_survive(
-    make_detection: Make, area: Any, as_json: bool
-) -> None:
+def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, as_json: bool) -> None:
     theirs = make_detection()
     next(iter(theirs.coco.anns.values()))["area"] = area  # as a user's own code may have
     targets = gl.wrap(theirs, annotations="raw").targets
@@ -259,9 +257,7 @@ NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
         ),
     ],
 )
-def test_wrap_coco_names_annotations_without_bbox_or_with_uneven_keypoints(
-    make_detection: Make, change: Any, message: str
-) -> None:
+def test_wrap_coco_names_missing_boxes_and_uneven_keypoints(make_detection: Make, change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(make_detection(change))
 
@@ -336,9 +332,7 @@ def test_wrap_coco_refuses_damaged_segmentations(make_detection: Make, segmentat
         wrapped[2]
 
 
-def test_wrap_coco_masks_without_pycocotools_say_what_to_install(
-    make_detection: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrap_coco_without_pycocotools_names_the_package(make_detection: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped = gl.wrap(make_detection())
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     message = (
@@ -552,7 +546,7 @@ def test_coco_raw_targets_are_a_sequence_other_than_paths(make_coco: MakeCoco) -
 
 
 @pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])
-def test_coco_polygons_without_area_give_an_empty_mask_and_a_warning(make_coco: MakeCoco, polygons: list[Any]) -> None:
+def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list[Any]) -> None:
     text = (
         r"^1 of the 22 annotations in .* have no polygons, or polygons of fewer than three points, which have no "
         r"area and are ignored; 1 of them have no other polygon, so their masks are empty\. The first is annotation "
@@ -763,7 +757,7 @@ def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> No
         (set_fields("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; ids must be unique"),
     ],
 )
-def test_coco_names_missing_and_wrong_entries_of_a_file(make_coco: MakeCoco, change: Any, message: str) -> None:
+def test_coco_names_missing_and_wrong_entries(make_coco: MakeCoco, change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make_coco(change)
 

@@ -80,9 +80,7 @@ def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> 
         assert FileMappings().identify(str(path), address) == FileId.of(str(path))
 
 
-def test_identify_recognizes_a_file_whose_mapping_has_another_inode_than_stat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identify_recognizes_a_mapping_with_another_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is so on overlayfs and btrfs."""
     path = tmp_path / "a"
     array, address = map_file(path)

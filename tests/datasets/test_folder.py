@@ -241,9 +241,7 @@ TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=1
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tree=TREES)
-def test_image_folder_order_equals_torchvisions_for_any_tree(
-    tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]
-) -> None:
+def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]) -> None:
     root = tmp_path_factory.mktemp("tree")
     for parts in tree:
         folder = root.joinpath("class " + parts[0], *parts[1:-1])
@@ -254,9 +252,7 @@ def test_image_folder_order_equals_torchvisions_for_any_tree(
     assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
 
 
-def test_image_folder_order_does_not_depend_on_the_order_of_scandir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
     before = relative_paths(ImageFolder(tmp_path))
     scandir = os.scandir
@@ -647,9 +643,7 @@ def set_folder_times(root: Path, when: float = 1e9) -> Path:
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
-def test_folder_scan_is_cached_until_a_folder_changes(
-    kind, cached_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_scan_is_cached_until_a_change(kind, cached_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = kind(cached_folder)
     with monkeypatch.context() as patch:
         patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("scanned again"))

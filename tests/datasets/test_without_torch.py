@@ -32,9 +32,7 @@ def assert_same(dataset: Any) -> None:
         copy[len(dataset)]
 
 
-def test_folder_copy_has_the_samples_of_image_folder(
-    vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_copy_equals_image_folder(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(vision.ImageFolder(folder, loader=gl.read))
     monkeypatch.chdir(folder.parent)
     for root in (folder.name, f"./{folder.name}/", f"{folder}//", Path(folder.name)):
@@ -79,9 +77,7 @@ def test_folder_copy_pickles_without_torch_in_under_20_bytes_a_sample(vision: Mo
     assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(dataset.samples)
 
 
-def test_without_torch_returns_other_datasets_unchanged(
-    vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class SubclassedFolder(vision.ImageFolder):
         pass
 

@@ -136,9 +136,7 @@ def test_wrap_folder_workers_import_no_torch(vision: ModuleType, folder: Path) -
 
 
 @pytest.mark.processes
-def test_wrap_folder_pickles_small_and_loads_without_torch_and_torchvision(
-    vision: ModuleType, folder: Path, tmp_path: Path
-) -> None:
+def test_wrap_folder_pickles_small_and_loads_without_torch(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     theirs = vision.ImageFolder(folder)
     theirs.samples = theirs.samples * 1000
     buffers: list[pickle.PickleBuffer] = []
@@ -156,9 +154,7 @@ def test_wrap_folder_pickles_small_and_loads_without_torch_and_torchvision(
     assert process.stdout.split() == ["10000", theirs.samples[9][0], "set()"]
 
 
-def test_wrap_folder_makes_relative_roots_absolute(
-    vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrap_folder_makes_its_root_absolute(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     for root in (folder.name, f"./{folder.name}/", Path(folder.name)):
         assert list(gl.wrap(vision.ImageFolder(root)).paths) == list(gl.ImageFolder(folder).paths)
@@ -276,9 +272,7 @@ def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(vision: ModuleTyp
 
 
 @pytest.mark.processes
-def test_wrap_coco_with_target_transform_batches_without_importing_torch(
-    vision: ModuleType, coco_files: CocoFiles
-) -> None:
+def test_wrap_coco_with_target_transform_needs_no_torch(vision: ModuleType, coco_files: CocoFiles) -> None:
     def count(target: list[dict]) -> tuple[int, bool]:
         return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
 
@@ -354,7 +348,7 @@ def test_wrap_refuses_options_of_coco_for_other_datasets(vision: ModuleType, fol
             gl.wrap(Subset(vision.ImageFolder(folder), [0]), **options)
 
 
-def test_wrap_coco_takes_the_working_directory_as_root(
+def test_wrap_coco_takes_a_relative_root(
     vision: ModuleType, coco_files: CocoFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(coco_files.root)
@@ -435,9 +429,7 @@ def test_wrap_rows_yield_bytes_for_each_image(rows: Any, tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_wrap_rows_batches_equal_decoded_images(
-    hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str
-) -> None:
+def test_wrap_rows_batches_equal_images(hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str) -> None:
     if where == "disk":
         rows.save_to_disk(tmp_path / "saved")
         rows = hf.load_from_disk(tmp_path / "saved")
@@ -489,9 +481,7 @@ def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) ->
         ),
     ],
 )
-def test_wrap_rows_with_target_columns_decode_as_stored_with_one_warning(
-    hf: ModuleType, make: Callable[[Any], Any], named: str
-) -> None:
+def test_wrap_rows_with_targets_warn_of_ignored_exif(hf: ModuleType, make: Callable[[Any], Any], named: str) -> None:
     rows = turned_rows(hf, **make(hf))
     message = (
         f"the images beside {named} are decoded as they are stored, since these may have been made for the stored "
@@ -775,9 +765,7 @@ def test_wrap_random_split_batches_equal_those_of_the_same_subset(vision: Module
         assert_batches_equal(loader, other)
 
 
-def test_wrap_concat_of_folders_with_different_class_numbers_warns(
-    vision: ModuleType, folder: Path, tmp_path: Path
-) -> None:
+def test_wrap_concat_of_folders_with_other_classes_warns(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "bee" / "1.jpg"
     path.parent.mkdir()
     path.write_bytes(jpeg(1))

@@ -97,9 +97,7 @@ def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, d
         tracemalloc.stop()
 
 
-def test_load_or_build_does_not_store_small_indices_or_without_a_folder(
-    index_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_or_build_does_not_store_small_indices(index_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 1 << 20)
     load_or_build("/a", [1], build)
     assert not index_cache.exists()
@@ -118,7 +116,7 @@ def test_cache_folder_follows_xdg_cache_home_and_home(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The temporary folder of a user without HOME and without an entry in the table of users."""
     for name in ("GPULOAD_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -130,10 +128,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_cache_folder_without_a_home_is_in_the_temporary_folder(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = homeless / f"gpuload-{os.getuid()}"
+def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
         assert are_equal(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
@@ -145,25 +141,25 @@ def test_cache_folder_without_a_home_is_in_the_temporary_folder(
 
 
 @pytest.mark.parametrize("obstacle", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
-def test_cache_folder_refuses_a_temporary_folder_that_is_not_the_users_alone(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+def test_cache_folder_refuses_a_shared_temporary_one(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    path = homeless / f"gpuload-{os.getuid()}"
+    path = temporary_folder / f"gpuload-{os.getuid()}"
     make = {
-        "a link": lambda: path.symlink_to(homeless.parent),
+        "a link": lambda: path.symlink_to(temporary_folder.parent),
         "others may write": lambda: (path.mkdir(), path.chmod(0o777)),
         "a file": path.touch,
         "no temporary folder": lambda: monkeypatch.setattr(tempfile, "tempdir", "/dev/null"),
         "another user's": lambda: (path.mkdir(), monkeypatch.setattr(cached_module.os, "getuid", lambda: -1)),
     }
     make[obstacle]()
-    (homeless / "gpuload--1").mkdir()
+    (temporary_folder / "gpuload--1").mkdir()
     assert cache_folder() == cached_module.NOWHERE
     assert are_equal(load_or_build("/a", [1], build), build())
     assert os.listdir() == []
 
 
-def test_datasets_refuse_a_tilde_without_a_home(homeless: Path) -> None:
+def test_datasets_refuse_a_tilde_without_a_home(temporary_folder: Path) -> None:
     for use in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
         with pytest.raises(FileNotFoundError, match=r"^the home directory for '~/set' is unknown: HOME is not set, "):
             use("~/set")

@@ -79,9 +79,7 @@ def test_file_list_takes_column_numbers_and_other_delimiters(folder: Path) -> No
         (["9" * 5000, "1"], [1, 0], ["1", "9" * 5000]),
     ],
 )
-def test_file_list_targets_are_numbers_or_class_names(
-    folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None
-) -> None:
+def test_file_list_targets(folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None) -> None:
     dataset = write_list(folder, "path,label\n" + "".join(f"a.jpg,{text}\n" for text in texts))
     assert (dataset.labels.tolist(), dataset.classes) == (labels, classes)
 

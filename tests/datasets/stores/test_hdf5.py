@@ -70,9 +70,7 @@ def test_hdf5_reads_other_targets_and_layouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 32 << 20])
-def test_hdf5_reads_a_chunk_once_for_all_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
-) -> None:
+def test_hdf5_reads_each_chunk_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int) -> None:
     path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
     with h5py.File(path) as file:
         offsets = [file["images"].id.get_chunk_info(chunk).byte_offset for chunk in range(3)]

@@ -96,9 +96,7 @@ def test_parquet_with_columns_yields_dicts(tmp_path: Path) -> None:
     assert Parquet(path, columns=["numbers"])[11]["numbers"].dtype == np.float32, "also where it is empty"
 
 
-def test_parquet_reads_only_the_selected_columns_once_per_row_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_reads_the_selected_columns_once_per_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Parquet(write_parquet(tmp_path / "a.parquet"))
     read: list[Any] = []
     read_group = Parquet._read_group

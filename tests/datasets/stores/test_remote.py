@@ -153,9 +153,7 @@ def test_client_read_names_a_lasting_fault_and_the_number_of_attempts(
         (418, OSError, r"the server answered 418"),
     ],
 )
-def test_client_does_not_try_again_after_a_permanent_error(
-    server: Server, status: int, kind: type[Exception], message: str
-) -> None:
+def test_client_raises_403_and_404_at_once(server: Server, status: int, kind: type[Exception], message: str) -> None:
     server.always = status
     for call in (lambda reader: read(reader, server, (10, 100)), lambda reader: reader.stat([server.url + "/x"])):
         server.requests.clear()
@@ -219,9 +217,7 @@ def test_client_read_checks_the_responses_of_s3(server: Server, fault: str, mess
         ),
     ],
 )
-def test_client_stops_reading_an_endless_body(
-    server: Server, call: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_refuses_endless_body(server: Server, call: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 100_000)
     monkeypatch.setattr(remote_failures, "LISTING_BYTES", 100_000)
     server.always = "endless"
@@ -230,9 +226,7 @@ def test_client_stops_reading_an_endless_body(
     assert server.sent < 32 << 20  # the kernel's buffers
 
 
-def test_client_list_files_and_glob_fail_if_a_folder_cannot_be_listed(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_list_files_and_glob_refuse_an_endless_listing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_failures, "LISTING_BYTES", 1000)
     server.faults = ["fine", "endless"]
     with pytest.raises(OSError, match="expected the list of a folder's files"):

@@ -203,16 +203,12 @@ def test_parquet_at_a_url_reads_only_the_selected_columns_in_one_request(local_r
 
 
 @pytest.mark.parametrize("has_dictionary", [False, True])
-def test_parquet_at_a_url_reads_a_row_group_with_its_dictionary_in_one_request(
-    tmp_path: Path, server: Server, has_dictionary: bool
-) -> None:
+def test_parquet_at_a_url_reads_row_group_in_one_request(tmp_path: Path, server: Server, has_dictionary: bool) -> None:
     lacking.require("pyarrow")
     import pyarrow as arrow
     from pyarrow import parquet as writer
 
-    long_jpegs = [
-        data + bytes(20_000) for data in jpegs()
-    ]  # so that the footer's window does not contain them all
+    long_jpegs = [data + bytes(20_000) for data in jpegs()]  # so that the footer's window does not contain them all
     table = arrow.table({"image": [{"bytes": data} for data in long_jpegs], "label": LABELS})
     writer.write_table(table, tmp_path / "p.parquet", compression="none", use_dictionary=has_dictionary)
     server.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
@@ -283,7 +279,7 @@ def test_tar_index_at_a_url_takes_few_requests_and_is_cached(server: Server) -> 
     assert server.ranges(".tar")
 
 
-def test_tar_index_next_to_a_remote_archive_is_used(
+def test_tar_index_at_a_url_is_used(
     local_root: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t-0.tar"
@@ -340,9 +336,7 @@ def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server
             gl.Coco(server.url + "/img", server.url + "/c.json")
 
 
-def test_read_of_a_large_url_refuses_a_file_that_is_not_an_image(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_of_a_large_url_refuses_what_is_not_an_image(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
@@ -438,9 +432,7 @@ def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Re
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_PROFILE", "HF_ENDPOINT"])
-def test_digest_of_depends_on_environment_variables_and_fsspecs_configuration(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_digest_of_depends_on_environment_and_fsspecs_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     import fsspec.config
 
     monkeypatch.delenv(name, raising=False)

@@ -61,9 +61,7 @@ def test_stores_are_joined_by_plus() -> None:
     assert not is_deterministic(both), "the class is not one of gpuload's"
 
 
-def test_import_optional_names_only_the_library_itself_as_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_import_optional_names_only_the_library_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "halfway.py").write_text("import not_there_either")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'not_there_either'$"):

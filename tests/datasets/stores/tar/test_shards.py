@@ -70,9 +70,7 @@ def make_unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(os, "replace", refuse)
 
 
-def test_open_shards_saves_indices_in_the_cache_if_the_folder_is_read_only(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_shards_saves_to_cache_if_read_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     path = str(archive(tmp_path / "data/x.tar", {"a.jpg": b"1"}))
     make_unwritable(monkeypatch, tmp_path / "data")
@@ -86,9 +84,7 @@ def test_open_shards_saves_indices_in_the_cache_if_the_folder_is_read_only(
     assert os.listdir(cache) == [name]
 
 
-def test_open_shards_builds_indices_each_time_if_nothing_is_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_shards_builds_each_time_if_nothing_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     make_unwritable(monkeypatch, tmp_path)
     for _ in range(2):

@@ -117,9 +117,7 @@ def test_tar_stream_resumes_after_any_batch(tmp_path: Path, buffer: int, is_comp
 
 
 @pytest.mark.parametrize("buffer", [0, 3])
-def test_tar_stream_resumes_reading_at_the_oldest_sample_of_its_buffer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
-) -> None:
+def test_tar_stream_resumes_at_its_oldest_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
     shards = write_numbers(tmp_path, 4, 10)
     _, state = load_numbers(shards, buffer, stop=18)
     opened = []
@@ -194,9 +192,7 @@ def test_tar_stream_reports_a_truncated_shard_once_and_continues(tmp_path: Path,
     assert flat(batches) == samples
 
 
-def test_tar_stream_continues_with_the_next_shard_after_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tar_stream_continues_with_next_shard_if_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, read_at, interrupts = (
         iter(gl.TarShards(write_numbers(tmp_path), fields="cls", stream=True)),
         SequentialReader.read_at,
@@ -313,9 +309,7 @@ def draw_all(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(1, 5), (3, 0), (3, 2), (3, 3), (3, 40), (50, 40), (7, 700)])
-def test_shuffle_buffer_permutes_its_source_and_is_restored_after_any_draw(
-    capacity: int, count: int, monkeypatch
-) -> None:
+def test_shuffle_buffer_permutes_and_is_restored_after_any_draw(capacity: int, count: int, monkeypatch) -> None:
     monkeypatch.setattr(stream_module, "REPLAY_DRAWS", 16)
     make_buffer = lambda: ShuffleBuffer(capacity, epoch_key(1, 2), 1, 3)  # noqa: E731
     out = draw_all(make_buffer(), iter(range(count)))
@@ -411,9 +405,7 @@ def test_sequential_reader_reads_a_compressed_pipe(tmp_path: Path) -> None:
     writer.join(10)
 
 
-def test_sequential_reader_without_zstandard_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequential_reader_without_zstandard_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression", None)
     (tmp_path / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(99))
