@@ -137,9 +137,6 @@ def write_rows(rows: Any, path: Path, batch: int = 3) -> Any:
     )
 
 
-# Values
-
-
 @pytest.mark.parametrize("dtype", VALUES)
 def test_rows_have_values_of_the_types_that_datasets_gives(hf: ModuleType, dtype: str) -> None:
     values = VALUES[dtype]
@@ -176,9 +173,6 @@ def test_rows_of_lists_and_structures_equal_those_of_datasets(hf: ModuleType, tm
     assert list(copied[0]["deep"]) == ["z", "a", "names"]
 
 
-# Selections and tables
-
-
 SELECTIONS: dict[str, Callable[[Any], Any]] = {
     "all": lambda rows: rows,
     "indices": lambda rows: rows.select([7, 2, 2, 11]),
@@ -212,8 +206,8 @@ def test_rows_of_concatenated_tables_equal_those_of_datasets(hf: ModuleType, tmp
     both = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
     assert_same(both)
     assert_same(both.shuffle(seed=1).select(range(20)))
-    beside = hf.Dataset.from_dict({"number": list(range(7))})
-    assert_same(hf.concatenate_datasets([disk, beside], axis=1))
+    numbers = hf.Dataset.from_dict({"number": list(range(7))})
+    assert_same(hf.concatenate_datasets([disk, numbers], axis=1))
 
 
 def test_rows_refuse_wrong_indices_like_datasets(hf: ModuleType, tmp_path: Path) -> None:
@@ -242,9 +236,6 @@ def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path
             with pytest.raises(FileNotFoundError, match=re.escape(path)):
                 each[index]
     assert not reads_by_datasets(copied)
-
-
-# Pickles
 
 
 def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
@@ -337,9 +328,6 @@ def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: P
         assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
 
 
-# Copies
-
-
 CHANGES: dict[str, Callable[[Any, Path], Any]] = {
     "replaced": lambda rows, path: write_rows(rows.map(lambda row: {"label": 1 - row["label"]}), path),
     "deleted": lambda rows, path: path.unlink(),
@@ -406,9 +394,6 @@ def test_copied_rows_share_the_table(hf: ModuleType) -> None:
     assert copied.dataset is not wrapped.dataset
 
 
-# Rows that datasets reads
-
-
 @pytest.mark.parametrize("dtype", READ_BY_PANDAS)
 def test_rows_with_nanoseconds_or_zones_need_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
@@ -434,20 +419,19 @@ def test_rows_with_other_columns_need_datasets(hf: ModuleType, tmp_path: Path, l
     assert third.startswith(f"{begin}column 'depth' is stored as extension<")
 
 
-def test_rows_with_a_cast_column_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
+def test_rows_that_were_cast_or_flattened_need_datasets(
+    hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]
+) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
-    rows = write_rows(make_rows(hf, path=(hf.Value("string"), str(image))), tmp_path / "rows.arrow")
+    columns = {"path": (hf.Value("string"), str(image)), "deep": ({"x": hf.Value("int8")}, {"x": 1})}
+    rows = write_rows(make_rows(hf, **columns), tmp_path / "rows.arrow")
     assert_same(rows.cast_column("path", hf.Image()), portable=False)
+    assert rows.flatten().column_names == ["image", "label", "caption", "corners", "path", "deep.x"]
+    assert_same(rows.flatten(), portable=False)
     begin = "workers import datasets to read a datasets.Dataset: "
-    assert logged() == [f"{begin}column 'path' is string in its file, but was cast"]
-
-
-def test_flattened_rows_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
-    rows = write_rows(make_rows(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
-    assert rows.column_names == ["image", "label", "caption", "corners", "deep.x"]
-    assert_same(rows, portable=False)
-    assert logged() == ["workers import datasets to read a datasets.Dataset: its table was changed by flatten()"]
+    reasons = ["column 'path' is string in its file, but was cast", "its table was changed by flatten()"]
+    assert logged() == [begin + reason for reason in reasons]
 
 
 def test_rows_with_a_format_set_later_need_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:

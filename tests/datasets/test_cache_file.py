@@ -53,6 +53,8 @@ def test_get_returns_what_was_put_and_totals_count() -> None:
     assert {name: totals[name] for name in ("hits", "misses", "entries", "bytes_used")} == {
         "hits": 3, "misses": 4, "entries": 3, "bytes_used": 6 * PAGE,
     }  # fmt: skip
+    cache.put(1, bytes(MIB // 16))
+    assert (get(cache, 1), cache.totals()["too_large"]) == (None, 1)
 
 
 def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
@@ -68,12 +70,6 @@ def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
     assert stored[1:] == list(range(400 - len(stored) + 1, 400))
     assert len(stored) > 0.9 * MIB / (2 * PAGE)
     assert cache.totals()["evicted"] == 400 - len(stored)
-
-
-def test_put_does_not_store_a_sample_that_is_too_large() -> None:
-    cache = make_entries()
-    cache.put(1, bytes(MIB // 16))
-    assert (get(cache, 1), cache.totals()["too_large"]) == (None, 1)
 
 
 def test_get_of_a_damaged_entry_returns_none() -> None:

@@ -353,8 +353,6 @@ def test_cached_is_shared_with_a_fork() -> None:
     assert dataset.statistics().hits == 1
 
 
-# -- samples as bytes --------------------------------------------------------------------------------------------------
-
 LEAVES = (
     st.none()
     | st.booleans()

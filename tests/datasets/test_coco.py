@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -64,6 +65,7 @@ def make_annotations() -> list[dict]:
             "bbox": [1 + n, 0.1 * n, 7.3, 4],
             "area": 30.5 + n,
             "iscrowd": int(isinstance(segmentation, dict)),
+            "caption": f"a pícture, {n}",
             "segmentation": segmentation,
             **({"keypoints": [n, 2, 2, n + 1, 3.5, 1, 0, 0, 0]} if n % 2 else {}),
         }
@@ -77,21 +79,29 @@ MakeCoco = Callable[..., Coco]
 
 @pytest.fixture
 def make_detection(tmp_path: Path) -> Make:
-    """A function that makes a CocoDetection of annotations that `change` has changed."""
+    """A function that makes a CocoDetection, or another class of torchvision, of an annotation file. `change` changes
+    its annotations; `images` replaces its images."""
     lacking.require("pycocotools")
-    vision = torchvision()
+    names = {key: f"sub/{key}.jpg" if key == 11 else f"{key}.jpg" for key in IDS}
+    (tmp_path / "sub").mkdir()
     for key, size in SIZES.items():
-        PILImage.fromarray(smooth_image(*size, key)).save(tmp_path / f"{key}.jpg")
+        PILImage.fromarray(smooth_image(*size, key)).save(tmp_path / names[key])
 
-    def make(change: Callable[[list[dict]], Any] = lambda annotations: None, **more: Any) -> Any:
+    def make(
+        change: Callable[[list[dict]], Any] = lambda annotations: None,
+        kind: type | str = "CocoDetection",
+        images: list[dict] | None = None,
+        **options: Any,
+    ) -> Any:
         annotations, file = make_annotations(), tmp_path / "annotations.json"
         change(annotations)
-        images = [
-            {"id": key, "file_name": f"{key}.jpg", "height": SIZES[key][0], "width": SIZES[key][1]} for key in IDS
+        images = images or [
+            {"id": key, "file_name": names[key], "height": SIZES[key][0], "width": SIZES[key][1]} for key in IDS[::-1]
         ]
         categories = [{"id": number, "name": "abc"[number - 1]} for number in (1, 2, 3)]
         file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
-        return vision.datasets.CocoDetection(tmp_path, str(file), **more)
+        dataset_class = getattr(torchvision().datasets, kind) if isinstance(kind, str) else kind
+        return dataset_class(tmp_path, str(file), **options)
 
     return make
 
@@ -203,19 +213,19 @@ def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(ma
 
 
 @pytest.mark.parametrize(
-    ("area", "as_json"), [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)]
+    ("area", "as_json"),
+    [
+        *((2.5, True), (float("nan"), True), (np.float64(2.5), False), (np.float32(1), False)),
+        *(((1, 2), False), ({1: 2}, False), (b"RLE", False)),
+    ],
 )
 def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, as_json: bool) -> None:
     theirs = make_detection()
-    next(iter(theirs.coco.anns.values()))["area"] = area  # as a user's own code may have
-    targets = gl.wrap(theirs, annotations="raw").targets
-    stored_area = next(
-        annotation["area"]
-        for annotations in targets
-        for annotation in annotations
-        if repr(annotation["area"]) == repr(area)
-    )
-    assert (isinstance(targets, JsonLists), type(stored_area)) == (as_json, type(area))
+    theirs.coco.anns[100]["area"] = area  # as a user's own code may have
+    wrapped = gl.wrap(theirs, annotations="raw")
+    assert isinstance(wrapped.targets, JsonLists) == as_json
+    stored_area = pickle.loads(pickle.dumps(wrapped))[0][1][0]["area"]
+    assert (type(stored_area), repr(stored_area)) == (type(area), repr(area))
 
 
 def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) -> None:
@@ -357,6 +367,85 @@ def test_wrap_coco_refuses_unknown_annotations(
         gl.wrap(make_detection(), annotations=annotations)
 
 
+def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(make_detection: Make, tmp_path: Path) -> None:
+    for kind, options in (("CocoDetection", {"annotations": "raw"}), ("CocoCaptions", {})):
+        theirs = make_detection(kind=kind)
+        wrapped = gl.wrap(theirs, **options)
+        assert len(wrapped) == len(theirs) == 4
+        assert wrapped.ids.tolist() == theirs.ids == IDS
+        assert list(wrapped.targets) == [theirs[i][1] for i in range(4)]
+        for index in (0, 1, 2, 3, -1):
+            image, target = wrapped[index]
+            assert target == theirs[index][1]
+            assert image.data == Path(image.source).read_bytes()
+        assert list(wrapped.paths) == [f"{tmp_path}/{name}.jpg" for name in ("3", "5", "8", "sub/11")]
+        assert repr(wrapped) == f"wrap({kind}({str(tmp_path)!r}): 4 images)"
+
+
+@pytest.mark.processes
+def test_wrap_coco_with_target_transform_needs_no_torch(make_detection: Make) -> None:
+    def count(target: list[dict]) -> tuple[int, bool]:
+        return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
+
+    wrapped = gl.wrap(make_detection(target_transform=count))
+    with gl.Loader(wrapped, 2, num_workers=2, device="cpu", transforms=[T.Resize((16, 16))]) as loader:
+        batches = list(loader)
+    assert [tuple(images.shape) for images, _ in batches] == [(2, 3, 16, 16)] * 2
+    counts, imported = (torch.cat([target[place] for _, target in batches]) for place in range(2))
+    assert counts.tolist() == [2, 0, 3, 1]
+    assert not imported.any()
+
+
+def test_wrap_coco_raw_annotations_pickle_in_one_buffer(make_detection: Make) -> None:
+    def change(annotations: list[dict]) -> None:
+        annotations[:] = [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)]
+
+    theirs = make_detection(change, images=[{"id": n, "file_name": f"{n}.jpg"} for n in range(500)])
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
+    assert len(pickled) < 2000
+    unpickled = pickle.loads(pickled, buffers=buffers)
+    assert unpickled.targets[499] == theirs._load_target(499)
+    assert unpickled.targets[-1:] == [theirs._load_target(499)]
+    with pytest.raises(IndexError, match=exactly("index 500 is out of range: there are 500 targets")):
+        unpickled.targets[500]
+
+
+@pytest.mark.parametrize("name", ["../annotations.json", "/etc/passwd", "sub/../../x.jpg", "../{root}-2/x.jpg", ""])
+def test_wrap_coco_refuses_file_names_outside_the_root(make_detection: Make, tmp_path: Path, name: str) -> None:
+    name = name.format(root=tmp_path.name)
+    theirs = make_detection(list.clear, images=[{"id": 1, "file_name": name}])
+    message = (
+        f"the COCO image 1 has the file name {name!r}, which points outside {str(tmp_path)!r}; pass a "
+        "folder that contains all images"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        gl.wrap(theirs)
+
+
+def test_wrap_coco_takes_a_relative_root(make_detection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_detection()
+    for root in (".", ""):
+        monkeypatch.chdir(tmp_path)
+        theirs = torchvision().datasets.CocoDetection(root, str(tmp_path / "annotations.json"))
+        wrapped = gl.wrap(theirs, annotations="raw")
+        monkeypatch.chdir("/")
+        assert wrapped[0][0].source == str(tmp_path / "3.jpg")
+
+
+def test_wrap_coco_refuses_transforms_and_overridden_methods(make_detection: Make) -> None:
+    class Overridden(torchvision().datasets.CocoDetection):
+        def _load_target(self, id: int) -> list:
+            return []
+
+    for option in ("transform", "transforms"):
+        message = f"got a torchvision.datasets.coco.CocoDetection with {option}=<built-in function print>, which takes"
+        with pytest.raises(TypeError, match=starting(message)):
+            gl.wrap(make_detection(**{option: print}))
+    with pytest.raises(TypeError, match="Overridden, but its class overrides _load_target"):
+        gl.wrap(make_detection(kind=Overridden))
+
+
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=40).filter(any))
 def test_unpack_runs_inverts_the_packing_of_pycocotools(lengths: list[int]) -> None:
     from pycocotools import mask
@@ -435,12 +524,12 @@ def test_coco_samples_are_ordered_by_image_id_with_or_without_annotations(make_c
 def test_coco_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
     assert set(make_coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
     raw = make_coco(targets="raw")
+    assert raw.targets[0] == next(iter(raw.targets))
+    assert not isinstance(raw.targets, Paths)
     assert raw[1][1] == [annotation for annotation in annotation_file()["annotations"] if annotation["image_id"] == 3]
     place = sorted(FILE_IDS).index(11)
     assert [len(make_coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
-    with pytest.raises(
-        ValueError, match=r"^targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"
-    ):
+    with pytest.raises(ValueError, match=r"targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"):
         make_coco(targets=("boxes",))
 
 
@@ -537,12 +626,6 @@ def test_coco_names_a_missing_image(make_coco: MakeCoco, tmp_path: Path) -> None
 
 
 RAW_COCO = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
-
-
-def test_coco_raw_targets_are_a_sequence_other_than_paths(make_coco: MakeCoco) -> None:
-    targets = make_coco(targets="raw").targets
-    assert targets[0] == next(iter(targets))
-    assert not isinstance(targets, Paths)
 
 
 @pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])

@@ -232,9 +232,6 @@ def test_interrupted_reads_close_their_descriptor(tmp_path: Path, reader: str) -
     assert call > 3
 
 
-# DiskReads
-
-
 def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(1 << 20))

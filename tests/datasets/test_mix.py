@@ -46,9 +46,6 @@ def labels_of(batches) -> list[int]:
     return [label for batch in batches for label in batch[1].tolist()]
 
 
-# Weights and samples
-
-
 def test_mix_has_the_samples_of_its_datasets_in_order():
     mix = make_mix(length=500)
     assert (len(mix), mix.length, mix.sizes, mix.parts) == (350, 500, (300, 50), (7, 3))
@@ -200,9 +197,6 @@ def test_loader_refuses_a_mix_inside_another_dataset(wrap, name):
         make_loader(wrap(make_mix()))
 
 
-# Batches
-
-
 def test_mix_epoch_has_its_length_and_the_shares_in_each_block():
     loader = make_loader(make_mix(length=10 * BLOCK), 64)
     assert len(loader) == 160
@@ -251,9 +245,9 @@ def test_mix_state_resumes_in_another_loader(num_workers, stop, shuffle):
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         while len(seen) < len(undisturbed):
             seen += list(second)
-    for (images, numbers), (others, other_numbers) in zip(seen, undisturbed, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(numbers, other_numbers)
+    for (images, numbers), (expected, expected_numbers) in zip(seen, undisturbed, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(numbers, expected_numbers)
 
 
 def test_mix_ranks_divide_the_batches_of_one_process():
@@ -278,8 +272,8 @@ def test_mix_replaces_a_bad_sample_by_one_of_the_same_dataset():
     assert {index for index, _ in replaced} <= {*range(200, 205)}
     assert {substitute for _, substitute in replaced} <= {*range(200, 240)}
     assert not {*range(1000, 1005)} & {*seen}
-    others = labels_of(make_loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
-    assert [label < 1000 for label in sorted(seen)] == [label < 1000 for label in sorted(others)]
+    without_faults = labels_of(make_loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
+    assert [label < 1000 for label in sorted(seen)] == [label < 1000 for label in sorted(without_faults)]
 
 
 def test_mix_replay_returns_the_sample_at_a_position():

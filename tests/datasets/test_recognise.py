@@ -142,9 +142,6 @@ def test_unfold_clips_makes_each_frame_a_leaf():
     assert restored["clip"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-# Warnings of leaves that may belong to the image but do not move with it, and of images that may be masks
-
-
 RGB = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 LEVELS = RGB[..., 0]
 BOXES = np.array([[1, 2, 10, 12], [3, 4, 9, 9]], np.float32)
@@ -189,7 +186,7 @@ WARNED = {
         f'sample["mask"], uint8 array 20×30×3 of the image\'s size, {MOVES} is a mask, return '
         "gpuload.Mask(array[..., 0])",
     ),
-    "masks beside bytes": (
+    "masks next to bytes": (
         Pair(JPEG, torch.zeros(7, 20, 30, dtype=torch.bool)),
         f"sample.gt_mask, bool tensor 7×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
     ),
@@ -283,7 +280,7 @@ SILENT = {
     "no transforms": ((RGB, RGB, LEVELS), []),
     "grey photographs": ((pillow("L"), pillow("L")), FLIP),
     "a grey JPEG": ((JPEG, gl.Encoded(encode(LEVELS))), FLIP),
-    "a palette beside another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
+    "a palette of another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
     "a palette by itself": ((pillow("P"), 1), FLIP),
     "a mode that was asked for": ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"), mode="L")), FLIP),
 }

@@ -28,7 +28,7 @@ SELECTABLE = {
     "a list": list(ROWS),
     "a tuple of samples": tuple(zip(ROWS, range(6), strict=True)),
     "a dict of samples": {key: {"x": ROWS[key], "name": f"n{key}"} for key in range(6)},
-    "a list beside an array": StackDataset(list("abcdef"), ROWS),
+    "a list next to an array": StackDataset(list("abcdef"), ROWS),
 }
 
 
@@ -60,7 +60,7 @@ class SubclassedTensorDataset(TensorDataset):
 NOT_SELECTABLE = {
     "a class of the user's own": (SubclassedTensorDataset(LABELS), KEYS),
     "a part of one": (Subset(SubclassedTensorDataset(LABELS), range(6)), KEYS),
-    "one beside an array": (StackDataset(ROWS, SubclassedTensorDataset(LABELS)), KEYS),
+    "one next to an array": (StackDataset(ROWS, SubclassedTensorDataset(LABELS)), KEYS),
     "concatenated": (ConcatDataset([TensorDataset(LABELS)]), KEYS),
     "bfloat16": (LABELS.to(torch.bfloat16), KEYS),
     "a conjugate": (torch.zeros(6, dtype=torch.complex64).conj(), KEYS),

@@ -83,7 +83,7 @@ def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, mo
 
     options = {"loader": gl.read}
     plain = vision.ImageFolder(folder, **options)
-    others = [
+    datasets = [
         SubclassedFolder(folder, **options),
         vision.ImageFolder(folder),
         vision.ImageFolder(folder, loader=functools.partial(gl.read)),
@@ -94,7 +94,7 @@ def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, mo
         gl.ImageFolder(folder),
         [1, 2],
     ]
-    for dataset in others:
+    for dataset in datasets:
         assert without_torch(dataset) is dataset
         subset = Subset(dataset, [0])
         assert without_torch(subset) is subset

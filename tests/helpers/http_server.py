@@ -20,7 +20,7 @@ class Server(ThreadingHTTPServer):
         files: path → bytes, without a leading slash.
         faults: the outcomes of the next GET requests, in order: a status such as 503, "stall" (no answer), "reset"
             (closed without an answer), "short" (half of the body), "less" (a complete answer with half the range),
-            "whole" (the entire file, ignoring the range), "cut" (also ignores the range, and sends half of the file as
+            "entire" (the entire file, ignoring the range), "cut" (also ignores the range, and sends half of the file as
             if that were all), "other" (a shifted range, declared as such), "page" (status 200 and a login page),
             "empty" (status 200 and an empty body), "gzip" (compressed if the client accepts that), "packed"
             (compressed in any case), "endless" (a body without end), "200" (the range with status 200, like rclone's
@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             span, data = "", data[: len(data) // 2]
         if fault == "packed" or (fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", "")):
             span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
-        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
+        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "entire":
             begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
             if fault == "less":
                 end = (begin + end) // 2

@@ -122,9 +122,6 @@ def test_file_list_does_not_warn_of_a_column_of_names(folder: Path, cells: list[
     assert dataset.classes == sorted(set(cells))
 
 
-# Splits
-
-
 @pytest.mark.usefixtures("index_cache")
 def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folder: Path) -> None:
     train = write_list(folder, "path,label\na.jpg,ant\nb.jpg,bee\nc.jpg,cat\n")
@@ -144,9 +141,6 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folde
     )
     with pytest.raises(ValueError, match=exactly(text)):
         FileList(folder / "val.csv", classes=["ant", "cat"])
-    with pytest.raises(ValueError, match=exactly("classes= names the targets, but target=None reads no targets; "
-                                                 "omit one of them")):  # fmt: skip
-        FileList(folder / "val.csv", classes=train, target=None)
 
 
 def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
@@ -188,9 +182,7 @@ def test_file_list_reads_a_parquet_file(folder: Path) -> None:
     assert [label for _, label in dataset] == LABELS
     assert [image.data for image, _ in dataset] == jpegs()
     assert FileList(manifest, path="file", target="width").labels.dtype == np.float64
-    with pytest.raises(
-        ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'. Select")
-    ):
+    with pytest.raises(ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'.")):
         FileList(manifest)
     parquet.write_table(pyarrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
     with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} must have a path, got None")):
@@ -211,6 +203,9 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
     assert FileList(folder / "list.csv", target=None).labels is None, "other columns are not read from the cache"
     assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
+
+
+ROW = "path,label\na.jpg,1\n"
 
 
 @pytest.mark.parametrize(
@@ -264,9 +259,26 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
         ),
         ("path,label\n", {"delimiter": ";;"}, "delimiter must be one character, such as ';' or '\\t', got ';;'"),
         ("path,label\n", {"delimiter": ""}, "delimiter must be one character, such as ';' or '\\t', got ''"),
+        (ROW, {"target": []}, "target must be a column, or a list of distinct columns, got []"),
+        (ROW, {"target": ["a", "a"]}, "target must be a column, or a list of distinct columns, got ['a', 'a']"),
+        (
+            ROW,
+            {"target": ["a"], "classes": ["x"]},
+            "targets, classes= must be a dict {'a': names, …}, got ['x']",
+        ),
+        (ROW, {"target": ["a"], "classes": {"b": ["x"]}}, "several targets, classes= must be a dict {'a': names, …}"),
+        (
+            ROW,
+            {"target": None, "classes": ["x"]},
+            "classes= names the targets, but target=None reads no targets; omit one of them",
+        ),
+        (ROW, {"target": ["label", 1]}, "path and target must be either column names, or column indices"),
+        ("path,label\n../secret.jpg,1\n", {}, "line 2 of {} has the path '../secret.jpg', which points outside"),
+        ("path,label\nsub/../../secret.jpg,1\n", {}, "has the path 'sub/../../secret.jpg', which points outside"),
+        ("path,label\n/etc/passwd,1\n", {"root": "/data"}, "'/etc/passwd', which points outside '/data'; pass a root="),
     ],
 )
-def test_file_list_names_the_fault_of_a_manifest(folder: Path, text: str, options: dict, message: str) -> None:
+def test_file_list_names_faults_of_lists_and_arguments(folder: Path, text: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("{}", repr(f"{folder}/list.csv")))):
         write_list(folder, text, **options)
 
@@ -275,16 +287,6 @@ def test_file_list_refuses_csv_that_is_not_utf_8(folder: Path) -> None:
     (folder / "list.csv").write_bytes("path,label\na.jpg,café\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"list.csv' cannot be read as CSV in UTF-8, near line .*; save it as UTF-8$"):
         FileList(folder / "list.csv")
-
-
-@pytest.mark.parametrize("path", ["../secret.jpg", "sub/../../secret.jpg", "/etc/passwd"])
-def test_file_list_refuses_paths_outside_the_root(folder: Path, path: str) -> None:
-    message = (
-        f"line 2 of '{folder}/list.csv' has the path {path!r}, which points outside {str(folder)!r}; pass a root= that "
-        "contains all images"
-    )
-    with pytest.raises(ValueError, match=exactly(message)):
-        write_list(folder, f"path,label\n{path},1\n", root=folder)
 
 
 def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
@@ -332,9 +334,7 @@ def test_file_list_refuses_a_single_column(column: Any) -> None:
 @pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
 def test_file_list_names_a_missing_cell_of_a_table(missing: Any) -> None:
     frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": pandas.Series([1, missing], dtype=object)})
-    with pytest.raises(
-        ValueError, match=r"^row 1 of the DataFrame has no target; remove such rows, or pass target=None"
-    ):
+    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no target; remove such rows, or pass target="):
         FileList(frame)
     frame = pandas.DataFrame({"path": [Path("a.jpg"), missing], "label": [1, 2]})
     with pytest.raises(ValueError, match=r"^row 1 of the DataFrame must have a path, got "):
@@ -367,28 +367,6 @@ def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> Non
     assert dataset.labels["kind"].tolist() == [2 if label else 0 for label in LABELS]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": []}, "target must be a column, or a list of distinct columns, got []"),
-        ({"target": ["a", "a"]}, "target must be a column, or a list of distinct columns, got ['a', 'a']"),
-        (
-            {"target": ["a"], "classes": ["x"]},
-            "with several targets, classes= must be a dict {'a': names, …}, got ['x']",
-        ),
-        ({"target": ["a"], "classes": {"b": ["x"]}}, "with several targets, classes= must be a dict {'a': names, …}"),
-        (
-            {"target": None, "classes": ["x"]},
-            "classes= names the targets, but target=None reads no targets; omit one of",
-        ),
-        ({"target": ["label", 1]}, "path and target must be either column names, or column indices"),
-    ],
-)
-def test_file_list_refuses_wrong_targets_and_classes(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        FileList(folder / "list.csv", **options)
-
-
 def test_file_list_takes_any_form_of_paths_within_the_root(folder: Path) -> None:
     dataset = write_list(folder, f"path,label\nsub/../a.jpg,1\n{folder}/b..jpg,1\n")
     assert list(dataset.paths) == [f"{folder}/a.jpg", f"{folder}/b..jpg"]
@@ -409,9 +387,6 @@ def test_file_list_names_a_missing_manifest_and_image(folder: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         _ = write_list(folder, "path,label\ngone.jpg,1\n")[0]
     assert caught.value.filename == f"{folder}/gone.jpg"
-
-
-# encode_targets, for values that the manifests above do not have
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,16 @@ def test_lmdb_refuses_truncated_and_other_files(tmp_path: Path, kind: str) -> No
         LMDB(tmp_path)
 
 
-def test_lmdb_reading_a_damaged_page_crashes_a_subprocess_only(tmp_path: Path) -> None:
+def test_lmdb_errors_about_damaged_pages_name_the_file(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
-    content = bytearray(path.read_bytes())
+    valid = path.read_bytes()
+    content = bytearray(valid)
+    meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
+    content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root is beyond the last page
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
+        LMDB(tmp_path)
+    content = bytearray(valid)
     flags = range(2 * 4096 + 10, len(content), 4096)  # the kind of each page; 2 means keys
     for at in [at for at in flags if content[at] == 2][1:]:
         content[at] = 0
@@ -236,16 +243,6 @@ def test_lmdb_reading_a_damaged_page_crashes_a_subprocess_only(tmp_path: Path) -
         f"{str(path)!r} is damaged: LMDB crashed the process that read its keys (SIGABRT); copy or write the file again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        LMDB(tmp_path)
-
-
-def test_lmdb_error_about_a_damaged_page_names_the_file(tmp_path: Path) -> None:
-    path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
-    content = bytearray(path.read_bytes())
-    meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
-    content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root is beyond the last page
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
         LMDB(tmp_path)
 
 

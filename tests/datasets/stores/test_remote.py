@@ -105,16 +105,13 @@ def test_client_read_requests_a_long_range_in_pieces(server: Server, monkeypatch
     assert sorted(server.ranges()) == ["bytes=100005-200004", "bytes=200005-249999", "bytes=5-100004"]
 
 
-@pytest.mark.parametrize("fault", [503, 429, 500, "reset", "short", "less"])
+@pytest.mark.parametrize("fault", [503, 429, 500, "reset", "short", "less", "stall"])
 def test_client_read_returns_the_bytes_after_two_failures(server: Server, fault: Any) -> None:
     server.faults = [fault, fault]
-    assert read(client(), server, (10, 5000)) == [DATA[10:5000]]
-    assert len(server.ranges()) == 3
-
-
-def test_client_read_tries_again_after_a_timeout(server: Server) -> None:
-    server.faults = ["stall"]
-    assert read(client(timeout_s=0.2), server, (10, 50)) == [DATA[10:50]]
+    reader = client(timeout_s=0.2 if fault == "stall" else 60)
+    assert read(reader, server, (10, 5000)) == [DATA[10:5000]]
+    if fault != "stall":  # a further attempt may time out on a busy machine
+        assert len(server.ranges()) == 3
 
 
 @pytest.mark.parametrize(
@@ -163,7 +160,7 @@ def test_client_raises_403_and_404_at_once(server: Server, status: int, kind: ty
 
 
 def test_client_read_refuses_a_server_without_ranges(server: Server) -> None:
-    server.always = "whole"
+    server.always = "entire"
     with pytest.raises(
         OSError, match=r"the server answered the entire file to a request for 90 bytes: it does not support ranges"
     ):
@@ -184,7 +181,7 @@ def test_client_read_refuses_other_bytes_than_requested(server: Server, begin: i
     ("fault", "message"),
     [
         ("other", r"the server answered 'bytes 11-100/300000' to a request for bytes 10-99"),
-        ("whole", r"the server answered the entire file to a request for 90 bytes: it does not support ranges"),
+        ("entire", r"the server answered the entire file to a request for 90 bytes: it does not support ranges"),
         ("less", r"the response has fewer bytes than announced \(ShortResponse: bytes 10-54/300000 for a"),
     ],
 )

@@ -184,10 +184,13 @@ def test_dataset_at_a_presigned_url_is_recognized_by_its_extension(make: Any, lo
     assert image.data in jpegs()
 
 
-def test_parquet_error_hides_the_signature_of_a_presigned_url(server: Server) -> None:
+def test_errors_and_sources_of_presigned_urls_hide_the_signature(server: Server) -> None:
     lacking.require("pyarrow")
     with pytest.raises(FileNotFoundError, match=r"/no/\*\.parquet'$"):
         gl.Parquet(f"{server.url}/no/*.parquet?signature=secret")
+    server.files["cat.jpg?signature=secret"] = server.files["cat.jpg"] = b"no image"
+    image = gl.read(server.url + "/cat.jpg?signature=secret")
+    assert image == gl.Encoded(b"no image", "RGB", server.url + "/cat.jpg")
 
 
 def test_parquet_at_a_url_reads_only_the_selected_columns_in_one_request(local_root: Path, server: Server) -> None:
@@ -311,9 +314,7 @@ def test_datasets_at_urls_name_what_is_wrong(server: Server, local_root: Path) -
         gl.TarShards(server.url + "/x-*.tar")
     with pytest.raises(ValueError, match=r"LMDB maps its file into memory, so the file must be on this machine"):
         gl.LMDB(server.url + "/data.mdb")
-    with pytest.raises(
-        ValueError, match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit it"
-    ):
+    with pytest.raises(ValueError, match=r"storage_options= applies only to URLs such as .*, but the path is .*; omit"):
         gl.ImageFolder(local_root / "img", storage_options={"anon": True})
     with pytest.raises(TypeError, match=r"storage_options, unless it is a gpuload\.Remote, must be a dict"):
         gl.ImageFolder(server.url + "/img", storage_options="anon")
@@ -344,12 +345,6 @@ def test_read_of_a_large_url_refuses_what_is_not_an_image(server: Server, monkey
         gl.read(server.url + "/large.bin")
 
 
-def test_read_of_a_presigned_url_omits_the_signature_from_source(server: Server) -> None:
-    server.files["cat.jpg?signature=secret"] = server.files["cat.jpg"] = b"no image"
-    image = gl.read(server.url + "/cat.jpg?signature=secret")
-    assert image == gl.Encoded(b"no image", "RGB", server.url + "/cat.jpg")
-
-
 @pytest.mark.processes
 def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
     program = "import sys, gpuload as gl; gl.ImageFolder; gl.TarShards; print('fsspec' in sys.modules)"
@@ -368,9 +363,6 @@ def test_client_counts_its_requests(server: Server) -> None:
     before = client(remote).requests
     dataset.__getitems__(range(COUNT))
     assert client(remote).requests - before == COUNT
-
-
-# Two stores at one URL
 
 
 @pytest.fixture

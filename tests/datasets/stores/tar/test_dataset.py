@@ -165,9 +165,7 @@ def test_loader_names_an_archive_that_is_truncated_while_a_worker_maps_it(tmp_pa
         steps = iter(loader)
         next(steps)
         os.truncate(dataset.shards[0], 9000)
-        with pytest.raises(
-            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, but its index expects"
-        ):
+        with pytest.raises(gl.SampleError, match=r"-000.tar' returned \d+ bytes at offset .*, but its index expects"):
             list(steps)
 
 
@@ -213,9 +211,6 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
     tracemalloc.stop()
 
 
-# Errors
-
-
 def test_tar_shards_name_the_shard_key_and_fields_of_a_sample_that_lacks_a_field(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {**pictures_in(1), "d/b.png": b"1", "d/b.txt": b"2"})
     dataset = gl.TarShards(path, fields=FIELDS)
@@ -248,9 +243,7 @@ def test_tar_shards_names_with_dots_or_absolute_paths_are_keys_and_open_nothing(
 
 def test_tar_shards_without_samples_are_refused(tmp_path: Path) -> None:
     empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
-    with pytest.raises(
-        ValueError, match=r"^there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"
-    ):
+    with pytest.raises(ValueError, match=r"there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"):
         gl.TarShards(empty)
     assert len(gl.TarShards([empty, plain, empty])) == 1
 
@@ -259,9 +252,7 @@ def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1", "b.cls": b"2"})
     dataset = gl.TarShards(path, fields="cls")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(
-        ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes, but a dif"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes,"):
         dataset[0]
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1

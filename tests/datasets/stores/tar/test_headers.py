@@ -21,11 +21,6 @@ def read_members(path: Path) -> list[tuple[str, int, int]]:
     return [(name.decode(), data, size) for name, _, data, size in members(file.read_at, "x.tar", file.size)]
 
 
-def names_and_warnings(path: Path) -> tuple[list[bytes], list[str]]:
-    file, warnings = open_file(str(path)), []
-    return [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)], warnings
-
-
 def tarfile_members(path: Path) -> list[tuple[str, int, int]]:
     with tarfile.open(path) as tar:
         return [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
@@ -103,7 +98,8 @@ def test_members_warn_of_bytes_after_the_end(tmp_path: Path) -> None:
         (bytes(512) + b"x", [10_752]),
     ):
         (tmp_path / "x.tar").write_bytes(data + trailer)
-        names, warnings = names_and_warnings(tmp_path / "x.tar")
+        file, warnings = open_file(str(tmp_path / "x.tar")), []
+        names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)]
         assert names == [b"a.jpg"]
         assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in warnings] == where
     damaged = bytearray(data)
@@ -119,11 +115,6 @@ def test_members_accept_a_checksum_of_signed_bytes(tmp_path: Path) -> None:
     block[148:156] = b"%06o\0 " % sum(byte - 256 if byte > 127 else byte for byte in block)
     (tmp_path / "x.tar").write_bytes(bytes(block) + bytes(512 + 1024))
     assert read_members(tmp_path / "x.tar") == [("ä.jpg", 512, 3)]
-
-
-def test_members_keep_names_with_dots_and_absolute_paths(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.tar", {"../../etc/passwd.txt": b"1", "/abs/b.txt": b"2", "./c.txt": b"3"})
-    assert [name for name, _, _ in read_members(path)] == ["../../etc/passwd.txt", "/abs/b.txt", "./c.txt"]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +133,6 @@ def test_members_refuse_links_and_other_kinds(tmp_path: Path, kind: bytes, kind_
         f"'x.tar': the member 'd/link.jpg' at offset 0 is {kind_name}; expected regular files only. Recreate the "
         "archive with links followed (tar --dereference, and without --sparse)"
     )
-
-
-def test_members_refuse_a_sparse_pax_member(tmp_path: Path) -> None:
     info = tarfile.TarInfo("s.jpg")
     info.pax_headers = {"GNU.sparse.major": "1"}
     data = info.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
@@ -229,14 +217,3 @@ def test_members_refuse_a_pax_size_that_is_not_a_number(tmp_path: Path, size: by
         f"'x.tar': the pax records at offset 0 give the next member a size of {shown!r}, which is not a number of "
         "bytes; the archive is damaged, so recreate it"
     )
-
-
-def test_members_warn_of_missing_closing_blocks(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
-    path.write_bytes(path.read_bytes()[:2048])
-    names, warnings = names_and_warnings(path)
-    assert names == [b"a.jpg", b"b.jpg"]
-    assert warnings == [
-        "'x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been truncated "
-        "between two members"
-    ]

@@ -7,9 +7,10 @@ import gzip
 import json
 import lzma
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -68,9 +69,10 @@ def test_tar_stream_yields_the_samples_of_tar_shards_compressed_or_not(tmp_path:
     assert [label for _, label in gl.TarShards(compressed, fields=FIELDS, stream=True)] == [0, 1, 2]
 
 
-def test_tar_stream_reads_a_pipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_tar_stream_reads_a_pipe(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     os.mkfifo(path := tmp_path / "pipe")
-    data = archive(tmp_path / "x.tar", pictures_in(3)).read_bytes()
+    data = compress(archive(tmp_path / "x.tar", pictures_in(3)).read_bytes())
     writer = threading.Thread(target=path.write_bytes, args=(data,))
     writer.start()
     assert [label for _, label in gl.TarShards(path, fields=FIELDS, stream=True)] == [0, 1, 2]
@@ -161,9 +163,6 @@ def test_tar_stream_batches_equal_those_of_tar_shards(tmp_path: Path) -> None:
     assert torch.equal(*images_of_datasets)
 
 
-# Errors
-
-
 def samples_and_errors(stream: object) -> tuple[list, list[str]]:
     """Return the samples of the stream, and the errors that it raised between them."""
     samples, messages = [], []
@@ -229,23 +228,24 @@ def test_tar_stream_does_not_report_damage_again_after_a_resume(tmp_path: Path) 
     assert first + list(resumed) == expected
 
 
-def test_tar_stream_reports_a_bad_sample_and_continues(tmp_path: Path) -> None:
-    archive(tmp_path / "x.tar", {"a.cls": b"1", "b.cls": b"x", "c.txt": b"?", "d.cls": b"4"})
-    samples, messages = samples_and_errors(gl.TarShards(tmp_path / "x.tar", stream=True, fields="cls"))
-    assert samples == [1, 4]
-    assert "field 'cls' of sample 'b'" in messages[0]
-    assert "sample 'c' of" in messages[1]
-    assert "has no field 'cls'; its fields are: 'txt'" in messages[1]
-
-
-def test_tar_stream_reports_other_damage_like_tar_shards(tmp_path: Path) -> None:
-    archive(tmp_path / "1.tar", [("a.cls", b"1"), ("a.cls", b"2")])
-    (tmp_path / "2.tar").write_bytes(b"no tar" * 200)
-    archive(tmp_path / "3.tar", {"a.cls": b"7"})
+def test_tar_stream_reports_bad_samples_and_shards_and_continues(tmp_path: Path) -> None:
+    archive(tmp_path / "1.tar", {"a.cls": b"1", "b.cls": b"x", "c.txt": b"?", "d.cls": b"4"})
+    archive(tmp_path / "2.tar", [("a.cls", b"1"), ("a.cls", b"2")])
+    (tmp_path / "3.tar").write_bytes(b"no tar" * 200)
+    archive(tmp_path / "4.tar", {"a.cls": b"7"})
     samples, messages = samples_and_errors(gl.TarShards(tmp_path / "*.tar", stream=True, fields="cls"))
-    assert samples == [7]
-    assert "has two samples with the key 'a'" in messages[0]
-    assert "is not a tar archive" in messages[1]
+    assert samples == [1, 4, 7]
+    for text, message in zip(
+        (
+            "field 'cls' of sample 'b'",
+            "sample 'c' of '.*1.tar' has no field 'cls'; its fields are: 'txt'",
+            "has two samples with the key 'a'",
+            "is not a tar archive",
+        ),
+        messages,
+        strict=True,
+    ):
+        assert re.search(text, message)
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
@@ -301,9 +301,6 @@ def test_tar_stream_refuses_a_negative_buffer_and_shows_its_arguments(tmp_path: 
     assert repr(gl.TarShards(tmp_path / "0.tar", stream=True)) == f"TarStream('{tmp_path}/0.tar', shuffle_buffer=0)"
 
 
-# ShuffleBuffer: a permutation by keyed draws, and a buffer that is restored by repeating them
-
-
 def draw_all(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
     return list(iter(lambda: buffer.draw(lambda: next(source, None)), None))
 
@@ -322,27 +319,21 @@ def test_shuffle_buffer_permutes_and_is_restored_after_any_draw(capacity: int, c
         assert draw_all(buffer, iter(range(read, count))) == out[draws:], draws
 
 
-def test_shuffle_buffer_order_depends_on_share_and_epoch() -> None:
+def test_shuffle_buffer_and_shard_order_depend_on_share_and_epoch() -> None:
     orders = [
         draw_all(ShuffleBuffer(20, epoch_key(0, epoch), share, 2), iter(range(60)))
         for epoch, share in ((0, 0), (0, 1), (1, 0))
     ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
+    orders = [shard_order(epoch_key(0, epoch), 20).tolist() for epoch in (0, 1, 2, 1)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[3] == orders[1]
 
 
 def test_shuffle_buffer_draws_each_slot_with_equal_probability() -> None:
     firsts = [draw_all(ShuffleBuffer(8, epoch_key(seed, 0), 0, 1), iter(range(8)))[0] for seed in range(400)]
     assert stats.chisquare(np.bincount(firsts, minlength=8)).pvalue > 0.001
-
-
-def test_shard_order_differs_in_each_epoch() -> None:
-    orders = [shard_order(epoch_key(0, epoch), 20).tolist() for epoch in range(3)]
-    assert all(sorted(order) == list(range(20)) for order in orders)
-    assert orders[0] != orders[1] != orders[2]
-    assert shard_order(epoch_key(0, 1), 20).tolist() == orders[1]
-
-
-# SequentialReader
 
 
 DATA = np.random.default_rng(0).integers(0, 9, 300_000, np.uint8).tobytes()
@@ -392,17 +383,6 @@ def test_sequential_reader_reports_truncated_and_damaged_data(tmp_path: Path, ki
     with pytest.raises(Damage, match="cannot be read beyond 0 bytes: "):
         file.read_at(0, 9_000_000)
     file.close()
-
-
-def test_sequential_reader_reads_a_compressed_pipe(tmp_path: Path) -> None:
-    os.mkfifo(path := tmp_path / "pipe")
-    writer = threading.Thread(target=path.write_bytes, args=(gzip.compress(DATA),))
-    writer.start()
-    file = SequentialReader(str(path))
-    assert file.read_at(200_000, 100) == DATA[200_000:200_100]
-    file.read_at(300_000, 1)
-    file.close()
-    writer.join(10)
 
 
 def test_sequential_reader_without_zstandard_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
