@@ -178,10 +178,10 @@ def test_cached_folder_is_shared_by_ranks_but_not_by_other_versions_or_limits(tm
     second = Cached(RecordingDataset(), LIMIT, version="1", **options)
     assert first[3] == second[3]
     assert (second.dataset.requests, first.statistics().hits, second.statistics().hits) == ([], 1, 1)
-    folder = re.escape(repr(str(tmp_path / "cache")))
-    with pytest.raises(ValueError, match=f"^the cache in {folder} is in use for another dataset, or another version"):
+    pattern = re.escape(repr(str(tmp_path / "cache")))
+    with pytest.raises(ValueError, match=f"^the cache in {pattern} is in use for another dataset, or another version"):
         Cached(RecordingDataset(), LIMIT, version="2", **options)
-    with pytest.raises(ValueError, match=f"^the cache in {folder} is in use with bytes_limit=4194304, got 5242880"):
+    with pytest.raises(ValueError, match=f"^the cache in {pattern} is in use with bytes_limit=4194304, got 5242880"):
         Cached(RecordingDataset(), 5 << 20, version="1", **options)
     del first, second
     larger = Cached(RecordingDataset(), 5 << 20, version="1", **options)

@@ -276,7 +276,7 @@ def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, t
     theirs = make_detection(lambda annotations: annotations[1].update(image_id="3"))
     text = (
         f"1 of the 6 annotations in CocoDetection('{tmp_path}') belong to none of its images, and are ignored: "
-        "annotation 101 has image_id '3', but the ids of images are 3, 5, 8, …. Correct the image_id, or "
+        "annotation 101 has image_id '3', but the ids of images are 11, 8, 5, …. Correct the image_id, or "
         "remove such annotations from the file"
     )
     for options in ({}, {"annotations": "raw"}):
@@ -470,7 +470,7 @@ def annotation_file() -> dict[str, Any]:
         if image["id"] == 5:
             continue
         height, width = image["height"], image["width"]
-        run_lengths = {
+        mask = {
             "counts": [height * (number % 5), 3 * height, height * (width - 3 - number % 5)],
             "size": [height, width],
         }
@@ -482,7 +482,7 @@ def annotation_file() -> dict[str, Any]:
                 "bbox": [number, 1, 5, 4.5],
                 "area": 22.5,
                 "iscrowd": int(number == 2),
-                "segmentation": run_lengths,
+                "segmentation": mask,
                 "keypoints": [number, 2, 2, 0, 0, 0],
             }
         )
@@ -665,11 +665,11 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
 def test_coco_refuses_huge_masks_before_allocating_them(
     make_coco: MakeCoco, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], count: int, message: str
 ) -> None:
-    def change(annotation_file: dict) -> None:
-        annotation_file["images"][1].update(height=size[0], width=size[1])
-        first = annotation_file["annotations"][1]
+    def change(content: dict) -> None:
+        content["images"][1].update(height=size[0], width=size[1])
+        first = content["annotations"][1]
         first["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
-        annotation_file["annotations"] += [{**first, "id": 1000 + number} for number in range(count - 1)]
+        content["annotations"] += [{**first, "id": 1000 + number} for number in range(count - 1)]
 
     dataset = make_coco(change)
     monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
