@@ -234,9 +234,7 @@ def test_hdf5_does_not_follow_links_into_other_files(tmp_path: Path) -> None:
     """Opening a FIFO blocks until a process writes to it, even on ctrl-C, so a process with a time limit does it."""
     command = [sys.executable, "-c", PROGRAM]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    refusal = (
-        " in other files, which gpuload does not open on behalf of a data file; copy the dataset into this file"
-    )
+    refusal = " in other files, which gpuload does not open on behalf of a data file; copy the dataset into this file"
     lines = process.stdout.splitlines()
     assert lines[:3] == [refusal] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
