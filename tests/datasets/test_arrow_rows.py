@@ -7,7 +7,6 @@ import datetime
 import decimal
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.patterns import exactly
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -273,8 +273,7 @@ def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Pa
         print(len(samples), len(repr(rows)), {{"datasets", "fsspec", "pandas", "pyarrow", "torch"}} & set(sys.modules))
         print(rows.features["label"].names, "datasets" in sys.modules)
     """
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert process.stdout == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
+    assert run_python(textwrap.dedent(code))[0] == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
 
 
 @pytest.mark.processes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from helpers.generated_images import smooth_image
 from helpers.jpeg_dataset import check_loader, jpegs
 from helpers.patterns import exactly, starting
 from helpers.peers import torchvision
+from helpers.programs import run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
@@ -609,8 +609,7 @@ def test_coco_is_read_without_torchvision_and_pycocotools(make_coco: MakeCoco, t
         "from gpuload.datasets.coco import Coco\n"
         "print(len(Coco(sys.argv[1], sys.argv[2])[0][1]['masks'].array))"
     )
-    command = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "annotations.json")]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "2\n"
+    assert run_python(program, tmp_path, tmp_path / "annotations.json")[0] == "2\n"
 
 
 def test_coco_names_a_missing_image(make_coco: MakeCoco, tmp_path: Path) -> None:

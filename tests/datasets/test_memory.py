@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload.datasets.memory import memory_file
@@ -73,10 +72,9 @@ for workers in (0, 1):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_loader_names_the_file_size_limit_and_a_ring_size_that_works():
-    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     message = (
         "shared memory of 2,147,483,648 bytes (ring) exceeds this process's file size limit of 16,777,216 bytes; "
         "raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program), or pass "
         "Loader(ring_bytes=16777216)"
     )
-    assert process.stdout.splitlines() == [message, "4"] * 2, process.stderr
+    assert run_python(PROGRAM)[0].splitlines() == [message, "4"] * 2

@@ -17,6 +17,7 @@ import pytest
 import torch
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.patterns import exactly, starting
+from helpers.programs import run_python
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import gpuload as gl
@@ -99,8 +100,7 @@ def test_wrap_folder_pickles_small_and_loads_without_torch(vision: ModuleType, f
             dataset = pickle.load(file)
         print(len(dataset), dataset[9][0].source, {{"torch", "torchvision"}} & set(sys.modules))
     """
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert process.stdout.split() == ["10000", theirs.samples[9][0], "set()"]
+    assert run_python(textwrap.dedent(code))[0].split() == ["10000", theirs.samples[9][0], "set()"]
 
 
 def test_wrap_folder_makes_its_root_absolute(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from helpers import lacking
 from helpers.http_server import Server, served
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
+from helpers.programs import run_python
 from helpers.tar_files import archive
 
 import gpuload as gl
@@ -348,13 +347,7 @@ def test_read_of_a_large_url_refuses_what_is_not_an_image(server: Server, monkey
 @pytest.mark.processes
 def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
     program = "import sys, gpuload as gl; gl.ImageFolder; gl.TarShards; print('fsspec' in sys.modules)"
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (process.stdout, process.stderr) == ("False\n", "")
+    assert run_python(program) == ("False\n", "")
 
 
 def test_client_counts_its_requests(server: Server) -> None:

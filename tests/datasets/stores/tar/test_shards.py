@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_python
 from helpers.tar_files import archive, shards_of_pictures
 
 import gpuload as gl
@@ -141,8 +141,7 @@ def test_tar_shards_import_no_torch_and_no_decompressors(tmp_path: Path) -> None
         slow = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
         print(sorted(slow & set(sys.modules)))
     """
-    command = [sys.executable, "-c", program, str(tmp_path / "*.tar")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert run_python(program, tmp_path / "*.tar")[0] == "[]\n"
 
 
 @pytest.mark.parametrize(
