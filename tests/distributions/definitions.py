@@ -90,8 +90,8 @@ def places(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> dict[str, np.ndarr
 
 
 def simulated_affine(rng: Generator, *arguments: Any) -> dict[str, np.ndarray]:
-    found = np.array([published.affine(rng, SIZE, *arguments) for _ in range(N)])
-    return places(*found.T)
+    maps = np.array([published.affine(rng, SIZE, *arguments) for _ in range(N)])
+    return places(*maps.T)
 
 
 CORNERS = tuple(f"{axis}{number}" for number in range(4) for axis in "xy")
@@ -120,18 +120,18 @@ def jittered(draws: T.Program) -> dict[str, np.ndarray]:
 
 def distorted(draws: T.Program) -> dict[str, np.ndarray]:
     codes, values = draws.records[0].codes, draws.records[0].values
-    found = np.full((N, 6), -9.0)
-    found[:, 4], found[:, 5] = 0, -1
+    numbers = np.full((N, 6), -9.0)
+    numbers[:, 4], numbers[:, 5] = 0, -1
     for number in range(codes.shape[1]):
         for code in set(codes[:, number].tolist()) - {NOTHING}:
             rows, name = np.flatnonzero(codes[:, number] == code), OPS[code]
             if name == "permute":
-                found[rows, 5] = values[rows, number, 0]
+                numbers[rows, 5] = values[rows, number, 0]
                 continue
-            found[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
+            numbers[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
             if name == "contrast":  # before saturation, where that is done at all, or behind the hue
-                found[rows, 4] = 1 if number < 2 else 2
-    return columns((*ADJUSTMENTS, "place of contrast", "first channel"), found)
+                numbers[rows, 4] = 1 if number < 2 else 2
+    return columns((*ADJUSTMENTS, "place of contrast", "first channel"), numbers)
 
 
 def erased_boxes(draws: T.Program) -> dict[str, np.ndarray]:
@@ -142,41 +142,41 @@ def erased_boxes(draws: T.Program) -> dict[str, np.ndarray]:
     return columns(("count", *BOX), np.column_stack([there.sum(axis=1), first]))
 
 
-def mix(draws: T.Program) -> dict[str, np.ndarray]:
+def mix_columns(draws: T.Program) -> dict[str, np.ndarray]:
     return columns((*BOX, "share"), np.column_stack([draws.records[1].box_tlhw, draws.records[1].share]))
 
 
 def jittered_sometimes(draws: T.Program) -> dict[str, np.ndarray]:
     """The factor, 0 where it is not done."""
-    found = np.zeros(N)
+    factors = np.zeros(N)
     for record in draws.records:
-        found[record.rows] = record.values[:, 0, 0]
-    return {"factor": found}
+        factors[record.rows] = record.values[:, 0, 0]
+    return {"factor": factors}
 
 
-def chosen(draws: T.Program) -> dict[str, np.ndarray]:
+def branches(draws: T.Program) -> dict[str, np.ndarray]:
     """Which way, and the number that was drawn on it."""
-    way, number = np.full(N, 2.0), np.zeros(N)  # Identity
+    branch, number = np.full(N, 2.0), np.zeros(N)  # Identity
     for record in draws.records:
         kind = ["ColorJitter", "GaussianBlur"].index(record.name)
-        way[record.rows] = kind
+        branch[record.rows] = kind
         number[record.rows] = record.values[:, 0, 2 * kind]
-    return {"way": way, "number": number}
+    return {"way": branch, "number": number}
 
 
 def simulated_choice(rng: Generator) -> dict[str, np.ndarray]:
-    way = rng.choice(3, N, p=[0.5, 0.3, 0.2])
-    numbers = np.where(way == 0, rng.uniform(0.6, 1.4, N), rng.uniform(0.5, 3, N))
-    return {"way": way.astype(float), "number": np.where(way == 2, 0, numbers)}
+    branch = rng.choice(3, N, p=[0.5, 0.3, 0.2])
+    numbers = np.where(branch == 0, rng.uniform(0.6, 1.4, N), rng.uniform(0.5, 3, N))
+    return {"way": branch.astype(float), "number": np.where(branch == 2, 0, numbers)}
 
 
 def ordered(draws: T.Program) -> dict[str, np.ndarray]:
     """At which place each flip is done, and whether it is."""
-    found = np.zeros((N, 4))
+    numbers = np.zeros((N, 4))
     for number, record in enumerate(draws.records):  # two for each way
-        found[record.rows, record.axis] = number % 2
-        found[record.rows, 2 + record.axis] = record.flipped
-    return columns(("place 0", "place 1", "flip 0", "flip 1"), found)
+        numbers[record.rows, record.axis] = number % 2
+        numbers[record.rows, 2 + record.axis] = record.flipped
+    return columns(("place 0", "place 1", "flip 0", "flip 1"), numbers)
 
 
 def simulated_order(rng: Generator) -> dict[str, np.ndarray]:
@@ -185,7 +185,9 @@ def simulated_order(rng: Generator) -> dict[str, np.ndarray]:
     return columns(("place 0", "place 1", "flip 0", "flip 1"), np.column_stack([first, 1 - first, flips]))
 
 
-def loop(names: tuple[str, ...], once: Callable[..., Any], *arguments: Any) -> Callable[[Any], dict[str, np.ndarray]]:
+def simulation(
+    names: tuple[str, ...], once: Callable[..., Any], *arguments: Any
+) -> Callable[[Any], dict[str, np.ndarray]]:
     return lambda rng: repeated(N, names, partial(once, rng, *arguments))
 
 
@@ -218,7 +220,7 @@ def operation(draws: T.Program) -> dict[str, np.ndarray]:
     return {"done": done.astype(float), "code": codes.astype(float), "number": record.values[:, 0, 0] * done}
 
 
-def tossed(p: float, name: str, number: float = 0) -> Callable[[Generator], dict[str, np.ndarray]]:
+def simulated_operation(p: float, name: str, number: float = 0) -> Callable[[Generator], dict[str, np.ndarray]]:
     """Return a simulation of an operation that is done with a probability, always with the same number."""
 
     def simulated(rng: Generator) -> dict[str, np.ndarray]:
@@ -232,8 +234,8 @@ def tossed(p: float, name: str, number: float = 0) -> Callable[[Generator], dict
     return simulated
 
 
-def coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
-    """Return a simulation of a coin."""
+def simulated_coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
+    """Return a simulation of a simulated_coin."""
     return lambda rng: {name: (rng.uniform(size=N) < p).astype(float)}
 
 
@@ -246,21 +248,25 @@ def permuted(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def resized_crops(scale: tuple[float, float], ratio: tuple[float, float]) -> Definition:
-    return Definition(T.RandomResizedCrop(32, scale, ratio), box, loop(BOX, published.resized_crop, SIZE, scale, ratio))
+    return Definition(
+        T.RandomResizedCrop(32, scale, ratio), box, simulation(BOX, published.resized_crop, SIZE, scale, ratio)
+    )
 
 
 def erasures(p: float, scale: tuple[float, float], ratio: tuple[float, float], counts: tuple[int, int]) -> Definition:
     transform = T.RandomErasing(p, scale, ratio, 1, min_count=counts[0], max_count=counts[1])
-    return Definition(transform, erased_boxes, loop(("count", *BOX), published.erasing, SIZE, p, scale, ratio, counts))
+    return Definition(
+        transform, erased_boxes, simulation(("count", *BOX), published.erasing, SIZE, p, scale, ratio, counts)
+    )
 
 
 jitters = Definition(
     T.ColorJitter(*RANGES),
     jittered,
-    loop((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), published.color_jitter, RANGES),
+    simulation((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), published.color_jitter, RANGES),
 )
 distortions = Definition(
     T.RandomPhotometricDistort(p=0.4),
     distorted,
-    loop((*ADJUSTMENTS, "place of contrast", "first channel"), published.photometric, DISTORTED, 0.4),
+    simulation((*ADJUSTMENTS, "place of contrast", "first channel"), published.photometric, DISTORTED, 0.4),
 )

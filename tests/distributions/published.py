@@ -29,8 +29,8 @@ Generator = np.random.Generator
 
 def repeated(count: int, names: tuple[str, ...], once: Callable[[], Any]) -> Columns:
     """What a definition for one image draws for many."""
-    found = np.array([once() for _ in range(count)], np.float64).reshape(count, len(names))
-    return dict(zip(names, found.T, strict=True))
+    rows = np.array([once() for _ in range(count)], np.float64).reshape(count, len(names))
+    return dict(zip(names, rows.T, strict=True))
 
 
 def resized_crop(

@@ -22,8 +22,7 @@ from distributions.definitions import (
     SIZE,
     Definition,
     N,
-    chosen,
-    coin,
+    branches,
     columns,
     corner,
     distortions,
@@ -32,9 +31,8 @@ from distributions.definitions import (
     jitter_scale,
     jittered_sometimes,
     jitters,
-    loop,
     mapped_corners,
-    mix,
+    mix_columns,
     moved_corners,
     operation,
     ordered,
@@ -46,9 +44,11 @@ from distributions.definitions import (
     shortest,
     simulated_affine,
     simulated_choice,
+    simulated_coin,
+    simulated_operation,
     simulated_order,
+    simulation,
     size,
-    tossed,
     zoomed_out,
 )
 from hypothesis import strategies as st
@@ -141,13 +141,13 @@ odd = st.integers(0, 5).map(lambda number: 2 * number + 1)
 bins = st.integers(2, 31)
 
 
-def spans(least: float, most: float) -> Any:
+def ranges(low: float, high: float) -> Any:
     """(low, high) within bounds, to two places: a bound with all its digits says nothing more."""
-    number = st.integers(round(least * 100), round(most * 100)).map(lambda whole: whole / 100)
+    number = st.integers(round(low * 100), round(high * 100)).map(lambda hundredths: hundredths / 100)
     return st.tuples(number, number).map(sorted).map(tuple)
 
 
-factors = st.one_of(st.none(), spans(0, 2))
+factors = st.one_of(st.none(), ranges(0, 2))
 
 SPECS: dict[str, Spec] = {
     "Resize": Spec(
@@ -220,7 +220,7 @@ SPECS: dict[str, Spec] = {
             Definition(
                 T.RandomCrop((70, 30), padding=(1, 2, 3, 4), pad_if_needed=True),
                 corner,
-                loop(BOX[:2], published.crop, SIZE, (70, 30), (1, 2, 3, 4)),
+                simulation(BOX[:2], published.crop, SIZE, (70, 30), (1, 2, 3, 4)),
             )
         ],
         chains=st.builds(
@@ -265,7 +265,7 @@ SPECS: dict[str, Spec] = {
             resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
             resized_crops((0.8, 1.0), (1.5, 4.0)),  # seldom possible
         ],
-        chains=st.builds(T.RandomResizedCrop, pairs, spans(0.05, 1), spans(0.3, 3), any_filter),
+        chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
     "Pad": Spec(
         picture="T.Pad(20)",
@@ -288,14 +288,14 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomHorizontalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror")],
-        draws=[Definition(T.RandomHorizontalFlip(0.3), flipped, coin("done", 0.3))],
+        draws=[Definition(T.RandomHorizontalFlip(0.3), flipped, simulated_coin("done", 0.3))],
         chains=st.builds(T.RandomHorizontalFlip, chances),
     ),
     "RandomVerticalFlip": Spec(
         picture="T.RandomVerticalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip")],
-        draws=[Definition(T.RandomVerticalFlip(0.8), flipped, coin("done", 0.8))],
+        draws=[Definition(T.RandomVerticalFlip(0.8), flipped, simulated_coin("done", 0.8))],
         chains=st.builds(T.RandomVerticalFlip, chances),
     ),
     "RandomRotate90": Spec(
@@ -313,7 +313,7 @@ SPECS: dict[str, Spec] = {
             Definition(
                 T.RandomTranspose(0.3),
                 lambda draws: {"done": draws.records[0].transposed.astype(float)},
-                coin("done", 0.3),
+                simulated_coin("done", 0.3),
             )
         ],
         chains=st.builds(T.RandomTranspose, chances),
@@ -325,10 +325,12 @@ SPECS: dict[str, Spec] = {
         parity=[moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8))],
         draws=[
             Definition(
-                T.RandomZoomOut(0, (1.0, 3.0), 0.7), zoomed_out, loop(BOX, published.zoom_out, SIZE, (1.0, 3.0), 0.7)
+                T.RandomZoomOut(0, (1.0, 3.0), 0.7),
+                zoomed_out,
+                simulation(BOX, published.zoom_out, SIZE, (1.0, 3.0), 0.7),
             )
         ],
-        chains=st.builds(T.RandomZoomOut, fills, spans(1, 2), chances),
+        chains=st.builds(T.RandomZoomOut, fills, ranges(1, 2), chances),
     ),
     "RandomIoUCrop": Spec(
         picture="T.RandomIoUCrop(sampler_options=[0.3])",
@@ -362,7 +364,7 @@ SPECS: dict[str, Spec] = {
             cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
         ],
         draws=[Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), size, jitter_scale)],
-        chains=st.builds(T.ScaleJitter, pairs, spans(0.1, 2), any_filter),
+        chains=st.builds(T.ScaleJitter, pairs, ranges(0.1, 2), any_filter),
     ),
     "RandomShortestSize": Spec(
         picture="T.RandomShortestSize([64, 96, 128, 160])",
@@ -402,7 +404,7 @@ SPECS: dict[str, Spec] = {
             Definition(
                 T.ResizeKeepRatio((90, 120), 0.3, "bilinear", 0.6, (0.5, 1.2), True, 0.7, (0.5, 1.5)),
                 size,
-                loop(BOX[2:], published.keep_ratio, SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
+                simulation(BOX[2:], published.keep_ratio, SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
             )
         ],
         chains=st.builds(
@@ -411,10 +413,10 @@ SPECS: dict[str, Spec] = {
             shares,
             any_filter,
             chances,
-            spans(0.5, 1.5),
+            ranges(0.5, 1.5),
             st.booleans(),
             chances,
-            spans(0.5, 2),
+            ranges(0.5, 2),
         ),
     ),
     "CenterCropOrPad": Spec(
@@ -476,7 +478,7 @@ SPECS: dict[str, Spec] = {
             )
         ],
         chains=st.builds(
-            T.RandomRotation, spans(-180, 180), filters, st.booleans(), st.one_of(st.none(), pairs), fills
+            T.RandomRotation, ranges(-180, 180), filters, st.booleans(), st.one_of(st.none(), pairs), fills
         ),
     ),
     "RandomAffine": Spec(
@@ -504,10 +506,10 @@ SPECS: dict[str, Spec] = {
         draws=[Definition(T.RandomAffine(*AFFINE), mapped_corners, lambda rng: simulated_affine(rng, *AFFINE))],
         chains=st.builds(
             T.RandomAffine,
-            spans(-180, 180),
+            ranges(-180, 180),
             st.one_of(st.none(), st.tuples(shares, shares)),
-            st.one_of(st.none(), spans(0.3, 2)),
-            st.one_of(st.none(), spans(-40, 40)),
+            st.one_of(st.none(), ranges(0.3, 2)),
+            st.one_of(st.none(), ranges(-40, 40)),
             filters,
             fills,
         ),
@@ -531,7 +533,7 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             Definition(
-                T.RandomPerspective(0.6, 0.7), moved_corners, loop(CORNERS, published.perspective, SIZE, 0.6, 0.7)
+                T.RandomPerspective(0.6, 0.7), moved_corners, simulation(CORNERS, published.perspective, SIZE, 0.6, 0.7)
             )
         ],
         chains=st.builds(T.RandomPerspective, shares, chances, filters, fills),
@@ -558,7 +560,7 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws=[jitters],
-        chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), spans(-0.5, 0.5))),
+        chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), ranges(-0.5, 0.5))),
     ),
     "RandomPhotometricDistort": Spec(
         picture="T.RandomPhotometricDistort(p=1.0)",
@@ -581,7 +583,7 @@ SPECS: dict[str, Spec] = {
         ),
         draws=[distortions],
         chains=st.builds(
-            T.RandomPhotometricDistort, spans(0, 2), spans(0, 2), spans(0, 2), spans(-0.5, 0.5), p=chances
+            T.RandomPhotometricDistort, ranges(0, 2), ranges(0, 2), ranges(0, 2), ranges(-0.5, 0.5), p=chances
         ),
     ),
     "Grayscale": Spec(
@@ -605,14 +607,14 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomGrayscale(p=0.5)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')")),
-        draws=[Definition(T.RandomGrayscale(0.3), operation, tossed(0.3, "grayscale"))],
+        draws=[Definition(T.RandomGrayscale(0.3), operation, simulated_operation(0.3, "grayscale"))],
         chains=st.builds(T.RandomGrayscale, chances),
     ),
     "RandomInvert": Spec(
         picture="T.RandomInvert(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert")),
-        draws=[Definition(T.RandomInvert(0.3), operation, tossed(0.3, "invert"))],
+        draws=[Definition(T.RandomInvert(0.3), operation, simulated_operation(0.3, "invert"))],
         chains=st.builds(T.RandomInvert, chances),
     ),
     "RandomSolarize": Spec(
@@ -624,7 +626,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
             colour("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
         ),
-        draws=[Definition(T.RandomSolarize(99, 0.3), operation, tossed(0.3, "solarize", 99))],
+        draws=[Definition(T.RandomSolarize(99, 0.3), operation, simulated_operation(0.3, "solarize", 99))],
         chains=st.builds(T.RandomSolarize, st.integers(1, 255), chances),
     ),
     "RandomPosterize": Spec(
@@ -635,21 +637,21 @@ SPECS: dict[str, Spec] = {
             colour("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
             colour("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
         ),
-        draws=[Definition(T.RandomPosterize(3, 0.3), operation, tossed(0.3, "posterize", 3))],
+        draws=[Definition(T.RandomPosterize(3, 0.3), operation, simulated_operation(0.3, "posterize", 3))],
         chains=st.builds(T.RandomPosterize, st.integers(0, 8), chances),
     ),
     "RandomEqualize": Spec(
         picture="T.RandomEqualize(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize")),
-        draws=[Definition(T.RandomEqualize(0.3), operation, tossed(0.3, "equalize"))],
+        draws=[Definition(T.RandomEqualize(0.3), operation, simulated_operation(0.3, "equalize"))],
         chains=st.builds(T.RandomEqualize, chances),
     ),
     "RandomAutocontrast": Spec(
         picture="T.RandomAutocontrast(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast")),
-        draws=[Definition(T.RandomAutocontrast(0.3), operation, tossed(0.3, "autocontrast"))],
+        draws=[Definition(T.RandomAutocontrast(0.3), operation, simulated_operation(0.3, "autocontrast"))],
         chains=st.builds(T.RandomAutocontrast, chances),
     ),
     "RandomChannelPermutation": Spec(
@@ -672,7 +674,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
             colour("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
         ),
-        draws=[Definition(T.RandomAdjustSharpness(1.7, 0.3), operation, tossed(0.3, "sharpness", 1.7))],
+        draws=[Definition(T.RandomAdjustSharpness(1.7, 0.3), operation, simulated_operation(0.3, "sharpness", 1.7))],
         chains=st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
     ),
     "GaussianBlur": Spec(
@@ -706,7 +708,7 @@ SPECS: dict[str, Spec] = {
                 lambda rng: columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (N, 1)), 2, axis=1)),
             )
         ],
-        chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), spans(0.1, 4)),
+        chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), ranges(0.1, 4)),
     ),
     "GaussianNoise": Spec(
         picture="T.GaussianNoise(sigma=0.15)",
@@ -736,7 +738,7 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws="transforms/test_colour.py",
-        chains=st.builds(T.GaussianNoise, spans(-0.2, 0.2).map(min), spans(0, 0.3).map(max)),
+        chains=st.builds(T.GaussianNoise, ranges(-0.2, 0.2).map(min), ranges(0, 0.3).map(max)),
     ),
     "AutoAugment": Spec(
         picture='T.AutoAugment("imagenet")',
@@ -883,7 +885,7 @@ SPECS: dict[str, Spec] = {
         draws="transforms/test_blur_noise.py",
         chains=st.builds(
             T.ElasticTransform,
-            spans(0, 200),
+            ranges(0, 200),
             st.sampled_from([0, 1.0, (3.0, 5.0)]),
             st.sampled_from(["nearest", "bilinear"]),
             fills,
@@ -925,7 +927,7 @@ SPECS: dict[str, Spec] = {
             erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
         ],
         chains=st.builds(
-            T.RandomErasing, chances, spans(0, 0.5), spans(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
+            T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
         ),
     ),
     "Identity": Spec(
@@ -966,7 +968,11 @@ SPECS: dict[str, Spec] = {
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": second},
         more=["label_smoothing"],
         parity=[mixing(T.CutMix(num_classes=10)), mixing(T.CutMix(alpha=4.0, num_classes=10))],
-        draws=[Definition([FLOAT, T.CutMix(alpha=0.7)], mix, loop((*BOX, "share"), published.cutmix, SIZE, 0.7))],
+        draws=[
+            Definition(
+                [FLOAT, T.CutMix(alpha=0.7)], mix_columns, simulation((*BOX, "share"), published.cutmix, SIZE, 0.7)
+            )
+        ],
         chains=None,
     ),
     "Lambda": other(
@@ -1041,7 +1047,7 @@ SPECS: dict[str, Spec] = {
         draws=[
             Definition(
                 T.RandomChoice([T.ColorJitter(0.4), T.GaussianBlur(3, (0.5, 3)), T.Identity()], [5, 3, 2]),
-                chosen,
+                branches,
                 simulated_choice,
             )
         ],

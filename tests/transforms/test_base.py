@@ -19,16 +19,16 @@ from gpuload import transforms as T
 SIZES = {0: 16, 2: 24, 5: (32, 20)}
 
 
-def test_each_epoch_has_the_last_size_that_began():
+def test_by_epoch_returns_the_value_of_the_last_epoch_listed():
     sizes = T.by_epoch({5: (32, 20), 0: 16, 2: 24})
     assert [sizes.at_epoch(epoch) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
     assert T.by_epoch(lambda epoch: 10 + epoch).at_epoch(7) == 17
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.RandomResizedCrop, T.CenterCrop, T.RandomCrop, T.Mosaic])
-@pytest.mark.parametrize("given", [SIZES, lambda epoch: SIZES[max(n for n in SIZES if n <= epoch)]])
-def test_a_chain_of_an_epoch_is_that_with_its_size(kind, given):
-    chain = T.Chain([T.RandomHorizontalFlip(), kind(T.by_epoch(given))])
+@pytest.mark.parametrize("sizes", [SIZES, lambda epoch: SIZES[max(n for n in SIZES if n <= epoch)]])
+def test_chain_at_an_epoch_has_the_size_of_the_epoch(kind, sizes):
+    chain = T.Chain([T.RandomHorizontalFlip(), kind(T.by_epoch(sizes))])
     for epoch, size in ((0, 16), (3, 24), (7, (32, 20))):
         assert chain.at(epoch) == T.Chain([T.RandomHorizontalFlip(), kind(size)])
     assert chain.output_size_hw is None
@@ -36,13 +36,13 @@ def test_a_chain_of_an_epoch_is_that_with_its_size(kind, given):
     assert plain.at(3) is plain
 
 
-def test_a_chain_of_an_epoch_keeps_what_is_called_with_the_finished_batch():
+def test_chain_at_an_epoch_retains_its_modules():
     chain = T.Chain([T.Resize(T.by_epoch(SIZES)), T.Lambda(torch.neg)])
     assert chain.at(2) == T.Chain([T.Resize(24), T.Lambda(torch.neg)])
     assert chain.at(2).modules == (torch.neg,)
 
 
-def test_transforms_that_others_hold_change_too():
+def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
     size, crop = T.by_epoch({0: 8, 1: 9}), T.RandomCrop(7)
     chain = T.Chain([T.MultiView([[T.CenterCrop(size)], [crop, T.RandomApply([T.Resize(size, max_size=40)])]])])
     expected = [[T.CenterCrop(9)], [crop, T.RandomApply([T.Resize(9, max_size=40)])]]
@@ -114,42 +114,44 @@ def test_transforms_that_others_hold_change_too():
         ),
     ],
 )
-def test_what_cannot_be(make, error, text):
+def test_by_epoch_refuses_invalid_values(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
 
 
-def test_arguments_are_checked_with_the_other_arguments_of_the_same_epoch():
+def test_by_epoch_arguments_are_checked_together_for_each_epoch():
     crop = T.RandomIoUCrop(T.by_epoch({0: 0.1, 5: 0.8}), T.by_epoch({0: 0.5, 5: 1}))
     assert T.Chain([crop]).at(5) == T.Chain([T.RandomIoUCrop(0.8, 1)])
 
 
-def test_a_function_is_called_for_no_other_epoch():
-    called = []
+def test_by_epoch_calls_its_function_only_for_the_current_epoch():
+    epochs = []
 
     def probability_of(epoch: int) -> float:
-        called.append(epoch)
+        epochs.append(epoch)
         return 0.5 if epoch == 3 else 2.0
 
-    with gl.Loader(Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0) as made:
-        made.set_epoch(3)
-        iter(made)
-    assert set(called) == {3}
+    with gl.Loader(
+        Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0
+    ) as loader:
+        loader.set_epoch(3)
+        iter(loader)
+    assert set(epochs) == {3}
 
 
-def test_states_know_the_arguments():
-    def digits(sizes):
+def test_fingerprint_and_repr_contain_the_values_of_by_epoch():
+    def fingerprint(sizes):
         return T.Chain([T.Resize(T.by_epoch(sizes))]).fingerprint()
 
-    assert digits({0: 8}) == digits({0: 8}) != digits({0: 9})
-    assert digits(len) == digits(len) != digits(abs)
+    assert fingerprint({0: 8}) == fingerprint({0: 8}) != fingerprint({0: 9})
+    assert fingerprint(len) == fingerprint(len) != fingerprint(abs)
     flips = [T.Chain([T.RandomHorizontalFlip(p)]).fingerprint() for p in (1, T.by_epoch({0: 1}), T.by_epoch({0: 0}))]
     assert len(set(flips)) == 3
     assert repr(T.CenterCrop(T.by_epoch({0: 8, 3: (9, 7)}))) == "CenterCrop(size=by_epoch({0: (8, 8), 3: (9, 7)}))"
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic(8, p=p)])
-def test_a_probability_that_decides_the_size_is_planned_for_all_epochs(kind):
+def test_output_size_is_unknown_where_a_probability_by_epoch_decides_it(kind):
     chain = T.Chain([T.Resize((8, 8)), kind(p=T.by_epoch({0: 0, 1: 1, 2: 0}))])
     assert chain.output_size_hw is None
     assert chain.transforms[1].outline[0].min_hw == (1, 1)
@@ -160,7 +162,7 @@ def test_a_probability_that_decides_the_size_is_planned_for_all_epochs(kind):
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.ResizeKeepRatio, T.RandomResizedCrop, T.CenterCrop, T.Mosaic])
-def test_a_size_that_depends_on_the_epoch_is_not_planned(kind):
+def test_output_size_by_epoch_is_unknown(kind):
     assert T.Chain([T.CenterCrop(30), kind(T.by_epoch({0: 8, 1: 9}))]).output_size_hw is None
 
 
@@ -186,7 +188,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Gain(T.Custom):
+class GainTransform(T.Custom):
     factor: float
     float_levels = True
 
@@ -194,7 +196,7 @@ class Gain(T.Custom):
         return images * self.factor
 
 
-FLOATS = T.ToDtype("float32", scale=True)
+TO_FLOAT = T.ToDtype("float32", scale=True)
 # Chains of transforms, given a function to which each chain passes the arguments that can depend on the epoch.
 Arguments = Callable[[Any], Any]
 CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
@@ -205,47 +207,47 @@ CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     ],
     "ColorJitter": lambda of: [T.ColorJitter(of(0.4), of((0.5, 1)), of(None), hue=of(0.1))],
     "ColorJitter, disabled": lambda of: [T.ColorJitter(0.4, of(0), of((1, 1)))],
-    "RandomSolarize": lambda of: [FLOATS, T.RandomSolarize(of(0.5), of(0.5))],
+    "RandomSolarize": lambda of: [TO_FLOAT, T.RandomSolarize(of(0.5), of(0.5))],
     "RandomRotation": lambda of: [T.RandomRotation(of(30))],
     "RandomZoomOut": lambda of: [T.RandomZoomOut(0, of((1, 2)), of(0.5)), T.Resize((24, 24))],
     "Resize": lambda of: [T.Resize(None, max_size=of(20)), T.CenterCrop(of(24))],
-    "RandomErasing": lambda of: [T.RandomErasing(of(0.8), of((0.1, 0.2)), of((0.5, 2))), FLOATS],
+    "RandomErasing": lambda of: [T.RandomErasing(of(0.8), of((0.1, 0.2)), of((0.5, 2))), TO_FLOAT],
     "RandAugment": lambda of: [T.RandAugment(2, of(20))],
     "AugMix": lambda of: [T.AugMix(of(5), alpha=of(0.5))],
     "ElasticTransform": lambda of: [T.ElasticTransform(of(30), of((2, 3)))],
-    "MixUp": lambda of: [FLOATS, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
-    "CutMix": lambda of: [FLOATS, T.CutMix(alpha=of(0.3), num_classes=10)],
-    "a user's": lambda of: [Gain(of(0.5))],
+    "MixUp": lambda of: [TO_FLOAT, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
+    "CutMix": lambda of: [TO_FLOAT, T.CutMix(alpha=of(0.3), num_classes=10)],
+    "a user's": lambda of: [GainTransform(of(0.5))],
 }
 
 
 def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
-    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as made:
-        made.set_epoch(epoch)
-        return [tensor for batch in made for tensor in batch]
+    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as loader:
+        loader.set_epoch(epoch)
+        return [tensor for batch in loader for tensor in batch]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_one_value_for_all_epochs_gives_the_bits_of_the_constant(name):
+def test_by_epoch_with_one_value_gives_the_bits_of_the_constant(name):
     chain = CHAINS[name]
     expected = load(chain(lambda value: value))
     for of in (lambda value: T.by_epoch({0: value}), lambda value: T.by_epoch(lambda epoch: value)):
-        found = load(chain(of))
-        assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in expected]
-        assert all(map(torch.equal, found, expected))
+        tensors = load(chain(of))
+        assert [tensor.dtype for tensor in tensors] == [tensor.dtype for tensor in expected]
+        assert all(map(torch.equal, tensors, expected))
 
 
-def test_labels_stay_soft_where_nothing_is_mixed():
+def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():
     """As with timm's ``--mixup-off-epoch``."""
-    images, *_ = load([FLOATS], epoch=1)
-    mixed, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
+    images, *_ = load([TO_FLOAT], epoch=1)
+    mixed, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
     assert torch.equal(mixed, images)
     assert torch.equal(labels, torch.eye(10)[:4])
-    _, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))])
+    _, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))])
     assert (labels.max(dim=1).values < 1).all()
 
 
-def test_augment_has_the_arguments_of_its_epoch():
+def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
     images = torch.randint(0, 256, (8, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     augment = gl.Augment([T.RandomHorizontalFlip(T.by_epoch(float)), T.ColorJitter(T.by_epoch({0: 0, 1: 0.5}))])
     for epoch in (0, 1):
@@ -258,39 +260,41 @@ def test_augment_has_the_arguments_of_its_epoch():
     assert augment.epoch == 1
 
 
-def loader(size, workers=0, **options) -> gl.Loader:
+def make_loader(size, workers=0, **options) -> gl.Loader:
     chain = [T.RandomCrop(40), T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
     return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu", **options)
 
 
-def epochs(made: gl.Loader, count: int) -> list[list[torch.Tensor]]:
-    with made:
-        return [[images for images, _ in made] for _ in range(count)]
+def batches_of(loader: gl.Loader, count: int) -> list[list[torch.Tensor]]:
+    with loader:
+        return [[images for images, _ in loader] for _ in range(count)]
 
 
 @pytest.mark.parametrize(
     "workers", [0, pytest.param(1, marks=pytest.mark.processes), pytest.param(2, marks=pytest.mark.processes)]
 )
-def test_batches_have_the_size_of_their_epoch(workers):
+def test_loader_gives_batches_the_size_of_their_epoch(workers):
     """Workers too draw from the size: it decides which part of a file is decoded."""
     sizes = {0: 16, 1: (24, 20), 3: 12}
-    found = epochs(loader(T.by_epoch(sizes), workers, prefetch_factor=4), 4)
+    batches = batches_of(make_loader(T.by_epoch(sizes), workers, prefetch_factor=4), 4)
     for epoch, size in enumerate((16, (24, 20), (24, 20), 12)):
-        plain = loader(size)
+        plain = make_loader(size)
         plain.set_epoch(epoch)
-        [expected] = epochs(plain, 1)
-        assert all(map(torch.equal, found[epoch], expected))
-        assert len(found[epoch]) == len(expected) == 3
+        [expected] = batches_of(plain, 1)
+        assert all(map(torch.equal, batches[epoch], expected))
+        assert len(batches[epoch]) == len(expected) == 3
 
 
-def curriculum(of: Callable[..., Any]) -> list[Any]:
-    """Return transforms with arguments for three epochs: `of` gets the values."""
+def curriculum(argument: Callable[..., Any]) -> list[Any]:
+    """Return transforms with arguments for three epochs: `argument` receives the values."""
     return [
-        T.RandomResizedCrop(24, of((0.9, 1), (0.1, 0.2), (0.5, 1))),
-        T.RandomChoice([T.RandomHorizontalFlip(of(0, 0.5, 1)), T.RandomInvert(1)], p=of([0, 1], [1, 1], [1, 0])),
-        T.ColorJitter(of(0, 0.4, 0.8), contrast=of(0.4, 0, (0.5, 0.6))),
-        FLOATS,
-        T.RandomApply([T.MixUp(alpha=of(0.5, 1, 1), num_classes=10)], p=of(1, 0.5, 0)),
+        T.RandomResizedCrop(24, argument((0.9, 1), (0.1, 0.2), (0.5, 1))),
+        T.RandomChoice(
+            [T.RandomHorizontalFlip(argument(0, 0.5, 1)), T.RandomInvert(1)], p=argument([0, 1], [1, 1], [1, 0])
+        ),
+        T.ColorJitter(argument(0, 0.4, 0.8), contrast=argument(0.4, 0, (0.5, 0.6))),
+        TO_FLOAT,
+        T.RandomApply([T.MixUp(alpha=argument(0.5, 1, 1), num_classes=10)], p=argument(1, 0.5, 0)),
     ]
 
 
@@ -299,30 +303,30 @@ def scheduled(*values: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_batches_have_the_arguments_of_their_epoch(workers):
+def test_loader_gives_batches_the_arguments_of_their_epoch(workers):
     def make(chain: list[Any]) -> gl.Loader:
         return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu")
 
-    with make(curriculum(scheduled)) as made:
-        whole = [[tensor for batch in made for tensor in batch] for _ in range(3)]
+    with make(curriculum(scheduled)) as loader:
+        epochs = [[tensor for batch in loader for tensor in batch] for _ in range(3)]
     for epoch in range(3):
         with make(curriculum(lambda *values, epoch=epoch: values[epoch])) as plain:
             plain.set_epoch(epoch)
             expected = [tensor for batch in plain for tensor in batch]
-        assert all(map(torch.equal, whole[epoch], expected))
-        assert len(whole[epoch]) == len(expected) == 6
-    with make(curriculum(scheduled)) as made:
-        made.set_epoch(1)
-        next(iter(made))
-        state = made.state_dict()
-    with make(curriculum(scheduled)) as made:
-        made.load_state_dict(state)
-        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[1][2:]))
-        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[2]))
+        assert all(map(torch.equal, epochs[epoch], expected))
+        assert len(epochs[epoch]) == len(expected) == 6
+    with make(curriculum(scheduled)) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+    with make(curriculum(scheduled)) as loader:
+        loader.load_state_dict(state)
+        assert all(map(torch.equal, [tensor for batch in loader for tensor in batch], epochs[1][2:]))
+        assert all(map(torch.equal, [tensor for batch in loader for tensor in batch], epochs[2]))
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
-def test_sizes_that_a_probability_decides_are_those_of_each_epoch(kind):
+def test_loader_gives_batches_the_sizes_that_a_probability_by_epoch_decides(kind):
     class Boxed(Files):
         def __getitem__(self, index: int):
             target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
@@ -332,40 +336,40 @@ def test_sizes_that_a_probability_decides_are_those_of_each_epoch(kind):
         chain = [T.Resize((40, 40)), kind(p=p)]
         return gl.Loader(Boxed(), 4, transforms=chain, ragged="list", device="cpu", num_workers=0)
 
-    with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as made:
+    with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as loader:
         for epoch, p in enumerate((0, 1, 0.5)):
             with make(p) as plain:
                 plain.set_epoch(epoch)
-                for (found, targets), (images, expected) in zip(made, plain, strict=True):
-                    assert all(map(torch.equal, found, images))
+                for (images, targets), (expected_images, expected_targets) in zip(loader, plain, strict=True):
+                    assert all(map(torch.equal, images, expected_images))
                     assert [target["boxes"].tolist() for target in targets] == [
-                        target["boxes"].tolist() for target in expected
+                        target["boxes"].tolist() for target in expected_targets
                     ]
 
 
-def test_an_epoch_goes_on_with_its_size():
+def test_a_resumed_epoch_continues_with_its_size():
     sizes = T.by_epoch(lambda epoch: 12 + 4 * epoch)
-    whole = epochs(loader(sizes), 3)
-    with loader(sizes) as made:
-        made.set_epoch(2)
-        next(iter(made))
-        state = made.state_dict()
-    again = loader(sizes)
-    again.load_state_dict(state)
-    [rest] = epochs(again, 1)
-    assert [tuple(images.shape[2:]) for images in rest] == [(20, 20)] * 2
-    assert all(map(torch.equal, rest, whole[2][1:]))
+    expected = batches_of(make_loader(sizes), 3)
+    with make_loader(sizes) as interrupted:
+        interrupted.set_epoch(2)
+        next(iter(interrupted))
+        state = interrupted.state_dict()
+    resumed = make_loader(sizes)
+    resumed.load_state_dict(state)
+    [batches] = batches_of(resumed, 1)
+    assert [tuple(images.shape[2:]) for images in batches] == [(20, 20)] * 2
+    assert all(map(torch.equal, batches, expected[2][1:]))
     with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
-        loader(T.by_epoch({0: 20})).load_state_dict(state)
+        make_loader(T.by_epoch({0: 20})).load_state_dict(state)
 
 
-def test_a_sample_is_made_again_in_its_size():
-    with loader(T.by_epoch({0: 16, 1: 22})) as made:
-        assert made.replay(1, 3).sample[0].shape == (3, 22, 22)
+def test_replay_gives_a_sample_the_size_of_its_epoch():
+    with make_loader(T.by_epoch({0: 16, 1: 22})) as loader:
+        assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
-def test_a_size_that_cannot_be_is_an_error_when_its_epoch_begins():
-    with loader(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0)) as made:
-        assert len(list(made)) == 3
+def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
+    with make_loader(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0)) as loader:
+        assert len(list(loader)) == 3
         with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
-            iter(made)
+            iter(loader)

@@ -30,7 +30,7 @@ FLOAT = T.ToDtype("float32", scale=True)
         ({"min_count": 3, "max_count": 2}, ValueError, "RandomErasing(max_count=…) must be at least 3, got 2"),
     ],
 )
-def test_arguments_that_cannot_be(arguments, error, text):
+def test_random_erasing_refuses_invalid_arguments(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.RandomErasing(**arguments)
 
@@ -68,12 +68,12 @@ def test_arguments_that_cannot_be(arguments, error, text):
         ),
     ],
 )
-def test_where_it_cannot_stand(transforms, text):
+def test_chain_refuses_random_erasing_where_its_value_is_invalid(transforms, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain(transforms)
 
 
-def test_it_is_a_value():
+def test_random_erasing_is_compared_by_its_arguments_without_inplace():
     assert repr(T.RandomErasing(0.25, value="random")) == "RandomErasing(p=0.25, value='random')"
     assert T.RandomErasing(value=[1, 2, 3]) == T.RandomErasing(value=(1.0, 2.0, 3.0), inplace=True)
     chain = T.Chain([NORMALIZE, T.RandomErasing(0.25)])
@@ -85,7 +85,7 @@ def test_it_is_a_value():
 N = 8000
 
 
-def test_keys_differ_from_sample_to_sample():
-    drawn = T.Chain([T.RandomErasing()]).draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1))).records[0]
-    assert len(np.unique(drawn.keys[:, 0] << np.uint64(32) | drawn.keys[:, 1])) == N
-    assert stats.kstest(drawn.keys.ravel() / 2.0**32, "uniform").pvalue > 0.01
+def test_random_erasing_draws_different_keys_for_each_sample():
+    record = T.Chain([T.RandomErasing()]).draw(KEY, np.arange(N), np.tile([[8, 8]], (N, 1))).records[0]
+    assert len(np.unique(record.keys[:, 0] << np.uint64(32) | record.keys[:, 1])) == N
+    assert stats.kstest(record.keys.ravel() / 2.0**32, "uniform").pvalue > 0.01

@@ -36,14 +36,14 @@ NEAREST = v2.InterpolationMode.NEAREST
 
 
 CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
-OTHERWISE = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
+HANDLED_SEPARATELY = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
 # Every argument of every transform that becomes ours of the same name, none of them with its default.
 EXAMPLES = {name: spec.torchvision for name, spec in SPECS.items() if spec.torchvision is not None}
-EXAMPLES = {name: arguments for name, arguments in EXAMPLES.items() if name not in OTHERWISE}
+EXAMPLES = {name: arguments for name, arguments in EXAMPLES.items() if name not in HANDLED_SEPARATELY}
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
 
 
-def fields_of(transforms) -> list:
+def all_fields(transforms) -> list:
     """All that the transforms hold, what makes no difference to their equality too."""
     return [
         (type(transform), [getattr(transform, field.name) for field in dataclasses.fields(transform)])
@@ -57,7 +57,7 @@ def classes(module) -> list[str]:
     )
 
 
-def theirs_of(arguments: dict) -> dict:
+def torchvision_arguments(arguments: dict) -> dict:
     """The arguments as torchvision takes them."""
     enums = {"interpolation": v2.InterpolationMode, "policy": v2.AutoAugmentPolicy}
     return {key: enums[key](value) if key in enums else value for key, value in arguments.items()}
@@ -68,21 +68,21 @@ def parameters(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
-def test_of_each_transform_it_is_stated_what_becomes_of_it(module):
-    stated = {*EXAMPLES, *OTHERWISE}
-    missing = set(classes(module)) - stated
+def test_each_torchvision_transform_is_listed(module):
+    listed = {*EXAMPLES, *HANDLED_SEPARATELY}
+    missing = set(classes(module)) - listed
     assert not missing
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_ours_have_every_argument(name):
+def test_transforms_have_every_argument_of_torchvision(name):
     for module in (v1, v2):
         if hasattr(module, name):
             assert parameters(getattr(module, name)) == set(EXAMPLES[name])
     assert set(EXAMPLES[name]) <= parameters(getattr(T, name))
 
 
-def test_an_argument_of_a_later_version_is_refused_unless_it_is_its_default():
+def test_from_torchvision_refuses_an_unknown_argument_unless_it_is_its_default():
     class RandomInvert:
         def __init__(self, p=0.5, channels=None):
             self.p, self.channels = p, channels
@@ -102,32 +102,32 @@ def test_an_argument_of_a_later_version_is_refused_unless_it_is_its_default():
         if module is v2 or hasattr(v1, name)  # v2 has all
     ],
 )
-def test_no_argument_is_lost(module, name):
+def test_from_torchvision_converts_every_argument(module, name):
     arguments, kind = EXAMPLES[name], getattr(T, name)
-    ours = fields_of([kind(**arguments)])
-    assert fields_of(T.from_torchvision(getattr(module, name)(**theirs_of(arguments)))) == ours
+    ours = all_fields([kind(**arguments)])
+    assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(arguments)))) == ours
     for key in arguments:
         if inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
             continue
         # The example would show it if this one argument were not carried over.
         fewer = {other: value for other, value in arguments.items() if other != key}
-        without = fields_of([kind(**fewer)])
+        without = all_fields([kind(**fewer)])
         assert without != ours
-        assert fields_of(T.from_torchvision(getattr(module, name)(**theirs_of(fewer)))) == without
+        assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(fewer)))) == without
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_defaults_are_torchvisions(name):
+def test_from_torchvision_of_defaults_gives_defaults(name):
     required = {
         key: value
         for key, value in EXAMPLES[name].items()
         if inspect.signature(getattr(T, name)).parameters[key].default is inspect.Parameter.empty
     }
-    ours = fields_of([getattr(T, name)(**required)])
-    assert fields_of(T.from_torchvision(getattr(v2, name)(**theirs_of(required)))) == ours
+    ours = all_fields([getattr(T, name)(**required)])
+    assert all_fields(T.from_torchvision(getattr(v2, name)(**torchvision_arguments(required)))) == ours
 
 
-def test_labels_getters():
+def test_from_torchvision_converts_labels_getters():
     for kind in ("MixUp", "CutMix"):
         for getter in ("default", None, second):
             [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
@@ -136,13 +136,13 @@ def test_labels_getters():
     assert ours.labels_getter is second
 
 
-def test_values_of_erasing():
+def test_from_torchvision_converts_values_of_random_erasing():
     for module in (v1, v2):
         for value in (0.5, "random", (0.1, 0.2, 0.3)):
             assert T.from_torchvision(module.RandomErasing(value=value)) == [T.RandomErasing(value=value)]
 
 
-def test_fills_by_type():
+def test_from_torchvision_converts_fills_by_type():
     tv = vision.tv_tensors
     fill = defaultdict(lambda: 0, {tv.Image: (1, 2, 3), tv.Mask: 255})
     expected = {gl.Image: (1, 2, 3), gl.Mask: 255}
@@ -151,7 +151,7 @@ def test_fills_by_type():
     assert T.from_torchvision(v2.RandomZoomOut(fill={"others": 5})) == [T.RandomZoomOut(fill={"others": 5})]
 
 
-def test_a_fill_between_levels_is_cut_as_on_uint8_images():
+def test_from_torchvision_truncates_a_fill_between_levels():
     color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
     for fill in (color, {"others": color}, defaultdict(lambda: color), {vision.tv_tensors.Image: list(color)}):
         [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
@@ -162,7 +162,7 @@ def test_a_fill_between_levels_is_cut_as_on_uint8_images():
         T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
 
-def test_conversions():
+def test_from_torchvision_converts_type_conversions():
     levels = {"ToImage": v2.ToImage(), "PILToTensor": v1.PILToTensor(), "ToPureTensor": v2.ToPureTensor()}
     assert T.from_torchvision([*levels.values(), v2.ToPILImage(), v2.ToDtype(torch.uint8, scale=True)]) == []
     assert T.from_torchvision([v2.Identity(), nn.Identity()]) == [T.Identity(), T.Identity()]
@@ -176,29 +176,29 @@ def test_conversions():
     assert T.from_torchvision(v2.ToDtype(torch.float16)) == [T.ToDtype("float16")]
     # Floats to floats are a change of width only.
     assert T.from_torchvision([v1.ToTensor(), v1.ConvertImageDtype(torch.float32)]) == scaled
-    found = T.from_torchvision([v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)])
-    assert found == [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]
+    transforms = T.from_torchvision([v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)])
+    assert transforms == [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]
 
 
-def test_dtypes_by_type():
+def test_from_torchvision_converts_dtypes_by_type():
     tv = vision.tv_tensors
     dtypes = {tv.Image: torch.float32, tv.Mask: torch.int64, "others": None}
-    found = T.from_torchvision([v2.ToDtype(dtypes, scale=True)])
-    assert found == [T.ToDtype("float32", scale=True, mask_dtype="int64")]
-    assert found == [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]
+    transforms = T.from_torchvision([v2.ToDtype(dtypes, scale=True)])
+    assert transforms == [T.ToDtype("float32", scale=True, mask_dtype="int64")]
+    assert transforms == [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]
     assert T.from_torchvision([v2.ToDtype({tv.Mask: torch.int64, "others": None})]) == [
         T.ToDtype(None, mask_dtype="int64")
     ]
 
 
-def test_a_threshold_behind_the_conversion_is_in_its_units():
+def test_from_torchvision_leaves_a_threshold_behind_to_tensor_in_its_units():
     chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
     assert chain[1] == T.RandomSolarize(0.5, p=1)
     values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]])).records[1].values
     assert values[0, 0, 0] == 127.5
 
 
-def test_transforms_that_hold_others():
+def test_from_torchvision_converts_containers():
     flip, jitter = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
     ours_flip, ours_jitter = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
     nested = v2.Compose([v2.ToImage(), v2.Compose([flip]), nn.Sequential(jitter, nn.Sequential(flip))])
@@ -217,7 +217,7 @@ def test_transforms_that_hold_others():
     assert T.from_torchvision([ours_flip, jitter]) == [ours_flip, ours_jitter]
 
 
-class Own(nn.Module):
+class UserModule(nn.Module):
     """A module of the user's."""
 
 
@@ -258,13 +258,13 @@ class Own(nn.Module):
         (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (
-            lambda: [v2.Resize(8), Own()],
+            lambda: [v2.Resize(8), UserModule()],
             TypeError,
             "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]",
         ),
     ],
 )
-def test_refused(transforms, error, text):
+def test_from_torchvision_refuses_unsupported_transforms_with_their_place(transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_torchvision(transforms())
 
@@ -279,7 +279,7 @@ def test_refused(transforms, error, text):
     ],
     ids=["defaults", "all given"],
 )
-def test_a_preset_of_classifiers(size, options):
+def test_from_torchvision_of_a_classification_preset_gives_the_presets_images(size, options):
     preset = v1._presets.ImageClassification(**options)
     image = Image.fromarray(smooth_image(*size, 0))
     with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
@@ -288,7 +288,7 @@ def test_a_preset_of_classifiers(size, options):
     assert ((ours[0] - preset(image)).abs() * levels).max() <= 2
 
 
-def test_a_preset_of_classifiers_is_four_transforms():
+def test_from_torchvision_converts_a_classification_preset_to_four_transforms():
     expected = [
         T.Resize(256, "bicubic"),
         T.CenterCrop(224),
@@ -316,26 +316,26 @@ def test_a_preset_of_classifiers_is_four_transforms():
         ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
     ],
 )
-def test_other_presets_say_what_to_write(name, options, text):
+def test_from_torchvision_refuses_other_presets_with_a_remedy(name, options, text):
     assert set(v1._presets.__all__) == {"ImageClassification", *PRESETS}
     with pytest.raises(ValueError, match=re.escape(text)):
         T.from_torchvision(getattr(v1._presets, name)(**options))
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_each_refusal_says_what_to_do(name):
+def test_from_torchvision_refuses_each_unsupported_transform_by_name(name):
     kind = type(name, (), {"__module__": "torchvision.transforms.v2._any"})
     with pytest.raises((TypeError, ValueError), match=re.escape(f"transforms[0] is {name}, which gpuload does not")):
         T.from_torchvision([kind()])
 
 
-def test_one_that_no_version_has_yet():
+def test_from_torchvision_refuses_an_unknown_transform_by_name():
     kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
     with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; call it in"):
         T.from_torchvision([kind()])
 
 
-def test_timms_are_pointed_to_from_timm():
+def test_from_torchvision_refuses_a_timm_transform_with_from_timm_as_the_remedy():
     kind = type("MaybeToTensor", (), {"__module__": "timm.data.transforms"})
     with pytest.raises(TypeError, match="write from_timm"):
         T.from_torchvision([kind()])
@@ -354,7 +354,7 @@ CONFIG = {
 }
 
 
-def filters(value) -> str:
+def filter_name(value) -> str:
     """The name of theirs, of which "random" is two."""
     if isinstance(value, tuple | list):
         assert {mode.value for mode in value} == {"bilinear", "bicubic"}
@@ -362,7 +362,7 @@ def filters(value) -> str:
     return value.value
 
 
-def ours_of(transform) -> list:
+def from_attributes(transform) -> list:
     """One of timm's chain, read from its attributes, as ours."""
     name = type(transform).__name__
     match name:
@@ -375,7 +375,7 @@ def ours_of(transform) -> list:
         case "RandomResizedCropAndInterpolation":
             return [
                 T.RandomResizedCrop(
-                    transform.size, transform.scale, transform.ratio, interpolation=filters(transform.interpolation)
+                    transform.size, transform.scale, transform.ratio, interpolation=filter_name(transform.interpolation)
                 )
             ]
         case "ResizeKeepRatio":
@@ -383,7 +383,7 @@ def ours_of(transform) -> list:
                 T.ResizeKeepRatio(
                     transform.size,
                     transform.longest,
-                    filters(transform.interpolation),
+                    filter_name(transform.interpolation),
                     transform.random_scale_prob,
                     transform.random_scale_range,
                     transform.random_scale_area,
@@ -414,7 +414,7 @@ def ours_of(transform) -> list:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         {},
         {"crop_pct": 0.875, "interpolation": "bilinear"},
@@ -444,22 +444,22 @@ def ours_of(transform) -> list:
     ],
     ids=str,
 )
-def test_the_chain_is_that_of_create_transform(more):
-    config = {**CONFIG, **more}
+def test_from_timm_gives_the_chain_of_create_transform(options):
+    config = {**CONFIG, **options}
     training = config.pop("is_training", False)
     theirs = create_transform(**config, is_training=training)
-    expected = [ours for transform in theirs.transforms for ours in ours_of(transform)]
+    expected = [ours for transform in theirs.transforms for ours in from_attributes(transform)]
     assert T.from_timm(config, training) == expected
     T.Chain(expected)  # in a possible order
     # The same where arguments are given beside the configuration.
-    beside = {name: value for name, value in more.items() if name in T.from_timm.__kwdefaults__}
-    rest = {name: value for name, value in config.items() if name not in beside}
-    assert T.from_timm(rest, training, **beside) == expected
+    arguments = {name: value for name, value in options.items() if name in T.from_timm.__kwdefaults__}
+    remaining_config = {name: value for name, value in config.items() if name not in arguments}
+    assert T.from_timm(remaining_config, training, **arguments) == expected
 
 
 @pytest.mark.parametrize("interpolation", ["random", "bicubic"])
 @pytest.mark.parametrize("size", [(3, 224, 224), (3, 160, 192)], ids=str)
-def test_randaugment(interpolation, size):
+def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
     config = {**CONFIG, "interpolation": interpolation, "input_size": size}
     chain = T.from_timm(config, True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
     assert [type(transform).__name__ for transform in chain] == [
@@ -480,22 +480,22 @@ def test_randaugment(interpolation, size):
     assert rand_augment_transform(chain[2].config, {}).num_layers == 2
 
 
-def test_a_models_configuration():
+def test_from_timm_accepts_the_configuration_of_a_model():
     model = timm.create_model("resnet18", pretrained=False)
     config = timm.data.resolve_model_data_config(model)
     theirs = create_transform(**config, is_training=False)
-    assert T.from_timm(config) == [ours for transform in theirs.transforms for ours in ours_of(transform)]
+    assert T.from_timm(config) == [ours for transform in theirs.transforms for ours in from_attributes(transform)]
 
 
-def test_no_configuration_is_timms_defaults():
+def test_from_timm_without_a_configuration_uses_timms_defaults():
     for training in (False, True):
         theirs = create_transform(is_training=training)
         assert T.from_timm(is_training=training) == [
-            ours for transform in theirs.transforms for ours in ours_of(transform)
+            ours for transform in theirs.transforms for ours in from_attributes(transform)
         ]
 
 
-def test_what_training_scripts_override():
+def test_from_timm_arguments_override_the_configuration():
     assert T.from_timm(CONFIG, interpolation="bilinear", crop_pct=1.0)[0] == T.Resize(224)
 
 
@@ -518,11 +518,11 @@ def test_what_training_scripts_override():
         (({"input_size": "224"},), TypeError, "input_size must be an integer, got '224' (str)"),
     ],
 )  # fmt: skip
-def test_refused_from_timm(arguments, error, text):
+def test_from_timm_refuses_invalid_arguments(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_timm(*arguments)
 
 
-def test_a_contradiction_is_refused():
+def test_from_timm_refuses_an_argument_that_contradicts_the_configuration():
     with pytest.raises(ValueError, match=re.escape("hflip is passed twice, as 0.5 and in data_config as 0.1")):
         T.from_timm({**CONFIG, "hflip": 0.1}, True, hflip=0.5)

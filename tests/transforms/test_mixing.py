@@ -32,7 +32,7 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
         ),
     ],
 )
-def test_arguments_that_cannot_be(kind, arguments, error, text):
+def test_mixup_and_cutmix_refuse_label_smoothing_without_labels(kind, arguments, error, text):
     with pytest.raises(error, match=re.escape(kind.__name__ + text)):
         kind(**arguments)
 
@@ -90,12 +90,12 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp cannot be combined with MultiView"),
     ],
 )
-def test_where_they_cannot_stand(transforms, text):
+def test_chain_refuses_mixup_and_cutmix_in_invalid_places(transforms, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain(transforms)
 
 
-def test_they_are_values():
+def test_mixup_and_cutmix_are_compared_without_their_labels_getter():
     assert repr(T.MixUp(alpha=0.2, num_classes=10)) == "MixUp(alpha=0.2, num_classes=10)"
     # A function has no name that lasts, so a chain is told from others without it.
     one, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
@@ -106,12 +106,12 @@ def test_they_are_values():
     assert T.Chain([FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
 
 
-def test_a_choice_is_made_for_each_sample():
+def test_random_choice_of_mixup_and_cutmix_draws_one_for_each_sample():
     choice = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()], p=[2, 1, 1])
-    found = draw(T.RandomApply([choice], p=0.8))
-    pasted = found.box_tlhw[:, 2] > 0
-    blended = ~pasted & (found.share < 1)
+    mix = draw(T.RandomApply([choice], p=0.8))
+    pasted = mix.box_tlhw[:, 2] > 0
+    blended = ~pasted & (mix.share < 1)
     # Some boxes of CutMix are of no size.
     assert stats.binomtest(int(blended.sum()), N, 0.4).pvalue > 0.01
     assert 0.17 < pasted.mean() < 0.21
-    assert stats.kstest(found.share[blended], "uniform").pvalue > 0.01
+    assert stats.kstest(mix.share[blended], "uniform").pvalue > 0.01

@@ -57,7 +57,7 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
         (gl, "Imagefolder", "did you mean ImageFolder?"),
     ],
 )
-def test_a_name_of_theirs_is_told_what_it_is_here(module, name, text):
+def test_a_name_of_another_library_raises_an_error_with_the_name_to_write(module, name, text):
     with pytest.raises(AttributeError) as caught:
         getattr(module, name)
     assert str(caught.value).startswith(f"module {module.__name__!r} has no attribute {name!r}; {text}")
@@ -65,12 +65,12 @@ def test_a_name_of_theirs_is_told_what_it_is_here(module, name, text):
 
 @pytest.mark.parametrize("module", [gl, T])
 @pytest.mark.parametrize("name", ["nothing", "_private", "__wrapped__"])
-def test_other_names_are_missing_as_ever(module, name):
+def test_an_unknown_name_raises_the_usual_attribute_error(module, name):
     with pytest.raises(AttributeError, match=f"^module {module.__name__!r} has no attribute {name!r}$"):
         getattr(module, name)
 
 
-def test_all_of_torchvisions_transforms_are_here_or_have_an_answer():
+def test_each_torchvision_transform_exists_or_has_a_hint():
     torchvision()
     from torchvision.transforms import v2
 
@@ -85,7 +85,7 @@ def test_all_of_torchvisions_transforms_are_here_or_have_an_answer():
     assert silent == []
 
 
-def test_all_that_users_take_from_torch_utils_data_has_an_answer():
+def test_each_public_name_of_torch_utils_data_has_a_hint():
     from torch.utils import data
 
     internal = {"DFIterDataPipe", "DataChunk", "IterDataPipe", "MapDataPipe", "default_convert", "get_worker_info"}
@@ -96,49 +96,49 @@ def test_all_that_users_take_from_torch_utils_data_has_an_answer():
 
 
 @pytest.mark.parametrize("module", [gl, T])
-def test_completion_shows_public_names_alone(module):
+def test_dir_lists_only_public_names(module):
     assert dir(module) == sorted(module.__all__)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("name", "said"), [("Laoder", "; did you mean Loader?"), ("nothing", "")])
-def test_a_slip_of_the_pen_is_told_the_name_that_is_near_once(name, said):
+@pytest.mark.parametrize(("name", "hint"), [("Laoder", "; did you mean Loader?"), ("nothing", "")])
+def test_a_misspelled_name_gets_one_suggestion(name, hint):
     """Python, which looks for one too, says nothing more."""
     code = f"import gpuload; gpuload.{name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr.rstrip().endswith(f"has no attribute {name!r}{said}")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.stderr.rstrip().endswith(f"has no attribute {name!r}{hint}")
 
 
 def classes_of(module, kind=object) -> list[str]:
     return [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, kind)]
 
 
-def without_an_answer(names: list[str]) -> list[str]:
-    silent = []
+def names_without_hint(names: list[str]) -> list[str]:
+    missing = []
     for name in set(names) - set(T.__all__):
         with pytest.raises(AttributeError) as caught:
             getattr(T, name)
         if ";" not in str(caught.value):
-            silent.append(name)
-    return sorted(silent)
+            missing.append(name)
+    return sorted(missing)
 
 
-def test_all_of_albumentations_transforms_are_here_or_have_an_answer():
+def test_each_albumentations_transform_exists_or_has_a_hint():
     lacking.require("albumentations")
     import albumentations
 
     names = classes_of(albumentations, albumentations.BasicTransform)
     assert len(names) > 100
-    assert [name for name in without_an_answer(names) if "3D" not in name] == []
+    assert [name for name in names_without_hint(names) if "3D" not in name] == []
 
 
-def test_all_of_timms_transforms_are_here_or_have_an_answer():
+def test_each_timm_transform_exists_or_has_a_hint():
     timm()
     from timm.data import mixup, transforms
 
-    own = [name for module in (mixup, transforms) for name in classes_of(module) if name not in vars(inspect)]
-    assert {"Mixup", "ToNumpy"} <= set(own)
-    assert without_an_answer([name for name in own if name[0].isupper()]) == []
+    names = [name for module in (mixup, transforms) for name in classes_of(module) if name not in vars(inspect)]
+    assert {"Mixup", "ToNumpy"} <= set(names)
+    assert names_without_hint([name for name in names if name[0].isupper()]) == []
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_all_of_timms_transforms_are_here_or_have_an_answer():
         (lambda: T.RandomChannelPermutation(p=1), "RandomChannelPermutation has no argument 'p'; its arguments: none"),
     ],
 )
-def test_an_argument_of_theirs_is_told_what_it_is_here(make, text):
+def test_an_argument_of_another_library_raises_an_error_with_the_name_to_write(make, text):
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value) == text
 
 
-def test_signatures_of_transforms_are_those_of_their_arguments():
+def test_signatures_of_transforms_have_no_variadic_parameters():
     assert str(inspect.signature(T.RandomErasing)).startswith("(p: 'float' = 0.5, scale: ")
     for name in T.__all__:
         if isinstance(value := getattr(T, name), type) and issubclass(value, Transform):
@@ -168,13 +168,13 @@ def test_signatures_of_transforms_are_those_of_their_arguments():
             assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
 
 
-def test_a_name_in_the_tables_is_none_of_ours():
+def test_hints_are_only_for_names_that_gpuload_does_not_have():
     assert set(TRANSFORMS) & set(T.__all__) == set()
     for name in T.__all__:
         if isinstance(value := getattr(T, name), type) and issubclass(value, Transform):
             mixing = {"label_smoothing"}
-            only = {"SanitizeBoundingBoxes": {"min_area"}, "CutMix": mixing, "MixUp": mixing}
-            assert set(inspect.signature(value).parameters) & set(ARGUMENTS) == only.get(name, set())
+            exceptions = {"SanitizeBoundingBoxes": {"min_area"}, "CutMix": mixing, "MixUp": mixing}
+            assert set(inspect.signature(value).parameters) & set(ARGUMENTS) == exceptions.get(name, set())
 
 
 def from_albumentations(name: str, base: type = object) -> type:
@@ -233,7 +233,7 @@ def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed
         (lambda: T.RandomApply(T.Identity(), T.Identity()), "got Identity(); pass one list, RandomApply([…, …])"),
     ],
 )
-def test_entries_of_an_argument_that_are_passed_separately_are_refused_with_a_remedy(make, text):
+def test_entries_of_one_argument_passed_separately_are_refused_with_a_remedy(make, text):
     with pytest.raises((TypeError, ValueError)) as caught:
         make()
     assert str(caught.value).endswith(text)

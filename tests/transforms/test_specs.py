@@ -23,7 +23,7 @@ BOXES = [np.array([[1.0, 2.0, 30.0, 31.0], [20.0, 9.0, 80.0, 90.0]])] * N
 CODES = {name: spec.code for name, spec in SPECS.items() if spec.code}
 
 
-def made(name: str) -> Any:
+def make(name: str) -> Any:
     """Return the transform whose effect the gallery shows."""
     return eval(CODES[name])
 
@@ -33,8 +33,8 @@ def parameters(name: str) -> set[str]:
 
 
 def draw(transform: Any, rows: slice = slice(None)) -> T.Program:
-    before = [] if "uint8" in transform.works_on else [T.ToDtype("float32", scale=True)]
-    return T.Chain([*before, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
+    conversion = [] if "uint8" in transform.works_on else [T.ToDtype("float32", scale=True)]
+    return T.Chain([*conversion, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
 
 
 def records(program: T.Program) -> list[dict[str, Any]]:
@@ -53,24 +53,26 @@ def test_every_transform_has_a_spec():
 
 @pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])  # of several samples
 def test_a_sample_draws_the_same_in_any_batch(name):
-    transform = made(name)
-    whole = draw(transform)
+    transform = make(name)
+    program = draw(transform)
     for row in (0, 7, N - 1):
-        alone, taken = (records(each) for each in (draw(transform, slice(row, row + 1)), whole.take(np.array([row]))))
-        np.testing.assert_equal(alone, taken)
+        alone, row_of_batch = (
+            records(drawn) for drawn in (draw(transform, slice(row, row + 1)), program.take(np.array([row])))
+        )
+        np.testing.assert_equal(alone, row_of_batch)
 
 
 @pytest.mark.parametrize("name", [name for name in CODES if not SPECS[name].draws and SPECS[name].chains is not None])
 def test_a_transform_without_a_distribution_draws_nothing(name):
-    program = T.Chain([made(name)]).draw(KEY, POSITIONS, np.tile([[200, 300]], (N, 1)))
+    program = T.Chain([make(name)]).draw(KEY, POSITIONS, np.tile([[200, 300]], (N, 1)))
     for row in range(1, N):
         first, other = (records(program.take(np.array([number]))) for number in (0, row))
         np.testing.assert_equal(first, other)
 
 
 @pytest.mark.parametrize("name", [name for name in CODES if not {"transforms", "chains"} & parameters(name)])
-def test_a_transform_draws_what_its_outline_says(name):
-    transform = made(name)
+def test_a_transform_draws_records_and_operations_of_its_outline(name):
+    transform = make(name)
     [outline] = transform.outline
     record = draw(transform).records[-1]
     assert type(record) is outline.kind

@@ -51,9 +51,9 @@ def factors(drawn) -> np.ndarray:
     return np.take_along_axis(drawn.values[:, :, 0], order, axis=1)
 
 
-def test_leaving_an_adjustment_out_does_not_change_the_others():
-    both, one = draw(T.ColorJitter(0.4, hue=0.1), 5, 5), draw(T.ColorJitter(hue=0.1), 5, 5)
-    np.testing.assert_array_equal(factors(both)[:, 1], factors(one)[:, 0])
+def test_color_jitter_draws_hue_alike_with_and_without_brightness():
+    with_brightness, hue_alone = draw(T.ColorJitter(0.4, hue=0.1), 5, 5), draw(T.ColorJitter(hue=0.1), 5, 5)
+    np.testing.assert_array_equal(factors(with_brightness)[:, 1], factors(hue_alone)[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_leaving_an_adjustment_out_does_not_change_the_others():
         (T.Resize(10, max_size=20), (1, 1000), (1, 20)),
     ],
 )
-def test_resize_rounds_as_torchvision(resize, size, expected):
+def test_resize_rounds_sizes_as_torchvision(resize, size, expected):
     assert tuple(draw(resize, *size, 1).size_hw[0]) == expected
     assert T.Chain([T.CenterCrop(size), resize]).output_size_hw == expected
 
@@ -80,33 +80,33 @@ def test_center_crop_rounds_and_pads_as_torchvision():
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
 
 
-def test_what_was_resized_as_it_was_decoded_is_not_resized_again():
+def test_of_decoded_makes_the_resize_of_a_resized_region_an_identity():
     chain = T.Chain([T.Resize((20, 30)), T.RandomHorizontalFlip(), T.CenterCrop(16)])
     program = chain.draw(epoch_key(8, 0), np.arange(3), np.array([[200, 300], [90, 80], [41, 33]]))
     windows = program.windows_tlhw[0]
     shapes = np.hstack([windows[:, 2:], np.full((3, 1), 3)])
-    as_it_is = image_table(np.arange(3), shapes, program.sizes_hw, windows)
-    assert program.of_decoded(as_it_is)[0] is program
-    resized = as_it_is.copy()
-    resized["shape"][1, :2], resized["region_tlhw"][1] = (20, 30), (0, 0, 90, 80)
+    unresized_images = image_table(np.arange(3), shapes, program.sizes_hw, windows)
+    assert program.of_decoded(unresized_images)[0] is program
+    resized_images = unresized_images.copy()
+    resized_images["shape"][1, :2], resized_images["region_tlhw"][1] = (20, 30), (0, 0, 90, 80)
 
-    rest, images = program.of_decoded(resized)
+    decoded, images = program.of_decoded(resized_images)
     assert images["region_tlhw"].tolist() == [windows[0].tolist(), [0, 0, 20, 30], windows[2].tolist()]
-    assert images["size_hw"].tolist() == rest.sizes_hw.tolist()
-    assert (images["offset"].tolist(), images["shape"].tolist()) == ([0, 1, 2], resized["shape"].tolist())
-    assert rest.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
-    assert rest.resize is not None
-    assert rest.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
-    assert rest.resize.sizes_hw.tolist() == rest.sizes_hw.tolist()
-    assert rest.results_hw is program.results_hw
-    for before, after in zip(program.windows_tlhw[1:], rest.windows_tlhw[1:], strict=True):
+    assert images["size_hw"].tolist() == decoded.sizes_hw.tolist()
+    assert (images["offset"].tolist(), images["shape"].tolist()) == ([0, 1, 2], resized_images["shape"].tolist())
+    assert decoded.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
+    assert decoded.resize is not None
+    assert decoded.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
+    assert decoded.resize.sizes_hw.tolist() == decoded.sizes_hw.tolist()
+    assert decoded.results_hw is program.results_hw
+    for before, after in zip(program.windows_tlhw[1:], decoded.windows_tlhw[1:], strict=True):
         np.testing.assert_array_equal(before, after)
-    top, left, height, width = rest.windows_tlhw[0][1]
+    top, left, height, width = decoded.windows_tlhw[0][1]
     assert 0 <= top < top + height <= 20
     assert 0 <= left < left + width <= 30
 
 
-def test_the_first_resize_is_the_record_before_all_that_changes_pixels():
+def test_program_resize_is_a_resize_before_all_records_that_change_pixels():
     def resize_of(*transforms: T.Transform) -> object:
         return T.Chain(transforms).draw(epoch_key(8, 0), np.arange(2), np.array([[90, 80], [50, 60]])).resize
 
