@@ -10,7 +10,7 @@ import pytest
 import torch
 from dataloader.common import Made
 from helpers.peers import torchvision
-from targets.test_batches import image, only_batch, pixels
+from targets.samples import image, only_batch, pixels
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -21,7 +21,7 @@ CROP = T.RandomIoUCrop(sampler_options=[0.0], max_scale=0.6)
 NUMBERS = (1, 2, 3)
 
 
-def target(**more: Any) -> dict[str, Any]:
+def with_boxes(**more: Any) -> dict[str, Any]:
     return {"boxes": gl.Boxes(BOXES), **more}
 
 
@@ -29,7 +29,7 @@ def instances() -> gl.Mask:
     return gl.Mask(np.array(NUMBERS, np.uint8)[:, None, None] * np.ones((40, 50), np.uint8))
 
 
-def labels() -> np.ndarray:
+def numbers() -> np.ndarray:
     return np.array(NUMBERS)
 
 
@@ -40,71 +40,79 @@ def batch_of(sample, transforms, length=12) -> Any:
 # -- what labels_getter names -----------------------------------------------------------------------------------------
 
 
-def named():
+def detection():
     points = np.array(NUMBERS, np.float32)[:, None, None] * np.ones((4, 2), np.float32)
-    return image(), target(labels=labels(), keypoints=gl.Keypoints(points), visible=np.ones((3, 4)), masks=instances())
+    return image(), with_boxes(
+        labels=numbers(), keypoints=gl.Keypoints(points), visible=np.ones((3, 4)), masks=instances()
+    )
 
 
-def test_keypoints_that_the_getter_names_go_with_their_boxes():
+def test_sanitize_drops_keypoints_that_labels_getter_returns():
     getter = lambda sample: (sample[1]["labels"], sample[1]["keypoints"], sample[1]["visible"])  # noqa: E731
-    _, targets = batch_of(named, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
-    for found in targets:
-        assert found["labels"].tolist() == [1, 3]
-        assert found["keypoints"][:, 0, 0].tolist() == [1, 3]
-        assert found["keypoints"].shape == (2, 4, 2)
-        assert found["visible"].shape == (2, 4)
+    _, targets = batch_of(detection, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
+    for target in targets:
+        assert target["labels"].tolist() == [1, 3]
+        assert target["keypoints"][:, 0, 0].tolist() == [1, 3]
+        assert target["keypoints"].shape == (2, 4, 2)
+        assert target["visible"].shape == (2, 4)
 
 
-def test_masks_that_the_getter_names_go_with_their_boxes_wherever_they_stand():
+def test_sanitize_drops_masks_that_labels_getter_returns_from_anywhere():
     def sample():
-        first, own = named()
-        return first, own, instances(), gl.Mask(np.zeros((3, 40, 50), np.uint8))
+        picture, fields = detection()
+        return picture, fields, instances(), gl.Mask(np.zeros((3, 40, 50), np.uint8))
 
     getter = lambda sample: (sample[1]["labels"], sample[1]["keypoints"], sample[2])  # noqa: E731
-    _, targets, far, semantic = batch_of(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
-    assert [mask.amax(dim=(1, 2)).tolist() for mask in far] == [[1, 3]] * 2
-    assert [found["masks"].amax(dim=(1, 2)).tolist() for found in targets] == [[1, 3]] * 2
+    _, targets, instance_masks, semantic = batch_of(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
+    assert [mask.amax(dim=(1, 2)).tolist() for mask in instance_masks] == [[1, 3]] * 2
+    assert [target["masks"].amax(dim=(1, 2)).tolist() for target in targets] == [[1, 3]] * 2
     assert [tuple(mask.shape) for mask in semantic] == [(3, 40, 50)] * 2
 
 
-def coco():
-    own = target(labels=labels(), area=np.array(NUMBERS, np.float32), iscrowd=labels(), visibility=np.ones((3, 4)))
+def coco_detection():
+    fields = with_boxes(
+        labels=numbers(), area=np.array(NUMBERS, np.float32), iscrowd=numbers(), visibility=np.ones((3, 4))
+    )
     points = np.array(NUMBERS, np.float32)[:, None, None] * np.ones((4, 2), np.float32)
-    return image(), {**own, "keypoints": gl.Keypoints(points), "others": np.ones(3)}
+    return image(), {**fields, "keypoints": gl.Keypoints(points), "others": np.ones(3)}
 
 
 @pytest.mark.parametrize("chain", [[T.SanitizeBoundingBoxes()], [CROP], [CROP, T.SanitizeBoundingBoxes()]])
-def test_what_coco_has_of_each_object_goes_with_its_box_without_being_named(chain):
-    _, targets = batch_of(coco, chain)
-    assert any(len(found["boxes"]) < 3 for found in targets)
-    for found in targets:
-        kept = found["labels"].tolist()
-        assert len(kept) == len(found["boxes"])
-        assert found["area"].tolist() == found["iscrowd"].tolist() == kept
-        assert found["visibility"].shape == (len(kept), 4)
-        assert found["keypoints"].shape == (len(kept), 4, 2)
-        assert len(found["others"]) == 3
+def test_coco_fields_next_to_boxes_are_dropped_with_them(chain):
+    _, targets = batch_of(coco_detection, chain)
+    assert any(len(target["boxes"]) < 3 for target in targets)
+    for target in targets:
+        labels = target["labels"].tolist()
+        assert len(labels) == len(target["boxes"])
+        assert target["area"].tolist() == target["iscrowd"].tolist() == labels
+        assert target["visibility"].shape == (len(labels), 4)
+        assert target["keypoints"].shape == (len(labels), 4, 2)
+        assert len(target["others"]) == 3
 
 
-def test_a_getter_that_forgets_the_keypoints_of_the_boxes_is_refused():
+def test_sanitize_refuses_a_labels_getter_without_the_keypoints_of_the_boxes():
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"])]
     text = "the keypoints next to them have one entry for each of the 3 boxes, but labels_getter= does not return them"
     with pytest.raises(gl.SampleError, match=text):
-        batch_of(coco, chain, 1)
-    _, (found,) = batch_of(coco, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
-    assert (len(found["boxes"]), len(found["keypoints"])) == (2, 3)
+        batch_of(coco_detection, chain, 1)
+    _, (target,) = batch_of(coco_detection, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
+    assert (len(target["boxes"]), len(target["keypoints"])) == (2, 3)
 
 
-def test_points_that_are_not_of_the_boxes_stay():
+def test_sanitize_retains_keypoints_that_do_not_belong_to_boxes():
     def sample():
-        return image(), target(labels=labels(), corners=gl.Keypoints(np.ones((3, 2)))), gl.Keypoints(np.ones((3, 1, 2)))
+        return (
+            image(),
+            with_boxes(labels=numbers(), corners=gl.Keypoints(np.ones((3, 2)))),
+            gl.Keypoints(np.ones((3, 1, 2))),
+        )
 
-    _, targets, far = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
-    assert [(len(found["labels"]), len(found["corners"])) for found in targets] == [(2, 3)] * 2
-    assert [len(points) for points in far] == [3, 3]
+    _, targets, keypoints = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
+    assert [(len(target["labels"]), len(target["corners"])) for target in targets] == [(2, 3)] * 2
+    assert [len(points) for points in keypoints] == [3, 3]
 
 
-def test_torchvisions_keypoints_and_masks_may_be_named():
+def test_labels_getter_may_return_torchvisions_keypoints_and_masks():
     torchvision()
     from torchvision import tv_tensors
 
@@ -118,13 +126,13 @@ def test_torchvisions_keypoints_and_masks_may_be_named():
 
     getter = lambda sample: [sample[1][key] for key in ("labels", "points", "masks")]  # noqa: E731
     _, targets = batch_of(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
-    for found in targets:
-        assert found["labels"].tolist() == [1, 3]
-        assert found["points"].tolist() == [[1, 1], [3, 3]]
-        assert found["masks"].amax(dim=(1, 2)).tolist() == [1, 3]
+    for target in targets:
+        assert target["labels"].tolist() == [1, 3]
+        assert target["points"].tolist() == [[1, 1], [3, 3]]
+        assert target["masks"].amax(dim=(1, 2)).tolist() == [1, 3]
 
 
-def test_a_mask_of_the_whole_image_cannot_be_named():
+def test_sanitize_refuses_a_semantic_mask_from_labels_getter():
     sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["m"])]
     with pytest.raises(gl.SampleError, match=r"must have shape N×H×W, got shape \(40, 50\); do not return"):
@@ -147,33 +155,36 @@ class Row(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("sample", "found"),
+    ("sample", "boxes_and_labels"),
     [
-        (lambda: (image(), target(labels=labels())), lambda b, n: (b[1][n]["boxes"], b[1][n]["labels"])),
-        (lambda: (image(), 7, target(Labels=labels())), lambda b, n: (b[2][n]["boxes"], b[2][n]["Labels"])),
+        (lambda: (image(), with_boxes(labels=numbers())), lambda b, n: (b[1][n]["boxes"], b[1][n]["labels"])),
+        (lambda: (image(), 7, with_boxes(Labels=numbers())), lambda b, n: (b[2][n]["boxes"], b[2][n]["Labels"])),
         # By chance there are as many image labels as boxes.
-        (lambda: (image(), labels(), target(labels=labels())), lambda b, n: (b[2][n]["boxes"], b[2][n]["labels"])),
         (
-            lambda: {"image": gl.Image(pixels()), "label": 5, "target": target(labels=torch.tensor(NUMBERS))},
+            lambda: (image(), numbers(), with_boxes(labels=numbers())),
+            lambda b, n: (b[2][n]["boxes"], b[2][n]["labels"]),
+        ),
+        (
+            lambda: {"image": gl.Image(pixels()), "label": 5, "target": with_boxes(labels=torch.tensor(NUMBERS))},
             lambda b, n: (b["target"][n]["boxes"], b["target"][n]["labels"]),
         ),
-        (lambda: (image(), Target(gl.Boxes(BOXES), labels())), lambda b, n: (b[1][n].boxes, b[1][n].class_labels)),
-        (lambda: Row(image(), gl.Boxes(BOXES), labels()), lambda b, n: (b.boxes[n], b.label_ids[n])),
+        (lambda: (image(), Target(gl.Boxes(BOXES), numbers())), lambda b, n: (b[1][n].boxes, b[1][n].class_labels)),
+        (lambda: Row(image(), gl.Boxes(BOXES), numbers()), lambda b, n: (b.boxes[n], b.label_ids[n])),
         (
-            lambda: (image(), target(label_name="cat", label_ids=labels(), area=np.ones(3))),
+            lambda: (image(), with_boxes(label_name="cat", label_ids=numbers(), area=np.ones(3))),
             lambda b, n: (b[1][n]["boxes"], b[1][n]["label_ids"]),
         ),
         # At the place where torchvision looks, though not beside the boxes.
-        (lambda: (image(), labels(), gl.Boxes(BOXES)), lambda b, n: (b[2][n], b[1][n])),
+        (lambda: (image(), numbers(), gl.Boxes(BOXES)), lambda b, n: (b[2][n], b[1][n])),
     ],
 )
-def test_a_crop_that_leaves_boxes_out_finds_their_labels(sample, found):
+def test_iou_crop_drops_the_labels_of_dropped_boxes(sample, boxes_and_labels):
     batch = batch_of(sample, [CROP])
     counts = set()
     for number in range(12):
-        boxes, own = found(batch, number)
-        assert len(own) == len(boxes)
-        assert set(own.tolist()) <= set(NUMBERS)
+        boxes, labels = boxes_and_labels(batch, number)
+        assert len(labels) == len(boxes)
+        assert set(labels.tolist()) <= set(NUMBERS)
         counts.add(len(boxes))
     assert min(counts) < 3
 
@@ -182,92 +193,98 @@ def test_a_crop_that_leaves_boxes_out_finds_their_labels(sample, found):
     ("sample", "text"),
     [
         (
-            lambda: (image(), gl.Boxes(BOXES), labels()),
+            lambda: (image(), gl.Boxes(BOXES), numbers()),
             r"unclear whether 2, of shape \(3,\), next to the boxes belongs to",
         ),
-        (lambda: (image(), target(classes=labels())), r"'classes', of shape \(3,\).*SanitizeBoundingBoxes\(labels_get"),
-        (lambda: (image(), target(scores=torch.ones(3, 2))), r"no labels were found, .*'scores', of shape \(3, 2\)"),
-        (lambda: (image(), target(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
         (
-            lambda: (image(), 7, target(labels=[1, 2, 3])),
+            lambda: (image(), with_boxes(classes=numbers())),
+            r"'classes', of shape \(3,\).*SanitizeBoundingBoxes\(labels_get",
+        ),
+        (
+            lambda: (image(), with_boxes(scores=torch.ones(3, 2))),
+            r"no labels were found, .*'scores', of shape \(3, 2\)",
+        ),
+        (lambda: (image(), with_boxes(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
+        (
+            lambda: (image(), 7, with_boxes(labels=[1, 2, 3])),
             r"must be arrays or tensors with one entry.*got list: \[1, 2, 3\]",
         ),
     ],
 )
-def test_labels_that_may_be_or_not_are_an_error_with_a_way_out(sample, text):
+def test_iou_crop_raises_an_error_with_a_remedy_for_ambiguous_labels(sample, text):
     with pytest.raises(gl.SampleError, match=text):
         batch_of(sample, [T.Resize((40, 50)), CROP])
 
 
 @pytest.mark.parametrize("getter", [lambda sample: sample[2], None])
-def test_the_way_out_of_the_error_is_one(getter):
+def test_a_labels_getter_resolves_ambiguous_labels(getter):
     batch = only_batch(
-        lambda i: (image(), gl.Boxes(BOXES), labels()),
+        lambda i: (image(), gl.Boxes(BOXES), numbers()),
         12,
         transforms=[CROP, T.SanitizeBoundingBoxes(labels_getter=getter)],
-        collate_fn=lambda samples: [(len(boxes), len(own)) for _, boxes, own in samples],
+        collate_fn=lambda samples: [(len(boxes), len(labels)) for _, boxes, labels in samples],
     )
     assert min(boxes for boxes, _ in batch) < 3
-    for boxes, own in batch:
-        assert own == (3 if getter is None else boxes)  # None: the user says that there are no labels
+    for boxes, labels in batch:
+        assert labels == (3 if getter is None else boxes)  # None: the user says that there are no labels
 
 
 @pytest.mark.parametrize(
     "sample",
     [
         lambda: (image(), gl.Boxes(BOXES)),
-        lambda: (image(), target(image_id=7, name="a", size=np.array([40, 50]))),
+        lambda: (image(), with_boxes(image_id=7, name="a", size=np.array([40, 50]))),
         lambda: {"image": np.zeros((3, 40, 3), np.uint8), "boxes": gl.Boxes(BOXES / 20)},  # an image of as many rows
     ],
 )
-def test_samples_that_hold_boxes_only_are_fine(sample):
+def test_iou_crop_accepts_samples_with_boxes_but_without_labels(sample):
     assert len(batch_of(sample, [T.RandomIoUCrop()]))
 
 
 @pytest.mark.parametrize("order", [(None, "default"), ("default", None)])
-def test_what_one_transform_names_goes_with_all_that_leave_boxes_out(order):
+def test_labels_of_one_transform_are_dropped_by_all_transforms_that_drop_boxes(order):
     chain = [
         CROP,
         T.SanitizeBoundingBoxes(labels_getter=order[0]),
         T.RandomChoice([T.CenterCrop(12), T.RandomIoUCrop()]),
         T.SanitizeBoundingBoxes(min_size=3, labels_getter=order[1]),
     ]
-    _, targets = batch_of(lambda: (image(), target(labels=labels(), masks=instances())), chain, 40)
-    for found in targets:
-        assert len(found["boxes"]) == len(found["labels"]) == len(found["masks"])
-        assert found["masks"].amax(dim=(1, 2)).tolist() == found["labels"].tolist()
-    assert {len(found["boxes"]) for found in targets} >= {0, 1}
+    _, targets = batch_of(lambda: (image(), with_boxes(labels=numbers(), masks=instances())), chain, 40)
+    for target in targets:
+        assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
+        assert target["masks"].amax(dim=(1, 2)).tolist() == target["labels"].tolist()
+    assert {len(target["boxes"]) for target in targets} >= {0, 1}
 
 
 # -- masks of instances -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ragged", ["error", "list"])
-def test_a_mask_outside_is_of_the_whole_image_though_there_is_one_box(ragged):
+def test_a_mask_outside_the_dict_of_a_single_box_is_semantic(ragged):
     def sample(i):
         box = [[1, 2, 30, 30]] if i % 2 else [[44, 34, 49, 39]]
-        own = {"boxes": gl.Boxes(box), "labels": np.array([1]), "masks": gl.Mask(np.ones((1, 40, 50), np.uint8))}
-        return image(), own, gl.Mask(np.full((1, 40, 50), i, np.int64))
+        fields = {"boxes": gl.Boxes(box), "labels": np.array([1]), "masks": gl.Mask(np.ones((1, 40, 50), np.uint8))}
+        return image(), fields, gl.Mask(np.full((1, 40, 50), i, np.int64))
 
     _, targets, semantic = only_batch(
         sample, 4, transforms=[T.CenterCrop(20), T.SanitizeBoundingBoxes(min_size=6)], ragged=ragged
     )
-    assert [len(found["boxes"]) for found in targets] == [0, 1, 0, 1]
-    assert [len(found["masks"]) for found in targets] == [0, 1, 0, 1]
+    assert [len(target["boxes"]) for target in targets] == [0, 1, 0, 1]
+    assert [len(target["masks"]) for target in targets] == [0, 1, 0, 1]
     assert [tuple(mask.shape) for mask in semantic] == [(1, 20, 20)] * 4
     assert [int(mask.max()) for mask in semantic] == [0, 1, 2, 3]
 
 
-def test_masks_of_instances_may_lie_deeper_than_their_boxes():
-    sample = lambda: (image(), target(labels=labels(), more={"masks": [instances()]}))  # noqa: E731
+def test_sanitize_drops_instance_masks_that_are_nested_deeper_than_boxes():
+    sample = lambda: (image(), with_boxes(labels=numbers(), more={"masks": [instances()]}))  # noqa: E731
     _, targets = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
-    assert [found["more"]["masks"][0].amax(dim=(1, 2)).tolist() for found in targets] == [[1, 3]] * 2
+    assert [target["more"]["masks"][0].amax(dim=(1, 2)).tolist() for target in targets] == [[1, 3]] * 2
 
 
-def test_single_samples_leave_out_the_same():
-    sample = lambda i: (image(), 7, target(labels=labels(), masks=instances()))  # noqa: E731
+def test_iou_crop_drops_masks_of_boxes_without_a_batch_size():
+    sample = lambda i: (image(), 7, with_boxes(labels=numbers(), masks=instances()))  # noqa: E731
     with gl.Loader(Made(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
-        targets = [found for _, _, found in loader]
-    assert min(len(found["boxes"]) for found in targets) < 3
-    for found in targets:
-        assert found["masks"].amax(dim=(1, 2)).tolist() == found["labels"].tolist()
+        targets = [target for _, _, target in loader]
+    assert min(len(target["boxes"]) for target in targets) < 3
+    for target in targets:
+        assert target["masks"].amax(dim=(1, 2)).tolist() == target["labels"].tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from targets.test_batches import boxes, image, only_batch, pixels, png
+from targets.samples import boxes, image, only_batch, pixels, png
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -113,20 +113,20 @@ SANITIZE = [T.SanitizeBoundingBoxes()]
         ),
     ],
 )
-def test_a_sample_that_does_not_fit_says_why(make, transforms, text):
+def test_an_error_of_unsuitable_targets_says_what_is_wrong(make, transforms, text):
     with pytest.raises(gl.SampleError, match=text) as caught:
         only_batch(lambda i: make(), 2, transforms=transforms)
     assert "sample 0" in str(caught.value)
 
 
-def test_a_sample_whose_mask_does_not_fit_can_be_skipped():
+def test_on_error_skip_skips_a_sample_with_a_mask_of_another_size():
     sample = lambda i: (image(), gl.Mask(MASK if i else MASK[:30]))  # noqa: E731
     with pytest.warns(RuntimeWarning, match="a mask must have the size of its image.*it was skipped"):
         images, masks = only_batch(sample, 4, on_error="skip")
     assert len(images) == len(masks) == 3
 
 
-def test_boxes_that_reach_beyond_the_image_are_clipped_by_a_crop_and_left_out_by_sanitizing():
+def test_boxes_beyond_the_image_are_clipped_by_a_crop_and_dropped_by_sanitize():
     def sample(i):
         return image(), {"boxes": gl.Boxes([[-10.0, 5, 20, 60], [1, 1, 9, 9]]), "labels": np.arange(2)}
 
@@ -138,13 +138,13 @@ def test_boxes_that_reach_beyond_the_image_are_clipped_by_a_crop_and_left_out_by
     assert targets[0]["boxes"].tolist() == [[0, 5, 20, 40], [1, 1, 9, 9]]
 
 
-def test_a_fill_that_a_mask_cannot_hold_is_named():
+def test_pad_refuses_a_fill_outside_the_dtype_of_a_mask():
     transforms = [T.Pad(2, fill={gl.Image: 0, gl.Mask: 300})]
     with pytest.raises(ValueError, match=r"Pad\(.*fills masks with 300, which a mask of dtype uint8 cannot hold"):
         only_batch(lambda i: (image(), gl.Mask(MASK)), transforms=transforms)
 
 
-def test_masks_of_different_number_are_named():
+def test_collate_error_names_samples_with_different_numbers_of_masks():
     sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
     with pytest.raises(
         gl.CollateError,
@@ -153,7 +153,7 @@ def test_masks_of_different_number_are_named():
         only_batch(sample)
 
 
-def test_samples_of_different_structure_are_named():
+def test_collate_error_names_samples_of_different_structure():
     sample = lambda i: (image(), gl.Mask(MASK), i) if i != 1 else (image(), gl.Mask(MASK))  # noqa: E731
     with pytest.raises(
         gl.CollateError, match=r"sample 0 is \(·, ·, ·\) with .*, but sample 1 is \(·, ·\) with .*same structure"
@@ -161,15 +161,15 @@ def test_samples_of_different_structure_are_named():
         only_batch(sample)
 
 
-def test_boxes_that_torchvision_would_not_clip_are_refused():
+def test_loader_refuses_torchvisions_unclamped_and_rotated_boxes():
     from helpers.peers import torchvision
 
     torchvision()
     from torchvision import tv_tensors
 
-    found = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(40, 50), clamping_mode=None)
+    unclamped = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(40, 50), clamping_mode=None)
     with pytest.raises(gl.SampleError, match="clamping_mode=None, but gpuload clips boxes"):
-        only_batch(lambda i: (image(), found), transforms=[T.CenterCrop(20)])
+        only_batch(lambda i: (image(), unclamped), transforms=[T.CenterCrop(20)])
     rotated = tv_tensors.BoundingBoxes(torch.ones(1, 5), format="XYWHR", canvas_size=(40, 50))
     with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
         only_batch(lambda i: (image(), rotated), transforms=[T.CenterCrop(20)])

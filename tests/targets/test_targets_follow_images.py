@@ -44,11 +44,13 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("box_format", ["xyxy", "cxcywh"])
-def test_targets_follow_the_picture(name, box_format):
+def test_geometric_transforms_move_targets_with_the_image(name, box_format):
     transforms = [*CHAINS[name], T.ConvertBoundingBoxFormat("xyxy")]
     with gl.Loader(Scenes(12, box_format), 4, transforms=transforms, num_workers=0, device="cpu") as loader:
         seen = [
-            check(image.numpy(), target, mask.numpy()) for batch in loader for image, target, mask in triples(batch)
+            check_targets(image.numpy(), target, mask.numpy())
+            for batch in loader
+            for image, target, mask in triples(batch)
         ]
     assert np.sum(seen) >= 12  # dots were looked at
 
@@ -59,7 +61,7 @@ def triples(batch):
     return zip(images, targets, masks, strict=True)
 
 
-def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
+def check_targets(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
     """Hold one sample's targets against its picture; how many dots there were to look at."""
     height, width = mask.shape
     assert image.shape == (3, height, width)
@@ -88,7 +90,7 @@ def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) 
     return seen
 
 
-def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
+def test_flips_move_keypoints_to_the_mirrored_pixel():
     class One:
         def __len__(self) -> int:
             return 1
@@ -107,7 +109,7 @@ def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_quarter_turn_takes_keypoints_to_the_last_pixel_and_a_rotation_to_the_border(seed):
+def test_rotate90_moves_keypoints_to_pixels_and_rotation_to_corners_of_pixels(seed):
     """`RandomRotate90` moves them as flips do; `RandomRotation` takes the corner of the first pixel to the corner."""
     image = np.zeros((20, 30, 3), np.uint8)
     image[5, 3] = 255
@@ -136,7 +138,7 @@ RECIPE = (
 )
 
 
-class Several(Scenes):
+class ScenesWithSeveralBoxes(Scenes):
     """Scenes with several boxes and instance masks."""
 
     def __getitem__(self, index):
@@ -169,12 +171,12 @@ def equal(one, other) -> bool:
 
 def epoch(**options):
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", **options}
-    with gl.Loader(Several(16), **options) as loader:
+    with gl.Loader(ScenesWithSeveralBoxes(16), **options) as loader:
         return list(loader)
 
 
 @pytest.mark.processes
-def test_any_number_of_workers_gives_the_same_targets():
+def test_workers_give_the_targets_of_the_main_process():
     expected = epoch(num_workers=0)
     assert equal(epoch(num_workers=2, chunk_size=3), expected)
     sizes = [len(target["boxes"]) for _, targets, _ in expected for target in targets]
@@ -188,21 +190,21 @@ def test_any_number_of_workers_gives_the_same_targets():
 
 
 @pytest.mark.processes
-def test_a_resumed_epoch_goes_on_with_the_same_targets():
+def test_a_resumed_epoch_continues_with_the_same_targets():
     expected = epoch(num_workers=0)
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu"}
-    with gl.Loader(Several(16), num_workers=0, **options) as loader:
+    with gl.Loader(ScenesWithSeveralBoxes(16), num_workers=0, **options) as loader:
         iterator = iter(loader)
         next(iterator)
         state = loader.state_dict()
-    with gl.Loader(Several(16), num_workers=2, **options) as loader:
+    with gl.Loader(ScenesWithSeveralBoxes(16), num_workers=2, **options) as loader:
         loader.load_state_dict(state)
         assert equal(list(loader), expected[1:])
 
 
 def test_a_replayed_sample_has_the_targets_of_its_batch():
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", "num_workers": 0}
-    with gl.Loader(Several(16), **options) as loader:
+    with gl.Loader(ScenesWithSeveralBoxes(16), **options) as loader:
         batches = list(loader)
         for position in (2, 7, 13):
             images, targets, masks = batches[position // 4]
@@ -215,34 +217,40 @@ def test_a_replayed_sample_has_the_targets_of_its_batch():
 
 
 @pytest.mark.cuda
-def test_targets_on_a_gpu_are_those_of_the_cpu():
-    for expected, found in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
-        tensors = [*found[1], {"masks": found[2]}]
+def test_targets_on_a_gpu_equal_those_on_the_cpu():
+    for expected, on_gpu in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
+        tensors = [*on_gpu[1], {"masks": on_gpu[2]}]
         assert all(
             tensor.is_cuda for target in tensors for tensor in target.values() if isinstance(tensor, torch.Tensor)
         )
-        for one, other in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
-            for name, value in one.items():
+        for expected_values, values in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
+            for name, value in expected_values.items():
                 if isinstance(value, torch.Tensor):
-                    torch.testing.assert_close(value, other[name].cpu(), rtol=0, atol=0)
+                    torch.testing.assert_close(value, values[name].cpu(), rtol=0, atol=0)
 
 
 @pytest.mark.processes
-def test_crops_by_boxes_may_stand_anywhere_and_within_others():
+def test_nested_and_repeated_iou_crops_move_boxes_with_their_masks():
     inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
     again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
     transforms = [T.RandomZoomOut(p=0.5), inner, T.Resize(60), again, T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
-    whole, found = 0, []
+    box_count, epochs = 0, []
     for workers in (0, 2):
         with gl.Loader(
-            Several(32), 8, transforms=transforms, num_workers=workers, chunk_size=3, device="cpu", shuffle=True
+            ScenesWithSeveralBoxes(32),
+            8,
+            transforms=transforms,
+            num_workers=workers,
+            chunk_size=3,
+            device="cpu",
+            shuffle=True,
         ) as loader:
-            found.append(list(loader))
-    assert equal(*found)
-    for _, targets, _ in found[0]:
+            epochs.append(list(loader))
+    assert equal(*epochs)
+    for _, targets, _ in epochs[0]:
         for target in targets:
             assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
-            whole += len(target["boxes"])
+            box_count += len(target["boxes"])
             slack = 4  # a pixel of the whole picture, of which a crop is enlarged
             for box, mask in zip(target["boxes"], target["masks"], strict=True):
                 rows, columns = mask.nonzero(as_tuple=True)
@@ -251,10 +259,10 @@ def test_crops_by_boxes_may_stand_anywhere_and_within_others():
                     assert columns.max() <= box[2] + slack
                     assert box[1] - slack <= rows.min()
                     assert rows.max() <= box[3] + slack
-    assert 0 < whole < sum(index % 4 for index in range(32))
+    assert 0 < box_count < sum(index % 4 for index in range(32))
 
 
-WARPED = """
+HASH_WARPED_TARGETS = """
 import hashlib
 import numpy as np
 from gpuload import transforms as T
@@ -272,10 +280,10 @@ print(hashlib.sha256(b"".join(s.boxes[0].tobytes() + s.points[0].tobytes() for s
 
 
 @pytest.mark.processes
-def test_targets_have_the_same_bits_whichever_kernels_numpys_blas_has_for_the_processor():
-    found = [
+def test_targets_have_the_same_bits_with_any_kernels_of_numpys_blas():
+    hashes = [
         subprocess.run(
-            [sys.executable, "-c", WARPED],
+            [sys.executable, "-c", HASH_WARPED_TARGETS],
             env={**os.environ, "OPENBLAS_CORETYPE": kernels},
             check=True,
             capture_output=True,
@@ -283,4 +291,4 @@ def test_targets_have_the_same_bits_whichever_kernels_numpys_blas_has_for_the_pr
         ).stdout
         for kernels in ("Haswell", "Sandybridge")
     ]
-    assert found[0] == found[1]
+    assert hashes[0] == hashes[1]
