@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from chains.bounds import ANY, STEPS, bound
-from chains.strategies import Tried
+from chains.strategies import Example
 
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
 from gpuload.transforms.base import Transform
 
-__all__ = ["check", "check_alone"]
+__all__ = ["check_against_reference", "check_alone"]
 
 ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 FLOAT = 1e-5  # of the numbers of finished images: sums of float32 in another order
@@ -30,34 +30,34 @@ def run(backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dt
     return list(stage(images, draws))
 
 
-def check(example: Tried, backend: str) -> None:
+def check_against_reference(example: Example, backend: str) -> None:
     """The backend's results are the reference's, as far as `bounds` says."""
-    own, draws = STEPS[backend], example.draws
-    given = _cut(example)
-    levels, late = draws.split()
-    allowed = [bound(own, levels, row) for row in range(len(draws))]
-    expected = run("torch", example.chain, draws, given, example.dtype)
-    found = run(backend, example.chain, draws, given, example.dtype)
-    _compare(example, expected, found, allowed, late, "the whole chain")
+    steps, draws = STEPS[backend], example.draws
+    images = _cut(example)
+    levels, finishing = draws.split()
+    allowed = [bound(steps, levels, row) for row in range(len(draws))]
+    expected = run("torch", example.chain, draws, images, example.dtype)
+    results = run(backend, example.chain, draws, images, example.dtype)
+    _compare(example, expected, results, allowed, finishing, "the whole chain")
     transforms = example.chain.lines[0].transforms[: levels.late_from]
     if len(transforms) > 1 and not any(transform.output_state for transform in transforms[:-1]):
         _check_steps(example, backend, levels, transforms)
 
 
-def check_alone(example: Tried, backend: str) -> None:
+def check_alone(example: Example, backend: str) -> None:
     """Each image of the backend's results has the bits that it has alone, and the reference's size and dtype."""
-    given = _cut(example)
-    expected = run("torch", example.chain, example.draws, given, example.dtype)
-    found = run(backend, example.chain, example.draws, given, example.dtype)
-    for row, (image, other) in enumerate(zip(found, expected, strict=True)):
-        assert (image.shape, image.dtype) == (other.shape, other.dtype), f"image {row}"
+    images = _cut(example)
+    expected = run("torch", example.chain, example.draws, images, example.dtype)
+    results = run(backend, example.chain, example.draws, images, example.dtype)
+    for row, (result, expected_result) in enumerate(zip(results, expected, strict=True)):
+        assert (result.shape, result.dtype) == (expected_result.shape, expected_result.dtype), f"image {row}"
         if example.chain.mixing is None:
-            draws, images = (batch.take(np.array([row])) for batch in (example.draws, given))
-            [alone] = run(backend, example.chain, draws, images, example.dtype)
-            assert torch.equal(alone, image), f"image {row} is {(alone.double() - image.double()).abs().max():g} off"
+            draws, image = (batch.take(np.array([row])) for batch in (example.draws, images))
+            [alone] = run(backend, example.chain, draws, image, example.dtype)
+            assert torch.equal(alone, result), f"image {row} is {(alone.double() - result.double()).abs().max():g} off"
 
 
-def _cut(example: Tried) -> RaggedImages:
+def _cut(example: Example) -> RaggedImages:
     """The regions that a worker would decode."""
     images = RaggedImages.from_arrays(
         [
@@ -70,62 +70,76 @@ def _cut(example: Tried) -> RaggedImages:
     return images
 
 
-def _check_steps(example: Tried, backend: str, levels: T.Program, transforms: Sequence[Transform]) -> None:
+def _check_steps(example: Example, backend: str, levels: T.Program, transforms: Sequence[Transform]) -> None:
     """Each transform alone, from what the reference gives it; and all that stand behind one that was not exact."""
-    own, images = STEPS[backend], example.images
+    steps, images = STEPS[backend], example.images
     exact = True
     for number, transform in enumerate(transforms):
         if transform.output_state:
             break
         step, chain = _part(levels, transforms, number, number + 1)
-        given = RaggedImages.from_arrays(images)
-        expected = run("torch", chain, step, given)
-        allowed = [bound(own, step, row) for row in range(len(step))]
+        inputs = RaggedImages.from_arrays(images)
+        expected = run("torch", chain, step, inputs)
+        allowed = [bound(steps, step, row) for row in range(len(step))]
         place = f"transform {number + 1}, {transform!r}"
         if not exact:  # else the whole chain has said it
-            rest, others = _part(levels, transforms, number, len(transforms))
-            rest_allowed = [bound(own, rest, row) for row in range(len(rest))]
-            if min(rest_allowed) < ANY:
-                whole = run("torch", others, rest, given)
-                _compare(example, whole, run(backend, others, rest, given), rest_allowed, None, place)
-        _compare(example, expected, run(backend, chain, step, given), allowed, None, place)
+            remaining, remaining_chain = _part(levels, transforms, number, len(transforms))
+            remaining_allowed = [bound(steps, remaining, row) for row in range(len(remaining))]
+            if min(remaining_allowed) < ANY:
+                remaining_expected = run("torch", remaining_chain, remaining, inputs)
+                _compare(
+                    example,
+                    remaining_expected,
+                    run(backend, remaining_chain, remaining, inputs),
+                    remaining_allowed,
+                    None,
+                    place,
+                )
+        _compare(example, expected, run(backend, chain, step, inputs), allowed, None, place)
         exact = not any(allowed)
         images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
 
 
 def _part(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
     """Some of the transforms, without those that make numbers of levels: what was drawn, and a chain of them."""
-    kept = [number for number in range(start, end) if not transforms[number].output_state]
+    numbers = [number for number in range(start, end) if not transforms[number].output_state]
     part = program.part(program.place_of(start), program.place_of(end))
-    records = [replace(record, step=kept.index(record.step)) for record in part.records if record.step in kept]
-    return T.Program(tuple(records), part.sizes_hw, part.results_hw), T.Chain([transforms[number] for number in kept])
+    records = [replace(record, step=numbers.index(record.step)) for record in part.records if record.step in numbers]
+    return T.Program(tuple(records), part.sizes_hw, part.results_hw), T.Chain(
+        [transforms[number] for number in numbers]
+    )
 
 
 def _compare(
-    example: Tried, expected: list[Any], found: list[Any], allowed: list[float], late: T.Program | None, place: str
+    example: Example,
+    expected: list[Any],
+    results: list[Any],
+    allowed: list[float],
+    finishing: T.Program | None,
+    place: str,
 ) -> None:
     scale = _units(example, expected[0])
-    mixed = late is not None and late.mix is not None
+    mixed = finishing is not None and finishing.mix is not None
     if mixed:  # an image has its neighbour's differences too
         partners = [row ^ 1 if row ^ 1 < len(allowed) else row for row in range(len(allowed))]
         allowed = [max(allowed[row], allowed[partner]) for row, partner in enumerate(partners)]
-    for row, (one, other) in enumerate(zip(expected, found, strict=True)):
-        assert one.shape == other.shape, f"{place}: image {row} is {tuple(other.shape)}, not {tuple(one.shape)}"
-        assert one.dtype == other.dtype, f"{place}: image {row} is {other.dtype}, not {one.dtype}"
-        apart = (one.double() - other.double()).abs()
-        limit = torch.full_like(apart, allowed[row]) * scale
-        if one.dtype != torch.uint8:
-            limit += FLOAT + (one.double().abs() + limit) * ULPS[one.dtype]
-        over = apart > limit
+    for row, (image, result) in enumerate(zip(expected, results, strict=True)):
+        assert image.shape == result.shape, f"{place}: image {row} is {tuple(result.shape)}, not {tuple(image.shape)}"
+        assert image.dtype == result.dtype, f"{place}: image {row} is {result.dtype}, not {image.dtype}"
+        difference = (image.double() - result.double()).abs()
+        limit = torch.full_like(difference, allowed[row]) * scale
+        if image.dtype != torch.uint8:
+            limit += FLOAT + (image.double().abs() + limit) * ULPS[image.dtype]
+        over = difference > limit
         assert not over.any(), (
-            f"{place}: image {row} is {apart.max():g} off ({one.dtype}), {int(over.sum())} of {over.numel()} numbers "
-            f"by more than {float(limit[over].min()):g}"
+            f"{place}: image {row} is {difference.max():g} off ({image.dtype}), "
+            f"{int(over.sum())} of {over.numel()} numbers by more than {float(limit[over].min()):g}"
         )
 
 
-def _units(example: Tried, result: torch.Tensor) -> torch.Tensor:
+def _units(example: Example, result: torch.Tensor) -> torch.Tensor:
     """How much a level is in the numbers of a result, for each channel."""
     if result.dtype == torch.uint8:
         return torch.ones(1, 1, 1, dtype=torch.float64)
-    finish = Finish.of(example.chain.lines[0].transforms, example.dtype)
-    return torch.tensor(finish.scale, dtype=torch.float64)[:, None, None]
+    final = Finish.of(example.chain.lines[0].transforms, example.dtype)
+    return torch.tensor(final.scale, dtype=torch.float64)[:, None, None]

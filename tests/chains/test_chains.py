@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from chains.check import check, check_alone
-from chains.strategies import tried
+from chains.check import check_against_reference, check_alone
+from chains.strategies import chain_examples
 from hypothesis import HealthCheck, given, settings
 from parity.usable import needs
 
@@ -17,7 +17,7 @@ from parity.usable import needs
 EXAMPLES = int(os.environ.get("GPULOAD_EXAMPLES", "0"))
 
 
-def examples(count: int) -> settings:
+def settings_for(count: int) -> settings:
     """Always the same examples, so that no run of the tests is unlike another."""
     return settings(
         max_examples=EXAMPLES or count,
@@ -37,16 +37,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@examples(300)
-@given(tried())
-def test_batches(example):
-    check(example, "batches")
+@settings_for(300)
+@given(chain_examples())
+def test_the_batched_runner_gives_the_results_of_the_reference(example):
+    check_against_reference(example, "batches")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["kornia", "dali"])
-@examples(60)
-@given(tried())
+@settings_for(60)
+@given(chain_examples())
 def test_an_images_bits_do_not_depend_on_its_batch(backend, example):
     """The images of a chain have several sizes, and kornia and dali process those of one size together."""
     needs(backend)
@@ -54,8 +54,8 @@ def test_an_images_bits_do_not_depend_on_its_batch(backend, example):
 
 
 @pytest.mark.timeout(600)
-@examples(25)
-@given(tried(longest=3, count=2, most=28))
-def test_fused(example):
+@settings_for(25)
+@given(chain_examples(max_length=3, count=2, max_side=28))
+def test_the_fused_backend_gives_the_results_of_the_reference(example):
     needs("fused")
-    check(example, "fused")
+    check_against_reference(example, "fused")
