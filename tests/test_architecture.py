@@ -18,28 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers.package_layers import LAYERS, PACKAGE
 
-import gpuload
-
-PACKAGE = Path(gpuload.__file__).parent
 TESTS = Path(__file__).parent
 
-# From the top: a room may import its own modules and what stands below it. Rooms of one floor do not know each other.
-FLOORS = (
-    ("cli", "exporters"),
-    ("inspection", "packing"),
-    ("loader",),
-    ("batches",),
-    ("stage",),
-    ("workers",),
-    ("ring",),
-    ("order",),
-    ("decode", "transforms"),
-    ("datasets",),
-    ("rng",),
-    ("checks", "errors", "public_names"),
-)
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {subpackage: layer for layer, subpackages in enumerate(LAYERS) for subpackage in subpackages}
 BACKENDS = ("reference", "kornia", "dali", "fused")
 
 # What can be imported where there is no torch, beside `gpuload` itself: workers import it. A function there may import
@@ -73,11 +56,11 @@ WITHIN_FUNCTIONS = {
     ("gpuload.workers.sample", "gpuload.datasets.*"): "seldom needed, and not as a worker starts",
 }  # fmt: skip
 
-MOST_LINES = 800
-MOST_ENTRIES = 17
+MAX_LINES = 800
+MAX_ENTRIES = 17
 
 # Test files that are about no single module, but about what several do together.
-ABOUT_SEVERAL = {
+ABOUT_SEVERAL_MODULES = {
     "batches/test_waits",
     "datasets/stores/test_remote_datasets",
     "decode/test_corpus",
@@ -124,7 +107,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def subpackage_of(module: str) -> str:
     """Empty for the package's face, which only names what is in the rooms."""
     return (module + ".").split(".")[1]
 
@@ -143,7 +126,7 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
     """All that a module imports from gpuload."""
 
-    def of(node: ast.AST, place: Literal["top", "function", "types"]) -> Iterator[Import]:
+    def walk(node: ast.AST, place: Literal["top", "function", "types"]) -> Iterator[Import]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             place = "function"
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -161,84 +144,92 @@ def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
             if imported.split(".")[0] == "gpuload":
                 yield Import(name, imported, node.lineno, place, names)  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
-            yield from of(child, place)
+            yield from walk(child, place)
 
-    return of(tree, "top")
+    return walk(tree, "top")
 
 
 @cache
 def all_imports() -> list[Import]:
     """Not when this file is collected, as each process of xdist does it, and again for those that import this one."""
-    return [found for name, path in SOURCES.items() for found in imports_in(name, ast.parse(path.read_text()))]
+    return [statement for name, path in SOURCES.items() for statement in imports_in(name, ast.parse(path.read_text()))]
 
 
-def test_a_room_imports_only_what_stands_below_it():
-    assert {room_of(name) for name in SOURCES} - {"", "__main__"} == set(FLOOR_OF), "a room that has no floor"
+def test_packages_import_only_packages_of_lower_layers():
+    assert {subpackage_of(name) for name in SOURCES} - {"", "__main__"} == set(LAYER_OF), "a room that has no floor"
     wrong = []
-    for found in all_imports():
-        room, other = room_of(found.importer), room_of(found.imported)
-        if room == other or room not in FLOOR_OF or (room == "cli" and not other):  # cli uses gpuload as users do
+    for statement in all_imports():
+        subpackage, imported_subpackage = subpackage_of(statement.importer), subpackage_of(statement.imported)
+        if (
+            subpackage == imported_subpackage
+            or subpackage not in LAYER_OF
+            or (subpackage == "cli" and not imported_subpackage)
+        ):  # cli uses gpuload as users do
             continue
-        if other not in FLOOR_OF or FLOOR_OF[room] >= FLOOR_OF[other]:
-            wrong.append(str(found))
+        if imported_subpackage not in LAYER_OF or LAYER_OF[subpackage] >= LAYER_OF[imported_subpackage]:
+            wrong.append(str(statement))
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_there_are_no_circular_imports():
     """An import within a function counts too: it would only hide the circle."""
     arrows = {(i.importer, i.imported) for i in all_imports() if i.place != "types"}
     while True:  # take away what begins or ends nowhere, until only circles are left
         starts, ends = {start for start, _ in arrows}, {end for _, end in arrows}
-        kept = {(start, end) for start, end in arrows if start in ends and end in starts}
-        if kept == arrows:
+        remaining = {(start, end) for start, end in arrows if start in ends and end in starts}
+        if remaining == arrows:
             break
-        arrows = kept
+        arrows = remaining
     assert sorted(arrows) == []
 
 
-def test_imports_stand_at_the_top_or_say_why_not():
+def test_imports_within_functions_are_listed_with_a_reason():
     wrong = [
-        str(found)
-        for found in all_imports()
-        if found.place == "function"
-        and not any(fnmatch(found.importer, one) and fnmatch(found.imported, two) for one, two in WITHIN_FUNCTIONS)
+        str(statement)
+        for statement in all_imports()
+        if statement.place == "function"
+        and not any(
+            fnmatch(statement.importer, importer) and fnmatch(statement.imported, imported)
+            for importer, imported in WITHIN_FUNCTIONS
+        )
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_module_imports_what_is_private_to_another():
+def test_no_module_imports_private_names_of_another():
     wrong = [
-        f"{found}: {name}"
-        for found in all_imports()
-        for name in found.names
+        f"{statement}: {name}"
+        for statement in all_imports()
+        for name in statement.names
         if name.startswith("_") and not name.startswith("__")
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_backend_knows_nothing_of_transforms_but_the_program():
+def test_backends_import_only_the_program_of_transforms():
     wrong = [
-        str(found)
-        for found in all_imports()
-        if backend_of(found.importer)
-        and room_of(found.imported) == "transforms"
-        and not is_in(found.imported, "gpuload.transforms.program")
+        str(statement)
+        for statement in all_imports()
+        if backend_of(statement.importer)
+        and subpackage_of(statement.imported) == "transforms"
+        and not is_in(statement.imported, "gpuload.transforms.program")
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_backends_do_not_know_each_other():
+def test_backends_import_no_other_backend_but_the_reference():
     """But all may use the reference, which runs in the place of what they lack."""
     wrong = [
-        str(found)
-        for found in all_imports()
-        if (backend := backend_of(found.importer)) and backend_of(found.imported) not in (None, "reference", backend)
+        str(statement)
+        for statement in all_imports()
+        if (backend := backend_of(statement.importer))
+        and backend_of(statement.imported) not in (None, "reference", backend)
     ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow
-def test_workers_need_no_torch():
+def test_modules_of_workers_can_be_imported_without_torch():
     modules = [name for name in SOURCES if name == "gpuload" or any(is_in(name, f"gpuload.{x}") for x in WITHOUT_TORCH)]
     modules.remove("gpuload.workers.bootstrap")  # a script, which imports `workers.main`
     assert len(modules) > 60
@@ -251,28 +242,28 @@ for name in {modules}:
     except ImportError as error:
         print(f"{{name}}: {{error}}")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not done.stdout, done.stdout
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not process.stdout, process.stdout
 
 
-def test_files_are_short():
+def test_modules_have_at_most_800_lines():
     lines = {name: path.read_text().count("\n") for name, path in SOURCES.items()}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
-def test_the_top_of_the_package_is_seen_at_a_glance():
+def test_the_package_has_at_most_17_entries():
     plain = {"__init__.py", "__init__.pyi", "__main__.py", "__pycache__", "py.typed"}
-    assert len({path.name for path in PACKAGE.iterdir()} - plain) <= MOST_ENTRIES
+    assert len({path.name for path in PACKAGE.iterdir()} - plain) <= MAX_ENTRIES
 
 
-def test_tests_mirror_the_package():
+def test_tests_are_named_after_the_modules_that_they_test():
     """``tests/room/test_x.py`` is about ``gpuload/room/x.py`` (or the room ``gpuload/room/x/``), or it is listed."""
     about_several = set()
     for path in sorted(TESTS.rglob("test_*.py")):
         place = path.relative_to(TESTS)
-        if place.parts[0] in FLOOR_OF:
+        if place.parts[0] in LAYER_OF:
             subject = PACKAGE / place.parent / place.stem.removeprefix("test_")
             if not (subject.with_suffix(".py").is_file() or subject.is_dir()):
                 about_several.add(place.with_suffix("").as_posix())
-    assert about_several - ABOUT_SEVERAL == set(), "name it after a module, or list it"
-    assert ABOUT_SEVERAL - about_several == set(), "listed, but gone, or named after a module"
+    assert about_several - ABOUT_SEVERAL_MODULES == set(), "name it after a module, or list it"
+    assert ABOUT_SEVERAL_MODULES - about_several == set(), "listed, but gone, or named after a module"

@@ -79,9 +79,9 @@ ALLOWED = {
     ): "simple values of the user's dataset, of the parent",
 }
 
-FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
-HARMLESS = ("socketpair", "send_fds", "recv_fds", "CMSG_LEN", "getdefaulttimeout", "setdefaulttimeout")
-NETWORK = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
+NAMED_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
+LOCAL_SOCKET_CALLS = ("socketpair", "send_fds", "recv_fds", "CMSG_LEN", "getdefaulttimeout", "setdefaulttimeout")
+NETWORK_CALLS = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
 
 
 class Calls(ast.NodeVisitor):
@@ -90,8 +90,8 @@ class Calls(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.names: dict[str, str] = {}
         self.inside = ["<module>"]
-        self.found: list[tuple[str, str, ast.Call]] = []
-        self.mentioned: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str, ast.Call]] = []
+        self.mentions: list[tuple[str, str]] = []
         for node in ast.walk(tree):  # an import in a function counts for the whole module
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -116,30 +116,30 @@ class Calls(ast.NodeVisitor):
         self.inside.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
-        self.found.append((self.inside[-1], self.name_of(node.func), node))
+        self.calls.append((self.inside[-1], self.name_of(node.func), node))
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.mentioned.append((self.inside[-1], self.name_of(node)))
+        self.mentions.append((self.inside[-1], self.name_of(node)))
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        self.mentioned.append((self.inside[-1], self.name_of(node)))
+        self.mentions.append((self.inside[-1], self.name_of(node)))
 
 
 def unsafe_uses(source: str) -> Iterator[tuple[str, str]]:
     """(function, call) of each use of something that runs or unpickles what it is given."""
-    calls = Calls(ast.parse(source))
-    for function, name in calls.mentioned:  # also where it is only passed on, as `map(pickle.loads, …)`
+    visitor = Calls(ast.parse(source))
+    for function, name in visitor.mentions:  # also where it is only passed on, as `map(pickle.loads, …)`
         if name in UNSAFE:
             yield function, name
-    for function, name, node in calls.found:
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        if name == "numpy.load" and not is_constant(given.get("allow_pickle"), False):
+    for function, name, node in visitor.calls:
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        if name == "numpy.load" and not is_constant(keywords.get("allow_pickle"), False):
             yield function, "numpy.load without allow_pickle=False"
-        if "shell" in given and not is_constant(given["shell"], False):
-            yield function, f"{name} with shell={ast.unparse(given['shell'])}"
-        if None in given and name.startswith("subprocess."):
+        if "shell" in keywords and not is_constant(keywords["shell"], False):
+            yield function, f"{name} with shell={ast.unparse(keywords['shell'])}"
+        if None in keywords and name.startswith("subprocess."):
             yield function, f"{name} with ** arguments"
 
 
@@ -148,13 +148,13 @@ def is_constant(node: ast.expr | None, value: object) -> bool:
 
 
 def sources() -> list[Path]:
-    found = sorted(PACKAGE.rglob("*.py"))
-    assert len(found) > 40
-    return found
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 40
+    return paths
 
 
 @pytest.mark.slow
-def test_nothing_is_unpickled_or_run_but_what_is_listed():
+def test_calls_that_unpickle_or_run_data_are_listed_with_a_reason():
     uses = {
         (path.relative_to(PACKAGE).as_posix(), function, name)
         for path in sources()
@@ -185,7 +185,7 @@ def test_nothing_is_unpickled_or_run_but_what_is_listed():
         "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
     ],
 )
-def test_the_search_finds(source):
+def test_unsafe_uses_finds_unsafe_calls(source):
     assert list(unsafe_uses(source))
 
 
@@ -199,33 +199,33 @@ def test_the_search_finds(source):
         "import subprocess\nsubprocess.run(['ls'])",
     ],
 )
-def test_the_search_does_not_take_for_a_use(source):
+def test_unsafe_uses_ignores_safe_calls(source):
     assert not list(unsafe_uses(source))
 
 
 @pytest.mark.slow
-def test_sockets_are_pairs_and_lead_nowhere():
+def test_sockets_are_pairs_that_connect_to_no_network():
     for path in sources():
-        calls = Calls(ast.parse(path.read_text()))
-        imported = {name.split(".")[0] for name in calls.names.values()}
+        visitor = Calls(ast.parse(path.read_text()))
+        imported = {name.split(".")[0] for name in visitor.names.values()}
         if path.name != "shipping.py":  # what the user's own processes share
             assert "multiprocessing" not in imported, path
         if not path.name.startswith("remote"):  # what reads the URLs that a user names, through fsspec
             assert not imported & {"aiohttp", "fsspec", "http", "requests", "socketserver", "urllib"}, path
             if path.parts[-2:] != ("workers", "ray.py"):  # Ray runs it in an event loop
                 assert "asyncio" not in imported, path
-        for function, name, node in calls.found if "socket" in imported else ():
+        for function, name, node in visitor.calls if "socket" in imported else ():
             where = f"{path.name}:{node.lineno} in {function}: {name}"
-            assert name.rsplit(".", 1)[-1] not in NETWORK, where
+            assert name.rsplit(".", 1)[-1] not in NETWORK_CALLS, where
             if name == "socket.socket":  # an inherited end of a pair
                 assert [keyword.arg for keyword in node.keywords] == ["fileno"], where
                 assert not node.args, where
             elif name.startswith("socket."):
-                assert name.removeprefix("socket.") in HARMLESS, where
+                assert name.removeprefix("socket.") in LOCAL_SOCKET_CALLS, where
 
 
 @pytest.mark.slow
-def test_shared_memory_has_no_name():
+def test_shared_memory_is_anonymous():
     for path in sources():
         tree = ast.parse(path.read_text())
         documentation = {
@@ -235,9 +235,9 @@ def test_shared_memory_has_no_name():
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-                assert not any(name in node.value for name in FOREIGN_MEMORY), f"{path}:{node.lineno}"
-        mentioned = {name for _, name in Calls(tree).mentioned} | set(Calls(tree).names.values())
-        assert not any(foreign in name for foreign in FOREIGN_MEMORY for name in mentioned), path
+                assert not any(name in node.value for name in NAMED_MEMORY), f"{path}:{node.lineno}"
+        names = {name for _, name in Calls(tree).mentions} | set(Calls(tree).names.values())
+        assert not any(foreign in name for foreign in NAMED_MEMORY for name in names), path
 
 
 # -- headers come before memory ---------------------------------------------------------------------------------------
@@ -326,33 +326,33 @@ def refusals(tmp_path_factory):
         print(json.dumps([said, peak_bytes() - before]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_of_a_few_bytes_is_refused_from_its_header(refusals, name):
+def test_decoder_refuses_a_decompression_bomb_by_its_header(refusals, name):
     assert len(BOMBS[name]) < 250
-    said = refusals[0][name]
-    if name == "WebP" and "DecompressionBombError" in said:  # Pillow's plugin looks for itself, and first
-        assert "Image size (3600000000 pixels) exceeds limit" in said
+    message = refusals[0][name]
+    if name == "WebP" and "DecompressionBombError" in message:  # Pillow's plugin looks for itself, and first
+        assert "Image size (3600000000 pixels) exceeds limit" in message
     else:
-        assert said == (
+        assert message == (
             "the header says 60,000×60,000 = 3,600,000,000 pixels, more than max_pixels=178,956,970: perhaps a "
             "decompression bomb; if it is not, pass Decode(max_pixels=…)"
         )
 
 
-def test_no_memory_is_taken_for_the_pixels_that_a_header_promises(refusals):
+def test_decoder_allocates_no_memory_for_a_decompression_bomb(refusals):
     assert refusals[1] < 48 << 20  # Pillow and its libraries; the smallest of the images would take 3.6 GB
 
 
 @pytest.mark.slow
-def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
+def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
     """`Decode.max_memory` is held against this; a region, so that the result counts for nothing."""
     image = Image.new("RGBA", (3000, 3000), (9, 200, 77, 100))
-    kinds = {
+    formats = {
         "WEBP": {"method": 0}, "AVIF": {"speed": 10, "subsampling": "4:4:4"}, "JPEG2000": {"tile_size": (1500, 1500)},
         "TIFF": {"compression": "tiff_lzw", "strip_size": 1 << 30}, "PNG": {}, "QOI": {}, "JPEG": {"progressive": True},
     }  # fmt: skip
@@ -375,10 +375,10 @@ def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
         opened = header.opened
         print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
     """
-    for kind, options in kinds.items():
-        path = tmp_path / kind
-        (image.convert("RGB") if kind == "JPEG" else image).save(path, kind, **options)
+    for name, options in formats.items():
+        path = tmp_path / name
+        (image.convert("RGB") if name == "JPEG" else image).save(path, name, **options)
         command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        taken, counted = json.loads(done.stdout)
-        assert taken < counted + (24 << 20), kind  # and the decoder's library
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        used_bytes, counted_bytes = json.loads(process.stdout)
+        assert used_bytes < counted_bytes + (24 << 20), name  # and the decoder's library

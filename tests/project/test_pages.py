@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from test_rooms import FLOORS, PACKAGE
+from helpers.package_layers import LAYERS, PACKAGE
 
 from gpuload import __version__
 
@@ -95,10 +95,10 @@ def test_each_of_nvidias_extras_says_for_which_cuda_it_is():
     ]
 
 
-def test_the_floors_are_those_that_are_tested():
+def test_layers_in_architecture_md_are_those_that_are_tested():
     table = ARCHITECTURE.split("| package |")[1].split("\n\n")[0]
     rows = [CODE.findall(row.split("|")[1]) for row in table.splitlines()[2:]]
-    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(FLOORS)
+    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(LAYERS)
 
 
 def test_each_module_says_what_it_is():
