@@ -1,8 +1,8 @@
-"""What tests and the gallery need to know of each transform: a new transform gets a `Spec` here.
+"""A `Spec` of each transform: expected results and draws, random arguments, and notes for the documentation.
 
-The suites loop over `SPECS`: of parity, of distributions, of random chains, of recorded bits and of conversions from
-torchvision; docs/transforms.md has the notes, and docs/gallery.py makes the pictures. Building the documentation
-imports this module, so oracles import Kornia and torchvision when they are called.
+The suites of parity, distributions, random chains, recorded bits and conversions from torchvision loop over `SPECS`;
+docs/transforms.md contains the notes, and docs/gallery.py makes the pictures. Building the documentation imports this
+module, so oracles import Kornia and torchvision when they are called.
 """
 
 from __future__ import annotations
@@ -83,36 +83,35 @@ __all__ = ["SPECS", "Spec", "any_filter", "chances", "pairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What tests need to know of one transform.
+    """The properties of one transform that tests check.
 
     Attributes:
-        picture: the call whose effect the gallery shows, or why it shows none.
-        parity: what its results have to be, for different arguments. The cases of one topic are a table of
-            docs/parity.md.
-        draws: what its random parameters have to be, or the file that tests them; nothing if it draws none.
-        chains: a strategy for random arguments, with which random chains hold it; None if it does not work on levels.
+        picture: the call whose effect the gallery shows, or the reason that it shows none.
+        parity: cases with the expected results. The cases of one topic are a table of docs/parity.md.
+        draws: the distributions of the random parameters, or the file that tests them; empty if it draws nothing.
+        chains: a strategy for its arguments in random chains; None if it does not work on levels.
         torchvision: each argument of torchvision's transform of the same name, with a value that is not the default;
             None if torchvision has no such transform.
-        more: the arguments that torchvision's does not have.
-        note: how it differs from torchvision's, for docs/transforms.md; "" means not at all.
+        more: the arguments that torchvision's transform does not have.
+        note: the differences from torchvision's transform, for docs/transforms.md; "" means none.
     """
 
     picture: str
     parity: Sequence[Case]
-    draws: Sequence[Definition] | str
     chains: st.SearchStrategy[Any] | None
+    draws: Sequence[Definition] | str = ()
     torchvision: dict[str, Any] | None = None
     more: Sequence[str] = ()
     note: str = ""
 
     @property
     def code(self) -> str | None:
-        """The call that the picture shows."""
+        """The call whose effect the picture shows."""
         return self.picture if self.picture.startswith("T.") else None
 
 
-# A transform that changes no levels of its own: it contains others, moves boxes, or combines samples.
-other = partial(Spec, parity=(), draws=(), chains=None)
+# A transform that does not change levels itself: it contains others, moves boxes, or combines samples.
+other = partial(Spec, parity=(), chains=None)
 
 
 def second(sample: Any) -> Any:
@@ -142,7 +141,7 @@ bins = st.integers(2, 31)
 
 
 def ranges(low: float, high: float) -> Any:
-    """(low, high) within bounds, to two places: a bound with all its digits says nothing more."""
+    """Make a strategy for (low, high) within bounds, rounded to two digits."""
     number = st.integers(round(low * 100), round(high * 100)).map(lambda hundredths: hundredths / 100)
     return st.tuples(number, number).map(sorted).map(tuple)
 
@@ -178,7 +177,6 @@ SPECS: dict[str, Spec] = {
                 T.RandomTranspose(),
             ),
         ],
-        draws=[],
         chains=st.one_of(
             st.builds(T.Resize, pairs, any_filter),
             st.builds(T.Resize, sides, any_filter),
@@ -192,7 +190,6 @@ SPECS: dict[str, Spec] = {
             moved("CenterCrop", T.CenterCrop((60, 80))),
             moved("CenterCrop(even, odd)", T.CenterCrop((51, 30)), channels=1),
         ],
-        draws=[],
         chains=st.builds(T.CenterCrop, pairs),
     ),
     "RandomCrop": Spec(
@@ -263,7 +260,7 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
-            resized_crops((0.8, 1.0), (1.5, 4.0)),  # seldom possible
+            resized_crops((0.8, 1.0), (1.5, 4.0)),  # rarely possible
         ],
         chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
@@ -279,7 +276,6 @@ SPECS: dict[str, Spec] = {
                 for mode in ("edge", "reflect", "symmetric")
             ),
         ],
-        draws=[],
         chains=st.builds(
             T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=modes
         ),
@@ -391,7 +387,7 @@ SPECS: dict[str, Spec] = {
         picture="T.ResizeKeepRatio((128, 128))",
         note=TIMM,
         parity=timm(
-            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # of black and white noise
+            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # the images are noise
             cubic("ResizeKeepRatio(longest, bicubic)", T.ResizeKeepRatio(80, longest=1.0, interpolation="bicubic")),
             cubic(
                 "ResizeKeepRatio(random)",
@@ -426,7 +422,6 @@ SPECS: dict[str, Spec] = {
             moved("CenterCropOrPad", T.CenterCropOrPad((120, 60), fill=FILL)),
             moved("CenterCropOrPad(reflect)", T.CenterCropOrPad((61, 110), padding_mode="reflect"), against=MIRROR),
         ),
-        draws=[],
         chains=st.builds(T.CenterCropOrPad, pairs, fills, modes),
     ),
     "RandomCropOrPad": Spec(
@@ -450,7 +445,6 @@ SPECS: dict[str, Spec] = {
         picture="T.TrimBorder(24)",
         note=TIMM,
         parity=timm(moved("TrimBorder", T.TrimBorder(9))),
-        draws=[],
         chains=st.builds(T.TrimBorder, st.integers(0, 6)),
     ),
     "RandomRotation": Spec(
@@ -600,7 +594,6 @@ SPECS: dict[str, Spec] = {
             for count in (1, 3)
             for channels in (3, 1)
         ],
-        draws=[],
         chains=st.builds(T.Grayscale, st.sampled_from([1, 3])),
     ),
     "RandomGrayscale": Spec(
@@ -755,7 +748,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandAugment": Spec(
         picture="T.RandAugment(num_ops=2, magnitude=12)",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={"num_ops": 3, "magnitude": 5, "num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("RandAugment()", T.RandAugment()),
@@ -768,7 +761,7 @@ SPECS: dict[str, Spec] = {
     ),
     "TrivialAugmentWide": Spec(
         picture="T.TrivialAugmentWide()",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={"num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("TrivialAugmentWide()", T.TrivialAugmentWide(), max=1),
@@ -780,7 +773,7 @@ SPECS: dict[str, Spec] = {
     ),
     "AugMix": Spec(
         picture="T.AugMix(severity=6)",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={
             "severity": 4,
             "mixture_width": 2,
@@ -922,17 +915,15 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
-            erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # seldom possible
-            erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often of no size
+            erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
+            erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
             erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
         ],
         chains=st.builds(
             T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
         ),
     ),
-    "Identity": Spec(
-        picture="does not change images", torchvision={}, parity=[], draws=[], chains=st.just(T.Identity())
-    ),
+    "Identity": Spec(picture="does not change images", torchvision={}, parity=[], chains=st.just(T.Identity())),
     "ClampBoundingBoxes": other(
         picture="changes boxes, not images",
         note="all clamping modes have the same result, because boxes are never rotated",
@@ -1027,7 +1018,6 @@ SPECS: dict[str, Spec] = {
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             )
         ],
-        draws=[],
         chains=None,
     ),
     "RandomApply": other(
@@ -1103,7 +1093,6 @@ SPECS: dict[str, Spec] = {
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             ),
         ],
-        draws=[],
         chains=None,
     ),
     "UniformTemporalSubsample": other(

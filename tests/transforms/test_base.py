@@ -1,8 +1,7 @@
-"""Arguments by epoch: what they can be, and that each batch has those of its own epoch, wherever it is made."""
+"""Arguments by epoch: valid values, and batches with the arguments of their epoch, with and without workers."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.generated_images import encode
+from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -52,68 +52,35 @@ def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (
-            lambda: T.by_epoch(224),
-            TypeError,
-            "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128",
-        ),
+        (lambda: T.by_epoch(224), TypeError,
+         "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128"),
         (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a value for epoch 0, got {}; write {0: …, …}"),
         (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a value for epoch 0, got {3: 5}"),
         (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: value}) must be at least 0, got -1"),
-        (
-            lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8),
-            ValueError,
-            "Resize(max_size=8) must be greater than size=9",
-        ),
-        (
-            lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8),
-            ValueError,
-            "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0",
-        ),
-        (
-            lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})),
-            ValueError,
-            "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
-            "and at most 1, got 2",
-        ),
-        (
-            lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3),
-            TypeError,
-            "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'",
-        ),
-        (
-            lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})),
-            ValueError,
-            "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)",
-        ),
-        (
-            lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})),
-            ValueError,
-            "for epoch 5 is invalid: RandomIoUCrop needs 0 < min_scale ≤ max_scale, got 0.9 and 0.8",
-        ),
-        (
-            lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]),
-            ValueError,
-            "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255",
-        ),
-        (
-            lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})),
-            TypeError,
-            "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all",
-        ),
-        (
-            lambda: T.Resize(8, T.by_epoch({0: "nearest"})),
-            TypeError,
-            "Resize(interpolation=…) cannot depend on the epoch",
-        ),
-        (
-            lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)),
-            TypeError,
-            "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
-            "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})",
-        ),
+        (lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8), ValueError,
+         "Resize(max_size=8) must be greater than size=9"),
+        (lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8), ValueError,
+         "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
+        (lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})), ValueError,
+         "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
+         "and at most 1, got 2"),
+        (lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3), TypeError,
+         "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
+        (lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})), ValueError,
+         "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)"),
+        (lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})), ValueError,
+         "for epoch 5 is invalid: RandomIoUCrop needs 0 < min_scale ≤ max_scale, got 0.9 and 0.8"),
+        (lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]), ValueError,
+         "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255"),
+        (lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})), TypeError,
+         "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all"),
+        (lambda: T.Resize(8, T.by_epoch({0: "nearest"})), TypeError,
+         "Resize(interpolation=…) cannot depend on the epoch"),
+        (lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)), TypeError,
+         "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
+         "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})"),
     ],
-)
+)  # fmt: skip
 def test_by_epoch_refuses_invalid_values(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
@@ -169,14 +136,9 @@ def test_output_size_by_epoch_is_unknown(kind):
 # -- through loaders --------------------------------------------------------------------------------------------------
 
 
-def jpeg(number: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (60, 70, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
-
-
-FILES = [jpeg(number) for number in range(10)]
+FILES = [
+    encode(np.random.default_rng(number).integers(0, 256, (60, 70, 3)).astype(np.uint8), "JPEG") for number in range(10)
+]
 
 
 class Files:
@@ -196,8 +158,7 @@ class GainTransform(T.Custom):
         return images * self.factor
 
 
-TO_FLOAT = T.ToDtype("float32", scale=True)
-# Chains of transforms, given a function to which each chain passes the arguments that can depend on the epoch.
+# By name, a function that makes a chain, given a function that converts the arguments that can depend on the epoch.
 Arguments = Callable[[Any], Any]
 CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     "RandomHorizontalFlip": lambda of: [T.RandomHorizontalFlip(of(0.7))],
@@ -217,7 +178,7 @@ CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     "ElasticTransform": lambda of: [T.ElasticTransform(of(30), of((2, 3)))],
     "MixUp": lambda of: [TO_FLOAT, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
     "CutMix": lambda of: [TO_FLOAT, T.CutMix(alpha=of(0.3), num_classes=10)],
-    "a user's": lambda of: [GainTransform(of(0.5))],
+    "custom": lambda of: [GainTransform(of(0.5))],
 }
 
 
@@ -238,7 +199,7 @@ def test_by_epoch_with_one_value_gives_the_bits_of_the_constant(name):
 
 
 def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():
-    """As with timm's ``--mixup-off-epoch``."""
+    """timm's ``--mixup-off-epoch`` does the same."""
     images, *_ = load([TO_FLOAT], epoch=1)
     mixed, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
     assert torch.equal(mixed, images)
@@ -260,69 +221,55 @@ def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
     assert augment.epoch == 1
 
 
-def make_loader(size, workers=0, **options) -> gl.Loader:
-    chain = [T.RandomCrop(40), T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
-    return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu", **options)
+def sizes_chain(argument: Callable[..., Any]) -> list[Any]:
+    """Return transforms with sizes for three epochs; in workers, the size decides which part of a file is decoded."""
+    return [T.RandomCrop(40), T.RandomResizedCrop(argument(16, (24, 20), 12)), T.RandomHorizontalFlip(), TO_FLOAT]
 
 
-def batches_of(loader: gl.Loader, count: int) -> list[list[torch.Tensor]]:
-    with loader:
-        return [[images for images, _ in loader] for _ in range(count)]
-
-
-@pytest.mark.parametrize(
-    "workers", [0, pytest.param(1, marks=pytest.mark.processes), pytest.param(2, marks=pytest.mark.processes)]
-)
-def test_loader_gives_batches_the_size_of_their_epoch(workers):
-    """Workers too draw from the size: it decides which part of a file is decoded."""
-    sizes = {0: 16, 1: (24, 20), 3: 12}
-    batches = batches_of(make_loader(T.by_epoch(sizes), workers, prefetch_factor=4), 4)
-    for epoch, size in enumerate((16, (24, 20), (24, 20), 12)):
-        plain = make_loader(size)
-        plain.set_epoch(epoch)
-        [expected] = batches_of(plain, 1)
-        assert all(map(torch.equal, batches[epoch], expected))
-        assert len(batches[epoch]) == len(expected) == 3
-
-
-def curriculum(argument: Callable[..., Any]) -> list[Any]:
-    """Return transforms with arguments for three epochs: `argument` receives the values."""
+def curriculum_chain(argument: Callable[..., Any]) -> list[Any]:
+    """Return transforms with other arguments for three epochs."""
+    flip = T.RandomHorizontalFlip(argument(0, 0.5, 1))
     return [
         T.RandomResizedCrop(24, argument((0.9, 1), (0.1, 0.2), (0.5, 1))),
-        T.RandomChoice(
-            [T.RandomHorizontalFlip(argument(0, 0.5, 1)), T.RandomInvert(1)], p=argument([0, 1], [1, 1], [1, 0])
-        ),
+        T.RandomChoice([flip, T.RandomInvert(1)], p=argument([0, 1], [1, 1], [1, 0])),
         T.ColorJitter(argument(0, 0.4, 0.8), contrast=argument(0.4, 0, (0.5, 0.6))),
         TO_FLOAT,
         T.RandomApply([T.MixUp(alpha=argument(0.5, 1, 1), num_classes=10)], p=argument(1, 0.5, 0)),
     ]
 
 
-def scheduled(*values: Any) -> Any:
-    return T.by_epoch(dict(enumerate(values)))
+@pytest.mark.parametrize("chain", [sizes_chain, curriculum_chain])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(count, marks=pytest.mark.processes) for count in (1, 2))])
+def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
+    options = {"shuffle": True, "num_workers": workers, "device": "cpu"} | ({"prefetch_factor": 4} if workers else {})
 
+    def make(argument: Callable[..., Any]) -> gl.Loader:
+        return gl.Loader(Files(), 4, transforms=chain(argument), **options)
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_loader_gives_batches_the_arguments_of_their_epoch(workers):
-    def make(chain: list[Any]) -> gl.Loader:
-        return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu")
+    def by_epoch(*values: Any) -> Any:
+        return T.by_epoch(dict(enumerate(values)))
 
-    with make(curriculum(scheduled)) as loader:
-        epochs = [[tensor for batch in loader for tensor in batch] for _ in range(3)]
+    def tensors_of(loader: gl.Loader) -> list[torch.Tensor]:
+        return [tensor for batch in loader for tensor in batch]
+
+    with make(by_epoch) as loader:
+        epochs = [tensors_of(loader) for _ in range(3)]
     for epoch in range(3):
-        with make(curriculum(lambda *values, epoch=epoch: values[epoch])) as plain:
+        with make(lambda *values, epoch=epoch: values[epoch]) as plain:
             plain.set_epoch(epoch)
-            expected = [tensor for batch in plain for tensor in batch]
+            expected = tensors_of(plain)
         assert all(map(torch.equal, epochs[epoch], expected))
         assert len(epochs[epoch]) == len(expected) == 6
-    with make(curriculum(scheduled)) as loader:
-        loader.set_epoch(1)
-        next(iter(loader))
-        state = loader.state_dict()
-    with make(curriculum(scheduled)) as loader:
-        loader.load_state_dict(state)
-        assert all(map(torch.equal, [tensor for batch in loader for tensor in batch], epochs[1][2:]))
-        assert all(map(torch.equal, [tensor for batch in loader for tensor in batch], epochs[2]))
+    with make(by_epoch) as interrupted:
+        interrupted.set_epoch(1)
+        next(iter(interrupted))
+        state = interrupted.state_dict()
+    with make(by_epoch) as resumed:
+        resumed.load_state_dict(state)
+        assert all(map(torch.equal, tensors_of(resumed), epochs[1][2:]))
+        assert all(map(torch.equal, tensors_of(resumed), epochs[2]))
+    with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
+        make(lambda *values: values[0]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
@@ -342,34 +289,19 @@ def test_loader_gives_batches_the_sizes_that_a_probability_by_epoch_decides(kind
                 plain.set_epoch(epoch)
                 for (images, targets), (expected_images, expected_targets) in zip(loader, plain, strict=True):
                     assert all(map(torch.equal, images, expected_images))
-                    assert [target["boxes"].tolist() for target in targets] == [
-                        target["boxes"].tolist() for target in expected_targets
-                    ]
-
-
-def test_a_resumed_epoch_continues_with_its_size():
-    sizes = T.by_epoch(lambda epoch: 12 + 4 * epoch)
-    expected = batches_of(make_loader(sizes), 3)
-    with make_loader(sizes) as interrupted:
-        interrupted.set_epoch(2)
-        next(iter(interrupted))
-        state = interrupted.state_dict()
-    resumed = make_loader(sizes)
-    resumed.load_state_dict(state)
-    [batches] = batches_of(resumed, 1)
-    assert [tuple(images.shape[2:]) for images in batches] == [(20, 20)] * 2
-    assert all(map(torch.equal, batches, expected[2][1:]))
-    with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
-        make_loader(T.by_epoch({0: 20})).load_state_dict(state)
+                    for target, expected in zip(targets, expected_targets, strict=True):
+                        assert torch.equal(target["boxes"], expected["boxes"])
 
 
 def test_replay_gives_a_sample_the_size_of_its_epoch():
-    with make_loader(T.by_epoch({0: 16, 1: 22})) as loader:
+    chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 1: 22}))]
+    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
         assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
 def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
-    with make_loader(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0)) as loader:
+    chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
+    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
         assert len(list(loader)) == 3
         with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
             iter(loader)

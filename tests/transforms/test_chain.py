@@ -1,4 +1,4 @@
-"""A chain checks its order, travels to workers, draws the same for a sample in any batch, and plans its decoding."""
+"""Chains check their order, are pickled for workers, draw the same for a sample in any batch, and plan regions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from transforms.drawing import KEY, NORMALIZE, TO_FLOAT
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
 
-KEY = epoch_key(3, 1)
-NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
-
 
 class KorniaModule(torch.nn.Module):
-    """As if it were Kornia's."""
-
     __module__ = "kornia.augmentation"
 
 
@@ -32,26 +28,20 @@ def random_sizes(n: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("transforms", "text"),
     [
-        (
-            [NORMALIZE, T.CenterCrop(8), NORMALIZE],
-            "transforms in an impossible order: CenterCrop (number 2) cannot come after Normalize (number 1), since it "
-            "takes uint8 or float images but gets normalized images; put CenterCrop before Normalize",
-        ),
-        (
-            [NORMALIZE, T.RandomHorizontalFlip(), NORMALIZE],
-            "Normalize (number 3) cannot come after Normalize (number 1), since it takes uint8 or float images but "
-            "gets normalized images; leave one of them out",
-        ),
+        ([NORMALIZE, T.CenterCrop(8), NORMALIZE],
+         "transforms in an impossible order: CenterCrop (number 2) cannot come after Normalize (number 1), since it "
+         "takes uint8 or float images but gets normalized images; put CenterCrop before Normalize"),
+        ([NORMALIZE, T.RandomHorizontalFlip(), NORMALIZE],
+         "Normalize (number 3) cannot come after Normalize (number 1), since it takes uint8 or float images but "
+         "gets normalized images; leave one of them out"),
         ([NORMALIZE, T.ColorJitter(0.1)], "ColorJitter (number 2) cannot come after Normalize (number 1)"),
         ([T.ToDtype("float32"), T.ToDtype("float16")], "gets float images; leave one of them out"),
-        (
-            [T.ToDtype("float32"), KorniaModule(), T.CenterCrop(8)],
-            "CenterCrop (number 3) cannot come after the module kornia's KorniaModule (number 2), which works on "
-            "images of the final type; put CenterCrop before the module kornia's KorniaModule",
-        ),
+        ([T.ToDtype("float32"), KorniaModule(), T.CenterCrop(8)],
+         "CenterCrop (number 3) cannot come after the module kornia's KorniaModule (number 2), which works on "
+         "images of the final type; put CenterCrop before the module kornia's KorniaModule"),
         ([T.ToDtype("float32"), T.Lambda(abs), T.CenterCrop(8)], "cannot come after Lambda(abs) (number 2), which"),
     ],
-)
+)  # fmt: skip
 def test_chain_refuses_transforms_in_an_impossible_order(transforms, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain(transforms)
@@ -62,67 +52,51 @@ def test_chain_refuses_transforms_in_an_impossible_order(transforms, text):
     [
         (T.CenterCrop(8), "transforms must be a list, got a single CenterCrop; write [CenterCrop(size=(8, 8))]"),
         (3, "transforms must be a list of transforms, got int"),
-        (
-            {"image": T.CenterCrop(8)},
-            "transforms must be a list in the order of application, got a dict: {'image': CenterCrop(size=(8, 8))}; "
-            "pass one list, which applies to all images of a sample",
-        ),
+        ({"image": T.CenterCrop(8)},
+         "transforms must be a list in the order of application, got a dict: {'image': CenterCrop(size=(8, 8))}; "
+         "pass one list, which applies to all images of a sample"),
         ({T.CenterCrop(8)}, "got a set: {CenterCrop(size=(8, 8))}; pass one list"),
         ("crop", "got a str: 'crop'; pass one list"),
         (len, "got builtin_function_or_method; write [T.Lambda(len)] to call it with a batch"),
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
-        (
-            [T.CenterCrop(8), len],
-            "transforms[1] is not a gpuload transform: got <built-in function len> (builtin_function_or_method); use a "
-            "transform of gpuload.transforms or a torch nn.Module, or T.Lambda(len) to call it with a batch",
-        ),
-        (
-            [[T.CenterCrop(8)], T.Resize(8)],
-            "transforms[0] is not a gpuload transform: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
-            "with *, as in transforms=[*T.from_torchvision(…), …]",
-        ),
+        ([T.CenterCrop(8), len],
+         "transforms[1] is not a gpuload transform: got <built-in function len> (builtin_function_or_method); use a "
+         "transform of gpuload.transforms or a torch nn.Module, or T.Lambda(len) to call it with a batch"),
+        ([[T.CenterCrop(8)], T.Resize(8)],
+         "transforms[0] is not a gpuload transform: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
+         "with *, as in transforms=[*T.from_torchvision(…), …]"),
     ],
-)
+)  # fmt: skip
 def test_chain_refuses_arguments_that_are_not_a_list_of_transforms(transforms, text):
     with pytest.raises(TypeError, match=re.escape(text)):
         T.Chain(transforms)
 
 
-def test_chain_refuses_a_torchvision_transform_with_its_gpuload_name():
-    foreign = type("Resize", (), {"__module__": "torchvision.transforms.v2._geometry"})()
-    with pytest.raises(TypeError, match=re.escape("a torchvision transform; write gpuload.transforms.Resize(…)")):
-        T.Chain([foreign])
+def torchvision_transform(name: str, base: type = torch.nn.Module, module: str = "torchvision.transforms.v2._any"):
+    return type(name, (base,), {"__module__": module})()
 
 
-def torchvision_transform(name: str, base: type = torch.nn.Module, place: str = "torchvision.transforms.v2._any"):
-    return type(name, (base,), {"__module__": place})()
-
-
-@pytest.mark.parametrize("place", ["torchvision.transforms.v2._geometry", "torchvision.transforms.transforms"])
-def test_chain_refuses_a_torchvision_module_at_its_end(place):
+@pytest.mark.parametrize("module", ["torchvision.transforms.v2._geometry", "torchvision.transforms.transforms"])
+def test_chain_refuses_a_torchvision_transform_with_its_gpuload_name(module):
+    crop = torchvision_transform("RandomCrop", module=module)
     text = "a torchvision transform; write gpuload.transforms.RandomCrop(…) if it exists, or convert"
-    with pytest.raises(TypeError, match=re.escape(text)):
-        T.Chain([T.Resize(8), torchvision_transform("RandomCrop", place=place)])
-    # Nor within a Sequential; one that holds other modules too is the user's own affair.
-    crop = torchvision_transform("RandomCrop", place=place)
+    for transforms in ([crop], [T.Resize(8), crop]):
+        with pytest.raises(TypeError, match=re.escape(text)):
+            T.Chain(transforms)
     with pytest.raises(TypeError, match=re.escape("write *gpuload.transforms.from_torchvision(…) in its place")):
         T.Chain([T.Resize(8), torch.nn.Sequential(crop, torch.nn.Sequential(crop))])
-    mixed = torch.nn.Sequential(crop, torch.nn.Identity())
+    mixed = torch.nn.Sequential(crop, torch.nn.Identity())  # not only torchvision's, so it is accepted
     assert T.Chain([T.Resize(8), mixed]).modules == (mixed,)
 
 
-def test_chain_refuses_torchvisions_compose_in_the_list():
-    for base in (torch.nn.Module, object):
-        text = "a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
-        with pytest.raises(TypeError, match=re.escape(text)):
-            T.Chain([torchvision_transform("Compose", base), T.Resize(8)])
-
-
-def test_chain_refuses_torchvisions_compose_instead_of_a_list():
-    for base in (torch.nn.Module, object):
-        text = "got torchvision's Compose; write transforms=T.from_torchvision(…)"
-        with pytest.raises(TypeError, match=re.escape(text)):
-            T.Chain(torchvision_transform("Compose", base))
+@pytest.mark.parametrize("base", [torch.nn.Module, object])
+def test_chain_refuses_torchvisions_compose_with_from_torchvision_as_the_remedy(base):
+    compose = torchvision_transform("Compose", base)
+    text = "a torchvision chain; write *gpuload.transforms.from_torchvision(…) in its place"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        T.Chain([compose, T.Resize(8)])
+    with pytest.raises(TypeError, match=re.escape("got torchvision's Compose; write transforms=T.from_torchvision(…)")):
+        T.Chain(compose)
     with pytest.raises(TypeError, match="got torchvision's Sequential"):
         T.Chain(torch.nn.Sequential(torchvision_transform("RandomCrop")))
 
@@ -140,9 +114,7 @@ def test_modules_are_accepted_anywhere_in_a_chain():
     )
     assert [type(call).__name__ for call in chain.calls] == ["Lambda"] * 3
     assert chain.module_names == ("the module KorniaModule",)
-    T.Chain(
-        [T.ToDtype("float32", scale=True), KorniaModule(), T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)]
-    )
+    T.Chain([TO_FLOAT, KorniaModule(), T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
 
 
 def test_flips_behind_normalize_and_to_dtype_uint8_are_accepted():
@@ -155,7 +127,9 @@ def test_flips_behind_normalize_and_to_dtype_uint8_are_accepted():
 
 
 def test_chains_are_compared_and_hashed_by_their_transforms():
-    make = lambda size: T.Chain([T.RandomResizedCrop(size), NORMALIZE])  # noqa: E731
+    def make(size):
+        return T.Chain([T.RandomResizedCrop(size), NORMALIZE])
+
     assert make(8) == make(8) != make(9)
     assert hash(make(8)) == hash(make(8))
     assert make(8).fingerprint() == make(8).fingerprint() != make(9).fingerprint()
@@ -164,27 +138,22 @@ def test_chains_are_compared_and_hashed_by_their_transforms():
     assert make(8) != "chain"
 
 
-def test_a_module_at_the_end_is_stored_separately_and_not_pickled():
-    module = torch.nn.Identity()
-    chain = T.Chain([T.CenterCrop(8), module])
-    assert chain.modules == (module,)
-    assert chain.transforms == (T.CenterCrop(8),)
-    assert chain != T.Chain([T.CenterCrop(8)])
-    assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>])"
-    assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
-
-
-def test_several_modules_at_the_end_are_stored_separately_and_not_pickled():
+def test_modules_at_the_end_are_stored_separately_and_not_pickled():
     first, last = torch.nn.Identity(), KorniaModule()
     chain = T.Chain([T.CenterCrop(8), first, T.Lambda(abs), last])
+    assert chain.transforms == (T.CenterCrop(8),)
     assert chain.modules == (first, abs, last)
     assert chain.module_names == ("the module Identity", "Lambda(abs)", "the module KorniaModule")
     assert chain == T.Chain(chain.entries)
     assert hash(chain) == hash(T.Chain(chain.entries))
-    assert chain != T.Chain([T.CenterCrop(8), torch.nn.Identity(), T.Lambda(abs), last])
+    assert chain not in (
+        T.Chain([T.CenterCrop(8), torch.nn.Identity(), T.Lambda(abs), last]),
+        T.Chain([T.CenterCrop(8)]),
+    )
     assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>, Lambda(abs), <module KorniaModule>])"
     assert chain.fingerprint() != T.Chain([T.CenterCrop(8), first, T.Lambda(min), last]).fingerprint()
     assert chain.fingerprint().endswith("-KorniaModule")
+    assert T.Chain([T.Resize(8), last]).fingerprint() == f"{T.Chain([T.Resize(8)]).fingerprint()}-KorniaModule"
     assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
     assert T.Chain([first, T.Lambda(abs, per="image"), last]).modules == (last,)
 
@@ -261,18 +230,18 @@ def test_regions_without_a_crop_are_complete_images(transforms):
     np.testing.assert_array_equal(regions, np.hstack([np.zeros_like(sizes), sizes]))
 
 
-def test_brightness_before_a_crop_does_not_enlarge_the_region():
-    chain = T.Chain([T.ColorJitter(0.5), T.CenterCrop(8)])
-    np.testing.assert_array_equal(chain.regions(KEY, np.arange(1), np.array([[20, 30]])), [[6, 11, 8, 8]])
-
-
-def test_a_resize_before_a_crop_enlarges_the_region_by_the_filter():
-    sizes, positions = np.array([[400, 600]]), np.arange(1)
-    bilinear = T.Chain([T.Resize(200), T.CenterCrop(100)]).regions(KEY, positions, sizes)
-    bicubic = T.Chain([T.Resize(200, "bicubic"), T.CenterCrop(100)]).regions(KEY, positions, sizes)
-    # Halved: rows 50 … 149 of the result come from rows 100 … 299, and 1 or 3 more on each side.
-    assert bilinear.tolist() == [[98, 198, 204, 204]]
-    assert bicubic.tolist() == [[96, 196, 208, 208]]
+@pytest.mark.parametrize(
+    ("transforms", "size_hw", "region_tlhw"),
+    [
+        ([T.ColorJitter(0.5), T.CenterCrop(8)], (20, 30), [6, 11, 8, 8]),
+        ([T.Pad(10), T.CenterCrop(20)], (100, 80), [40, 30, 20, 20]),
+        # Rows 50 … 149 of the resized image come from rows 100 … 299, and from 1 or 3 more on each side.
+        ([T.Resize(200), T.CenterCrop(100)], (400, 600), [98, 198, 204, 204]),
+        ([T.Resize(200, "bicubic"), T.CenterCrop(100)], (400, 600), [96, 196, 208, 208]),
+    ],
+)
+def test_the_region_of_a_crop_behind_other_transforms_contains_only_needed_pixels(transforms, size_hw, region_tlhw):
+    assert T.Chain(transforms).regions(KEY, np.arange(1), np.array([size_hw])).tolist() == [region_tlhw]
 
 
 def test_random_crop_refuses_a_smaller_image_with_its_row():
@@ -296,11 +265,6 @@ def test_draw_refuses_sizes_that_do_not_match_the_positions():
         T.Chain([T.RandomCrop(3)]).draw(KEY, np.arange(3), random_sizes(2))
 
 
-def test_fingerprint_contains_the_name_of_the_module():
-    bare, module = T.Chain([T.Resize(8)]).fingerprint(), T.Chain([T.Resize(8), KorniaModule()]).fingerprint()
-    assert module == f"{bare}-KorniaModule"
-
-
 def test_equivalent_arguments_give_equal_fingerprints():
     assert T.Chain([T.RandomAffine(0)]).fingerprint() == T.Chain([T.RandomAffine((-0.0, 0))]).fingerprint()
     assert T.Chain([T.RandomAffine(1)]).fingerprint() != T.Chain([T.RandomAffine((0, 1))]).fingerprint()
@@ -315,7 +279,7 @@ CROP = T.RandomResizedCrop(24)
         ([CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4)], False),
         ([T.RandomResizedCrop((20, 30), interpolation="random"), T.RandAugment()], False),
         ([CROP], False),
-        # The region is not what the first transform drew.
+        # In these chains, the region is not the box that the first transform drew.
         ([CROP, T.RandomHorizontalFlip(), T.CenterCrop(10)], True),
         ([T.RandomHorizontalFlip(), CROP], True),
         ([T.MultiView([[CROP], [CROP, T.RandomHorizontalFlip()]])], True),

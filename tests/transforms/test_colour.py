@@ -1,18 +1,12 @@
-"""Colour transforms, blur and noise: what they refuse, and how their draws are distributed."""
+"""Arguments of colour transforms, and the keys of noise."""
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import stats
+from transforms.drawing import N, draw
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
-
-N = 10_000
-
-
-def draw(transform, n: int = N, seed: int = 8):
-    return T.Chain([transform]).draw(epoch_key(seed, 0), np.arange(n), np.tile([[30, 40]], (n, 1))).records[0]
 
 
 def test_equivalent_arguments_give_equal_colour_transforms():
@@ -24,7 +18,7 @@ def test_equivalent_arguments_give_equal_colour_transforms():
 
 
 def test_gaussian_noise_draws_uniform_keys_of_32_bits():
-    record = draw(T.GaussianNoise(0.1, 0.2))
+    [record] = draw(T.GaussianNoise(0.1, 0.2)).records
     keys = record.values[:, 0, 2:4]
     assert (keys == np.floor(keys)).all()
     assert keys.min() >= 0

@@ -1,4 +1,4 @@
-"""Mosaic and CopyPaste: what they take, what they draw, and where they may stand."""
+"""Mosaic and CopyPaste: arguments, draws, and valid places in a chain."""
 
 from __future__ import annotations
 
@@ -7,37 +7,26 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
+from transforms.drawing import KEY, N, draw
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 
-N = 8000
-KEY = epoch_key(3, 1)
 SIZES = np.tile([[40, 60]], (N, 1))
-
-
-def draw(transform):
-    [record] = T.Chain([transform]).draw(KEY, np.arange(N), SIZES).records
-    return record
 
 
 @pytest.mark.parametrize(
     ("transforms", "text"),
     [
-        (
-            [T.Mosaic(40), T.RandomIoUCrop()],
-            "RandomIoUCrop needs the boxes of each sample, which are no longer known after Mosaic has "
-            "combined several samples; put RandomIoUCrop before Mosaic",
-        ),
+        ([T.Mosaic(40), T.RandomIoUCrop()],
+         "RandomIoUCrop needs the boxes of each sample, which are no longer known after Mosaic has "
+         "combined several samples; put RandomIoUCrop before Mosaic"),
         ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic cannot be combined with MultiView: a sample has"),
         ([T.MultiView([[T.Resize(40)], [T.CopyPaste()]])], "CopyPaste cannot be combined with MultiView: a sample"),
-        (
-            [T.Mosaic(40), T.CopyPaste(), T.Compose([T.Mosaic(40)])],
-            "a chain can have at most one Mosaic, but this chain has 2; keep only one",
-        ),
+        ([T.Mosaic(40), T.CopyPaste(), T.Compose([T.Mosaic(40)])],
+         "a chain can have at most one Mosaic, but this chain has 2; keep only one"),
         ([T.CopyPaste(), T.CopyPaste(0.5)], "a chain can have at most one CopyPaste, but this chain has 2"),
     ],
-)
+)  # fmt: skip
 def test_chain_refuses_mosaic_and_copy_paste_in_invalid_places(transforms, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain(transforms)
@@ -66,7 +55,7 @@ def test_mosaic_decides_the_output_size_unless_p_is_below_1():
 
 
 def test_mosaic_draws_uniform_centers_and_orders():
-    record = draw(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6))
+    [record] = draw(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6)).records
     assert stats.binomtest(int(record.gathered.sum()), N, 0.6).pvalue > 1e-4
     for axis, length in enumerate((1000, 2000)):
         places = (record.centre_yx[:, axis] + 0.5) / length
@@ -78,7 +67,7 @@ def test_mosaic_draws_uniform_centers_and_orders():
 
 
 def test_copy_paste_draws_different_keys_for_each_sample():
-    record = draw(T.CopyPaste(0.3))
+    [record] = draw(T.CopyPaste(0.3)).records
     assert stats.binomtest(int(record.gathered.sum()), N, 0.3).pvalue > 1e-4
     assert len(np.unique(record.keys, axis=0)) == N
 

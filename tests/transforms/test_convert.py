@@ -1,4 +1,4 @@
-"""`Normalize` for pixel values and for 0 … 1, and the conversion of floats and uint16 by `ToDtype("uint8")`."""
+"""`Normalize` for levels (0 … 255) and for floats (0 … 1), and `ToDtype("uint8")` for floats and uint16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from helpers import lacking
 from helpers.peers import torchvision
 from PIL import Image as PILImage
+from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -19,7 +20,7 @@ LEVELS = T.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-@pytest.mark.parametrize("before", [[], [T.ToDtype("float32", scale=True)], [T.CenterCrop(8)]])
+@pytest.mark.parametrize("before", [[], [TO_FLOAT], [T.CenterCrop(8)]])
 def test_chain_refuses_a_mean_of_levels_where_images_are_scaled(before):
     text = (
         r"is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and std by 255, or "
@@ -39,7 +40,7 @@ def test_chain_refuses_a_mean_of_0_to_1_behind_to_dtype_without_scale():
 def test_normalize_of_levels_and_of_floats_give_equal_results():
     image = np.random.default_rng(3).integers(0, 256, (8, 8, 3), np.uint8)
     results = []
-    for chain in ([T.ToDtype("float32"), LEVELS], [FLOATS], [T.ToDtype("float32", scale=True), FLOATS]):
+    for chain in ([T.ToDtype("float32"), LEVELS], [FLOATS], [TO_FLOAT, FLOATS]):
         with gl.Loader([image], transforms=chain, num_workers=0, device="cpu") as loader:
             results += loader
     for result in results[1:]:
@@ -49,7 +50,7 @@ def test_normalize_of_levels_and_of_floats_give_equal_results():
 @pytest.mark.parametrize(
     "normalize", [T.Normalize((0.0,) * 3, (1.0,) * 3), T.Normalize((0.0,) * 3, (2.0,) * 3), T.Normalize((1.0,), (1.0,))]
 )
-@pytest.mark.parametrize("before", [[], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True)]])
+@pytest.mark.parametrize("before", [[], [T.ToDtype("float32")], [TO_FLOAT]])
 def test_chain_accepts_an_ambiguous_mean_and_std(before, normalize):
     T.Chain([*before, normalize])
 
@@ -95,7 +96,7 @@ def load(dataset, transforms, **options):
 
 
 def unit_floats():
-    """Return float32 20×24×25×3 in 0 … 1, among them the bounds of each level."""
+    """Return float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
     floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
     bounds = (np.arange(257) / 255.999).astype(np.float32)
     floats[0].flat[: 3 * 257] = np.clip(
@@ -147,16 +148,11 @@ def test_images_converted_at_the_head_give_the_bits_of_uint8_images(transforms):
     levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(nchw(floats)).permute(0, 2, 3, 1).numpy())
     options = {"batch_size": 20, "device": "cpu", "num_workers": 0, "transforms": transforms}
     converted, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
-    assert_equal(converted, expected)
-    assert_equal(gl.Augment(transforms)(nchw(floats)), gl.Augment(transforms)(nchw(levels)))
-
-
-def assert_equal(results, expected):
-    for image, expected_image in zip(
-        *([x] if isinstance(x, torch.Tensor) else x for x in (results, expected)), strict=True
-    ):
-        assert image.dtype == torch.uint8
-        assert torch.equal(image, expected_image)
+    augmented, plain = (gl.Augment(transforms)(nchw(images)) for images in (floats, levels))
+    for results, others in ((converted, expected), (augmented, plain)):
+        views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, others))
+        assert all(view.dtype == torch.uint8 for view in views)
+        assert all(map(torch.equal, views, other_views))
 
 
 @pytest.mark.parametrize(("value", "content"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])

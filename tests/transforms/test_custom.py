@@ -1,4 +1,4 @@
-"""Transforms of the user's own are drawn like all others, stay out of workers, and move boxes and keypoints."""
+"""Custom transforms draw like all others, are not sent to workers, and move boxes and keypoints."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transforms.drawing import KEY, NORMALIZE, TO_FLOAT
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.ops import Call
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-KEY = epoch_key(3, 1)
 SIZES = np.random.default_rng(0).integers(40, 90, (12, 2))
 POSITIONS = np.arange(100, 112)
-FLOAT = T.ToDtype("float32", scale=True)
-NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
 
 Drawn = namedtuple("Drawn", "gain shift")
 
 
 @dataclass(frozen=True)
 class Structured(T.Custom):
-    """Draws a structure of arrays."""
+    """A custom transform that draws a structure of arrays."""
 
     strength: float = 0.5
     lock: Any = field(default_factory=threading.Lock, compare=False)  # workers must never need it
@@ -41,7 +38,7 @@ class Structured(T.Custom):
 
 @dataclass(frozen=True)
 class Flip(T.Custom):
-    """Flips half of the images from left to right."""
+    """A custom transform that flips half of the images horizontally."""
 
     moves_pixels = True
 
@@ -114,8 +111,8 @@ def test_draw_refuses_a_result_without_an_entry_per_sample(draw, got):
         [Structured(), T.RandomCrop(20)],
         [T.RandomApply([Structured()]), T.RandomResizedCrop(20), T.RandomCrop(10)],
         [T.MultiView([[Structured(), T.CenterCrop(9)], [T.RandomOrder([Structured(), T.RandomInvert()])]])],
-        [FLOAT, T.RandomErasing(), Structured(), NORMALIZE],
-        [FLOAT, Structured(), T.RandomErasing(value="random"), NORMALIZE, torch.nn.Identity()],
+        [TO_FLOAT, T.RandomErasing(), Structured(), NORMALIZE],
+        [TO_FLOAT, Structured(), T.RandomErasing(value="random"), NORMALIZE, torch.nn.Identity()],
         [T.Lambda(lambda images: images, per="image"), T.Lambda(torch.nn.Identity()), T.CenterCrop(9)],
     ],
 )
@@ -181,7 +178,7 @@ def test_chain_refuses_a_custom_transform_with_one_that_needs_levels_behind_to_d
         "your transform out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        T.Chain([FLOAT, container, NORMALIZE])
+        T.Chain([TO_FLOAT, container, NORMALIZE])
 
 
 def test_a_custom_flip_moves_boxes_and_keypoints_as_random_horizontal_flip():

@@ -1,4 +1,4 @@
-"""Names, arguments and defaults are torchvision's, and docs/transforms.md says what they are."""
+"""Names, arguments and defaults are torchvision's, and docs/transforms.md lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transforms.specs import SPECS
 
 from gpuload import transforms as T
 
-# torchvision's Lambda is called with other things.
+# torchvision's Lambda has another first argument.
 IN_TORCHVISION = [name for name, spec in SPECS.items() if spec.torchvision is not None and name != "Lambda"]
 
 
@@ -34,11 +34,11 @@ def test_arguments_and_defaults_are_torchvisions(name):
     theirs = parameters_of(getattr(peers.torchvision().transforms.v2, name))
     count = len(ours) - len(SPECS[name].more)
     assert ours[:count] == theirs
-    assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more)
+    assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more), "edit `more` in tests/transforms/specs.py"
     assert all(default is not inspect.Parameter.empty for _, default, _ in ours[count:])
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_specs_have_torchvision_arguments_where_torchvision_has_the_transform(name):
     theirs = hasattr(peers.torchvision().transforms.v2, name)
-    assert theirs == (SPECS[name].torchvision is not None)
+    assert theirs == (SPECS[name].torchvision is not None), f"edit `torchvision` of {name} in tests/transforms/specs.py"

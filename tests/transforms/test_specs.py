@@ -1,4 +1,4 @@
-"""Every transform has a `Spec`, and what holds for every transform."""
+"""Every transform has a `Spec`; and properties of the draws of every transform."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transforms.drawing import KEY, TO_FLOAT
 from transforms.specs import SPECS
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import NOTHING, OPS, ChainMixture, Ops
 
-KEY = epoch_key(8, 0)
 N = 40
 POSITIONS = np.arange(N)
 SIZES = np.random.default_rng(1).integers(170, 300, (N, 2))
@@ -24,7 +23,7 @@ CODES = {name: spec.code for name, spec in SPECS.items() if spec.code}
 
 
 def make(name: str) -> Any:
-    """Return the transform whose effect the gallery shows."""
+    """Make the transform whose effect the gallery shows."""
     return eval(CODES[name])
 
 
@@ -33,12 +32,12 @@ def parameters(name: str) -> set[str]:
 
 
 def draw(transform: Any, rows: slice = slice(None)) -> T.Program:
-    conversion = [] if "uint8" in transform.works_on else [T.ToDtype("float32", scale=True)]
+    conversion = [] if "uint8" in transform.works_on else [TO_FLOAT]
     return T.Chain([*conversion, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
 
 
 def records(program: T.Program) -> list[dict[str, Any]]:
-    """Return the records that are for any rows, as dicts."""
+    """Return the records that have rows, as dicts."""
     used = [record for record in program.records if record.rows is None or len(record.rows)]
     return [{field.name: getattr(record, field.name) for field in dataclasses.fields(record)} for record in used]
 
@@ -51,7 +50,7 @@ def test_every_transform_has_a_spec():
     assert set(SPECS) == names, "tests/transforms/specs.py has a Spec of a transform that does not exist"
 
 
-@pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])  # of several samples
+@pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])
 def test_a_sample_draws_the_same_in_any_batch(name):
     transform = make(name)
     program = draw(transform)
@@ -77,5 +76,6 @@ def test_a_transform_draws_records_and_operations_of_its_outline(name):
     record = draw(transform).records[-1]
     assert type(record) is outline.kind
     codes = getattr(record, "codes", np.empty(0, np.int64))
-    assert {OPS[code] for code in codes[codes != NOTHING].tolist()} <= set(outline.operations)
+    unlisted = {OPS[code] for code in codes[codes != NOTHING].tolist()} - set(outline.operations)
+    assert not unlisted, f"add {unlisted} to the outline of {name}"
     assert outline.operations or not isinstance(record, Ops | ChainMixture)

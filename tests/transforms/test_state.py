@@ -1,4 +1,4 @@
-"""What the user's own code refers to, and whether training may write to it."""
+"""has_state searches the objects that a user's code refers to for parameters and buffers, which training changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Called:
 
 
 class Module(torch.nn.Module):
-    """Has no parameters of its own."""
+    """A module without parameters."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()

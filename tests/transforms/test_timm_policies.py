@@ -1,4 +1,4 @@
-"""timm's automatic augmentation: its strings, its draws and its operations against timm's own."""
+"""timm's automatic augmentation: config strings, draws and operations, compared with timm's."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def published():
 
 
 def draw(transform, n: int):
-    chain = T.Chain([transform])
-    return chain.draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+
+
+def simulated_policy(published, config: str, hparams: dict | None, n: int):
+    original = published.auto_augment_transform(config, None if hparams is None else dict(hparams))
+    return simulated(published, original, [operation for entry in original.policy for operation in entry], n)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:-1])
 def test_timm_auto_augment_draws_the_operations_that_timm_draws(published, policy):
-    """Which operations, in which order, with which numbers; left out or not."""
-    original = published.auto_augment_transform(policy)
     n = 8000
-    theirs, filters, counts = simulated(published, original, [op for entry in original.policy for op in entry], n)
+    theirs, filters, counts = simulated_policy(published, policy, None, n)
     record = draw(T.TimmAutoAugment(policy), n)
     ours = described(record)
     assert alike(ours, theirs) > 0.005
@@ -50,7 +52,7 @@ def test_timm_auto_augment_draws_the_operations_that_timm_draws(published, polic
 
 
 def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
-    """A threshold of 128, grey, or a blur whose radius is uniform in 0.1 … 2: one of them for each image."""
+    # Of a threshold of 128, grey, and a blur with a radius in 0.1 … 2, each image gets one.
     record = draw(T.TimmAutoAugment("3a"), 6000)
     assert (record.codes[:, 1] == NOTHING).all()
     names = [OPS[code] for code in record.codes[:, 0]]
@@ -67,9 +69,8 @@ def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
 @pytest.mark.parametrize("hparams", [None, {"magnitude_std": 1.5, "magnitude_max": 8}])
 def test_timm_auto_augment_draws_magnitudes_with_a_deviation_as_timm(published, hparams):
     config = "original" if hparams else "original-mstd0.5"
-    original = published.auto_augment_transform(config, dict(hparams) if hparams else None)
     n = 8000
-    theirs, _, _ = simulated(published, original, [op for entry in original.policy for op in entry], n)
+    theirs, _, _ = simulated_policy(published, config, hparams, n)
     ours = described(draw(T.TimmAutoAugment(config, hparams), n))
     for operation in ("saturation", "contrast", "sharpness"):
         our_magnitudes, their_magnitudes = (
@@ -98,7 +99,7 @@ def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
     assert alike([entry[0] for one in ours for entry in one], [entry[0] for one in theirs for entry in one]) > 0.01
     factors = [[entry[1] for one in samples for entry in one if entry[0] == "contrast"] for samples in (ours, theirs)]
     assert stats.ks_2samp(*factors, method="asymp").pvalue > 0.001
-    # The shares: timm's mixture has a beta-distributed share, which its chains divide.
+    # timm's mixture has a beta-distributed weight, which its chains divide.
     alpha = original.alpha
     assert stats.kstest(record.weights[:, 0], stats.beta(alpha, alpha).cdf).pvalue > 0.001
     assert np.allclose(record.weights.sum(axis=1), 1)
@@ -119,11 +120,6 @@ def test_timm_policies_give_the_same_results_in_both_runners(transform):
     assert (single != RaggedImages.from_arrays(images).pixels.view(12, HEIGHT, WIDTH, 3).permute(0, 3, 1, 2)).any()
 
 
-def test_repr_of_timm_aug_mix_shows_its_config_and_hparams():
-    assert repr(T.TimmAugMix("augmix-m5", {"translate_pct": 0.3})) == "TimmAugMix('augmix-m5', {'translate_pct': 0.3})"
-    assert isinstance(draw(T.TimmAutoAugment(), 3), Ops)
-
-
 def test_from_timm_selects_the_policy_class_by_the_config_string(published):
     jitter = T.ColorJitter(0.4, 0.4, 0.4)
     hparams = {"img_mean": (124, 116, 104), "translate_const": 100, "interpolation": "bilinear"}
@@ -134,10 +130,10 @@ def test_from_timm_selects_the_policy_class_by_the_config_string(published):
     ):
         chain = T.from_timm({"interpolation": "bilinear"}, True, auto_augment=text)
         assert kind(text, {**hparams, **more}) in chain
-        assert (jitter in chain) == ("3a" in text)  # as in timm, which leaves it out beside the others
+        assert (jitter in chain) == ("3a" in text)  # timm drops ColorJitter next to the other policies
 
 
-MIN_P_VALUE = 0.0005  # of 66 comparisons of magnitudes, one p-value below 0.01 is to be expected
+MIN_P_VALUE = 0.0005  # in 66 comparisons of magnitudes, one p-value below 0.01 is expected
 CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TIMM.names}
 CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
 
@@ -164,7 +160,6 @@ def simulated_layers(published, config: str, hparams: dict | None, n: int):
     ],
 )
 def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, config, hparams, n):
-    """Which operations, in which order, with which numbers; left out or not."""
     theirs, _, their_counts = simulated_layers(published, config, hparams, n)
     ours = described(draw(T.TimmRandAugment(config, hparams), n))
     assert len(set(ours)) > 3
@@ -199,7 +194,7 @@ def test_timm_rand_augment_draws_magnitudes_with_a_deviation_as_timm(published, 
         )
         assert len(our_values) > 400
         assert stats.ks_2samp(our_values, their_values, method="asymp").pvalue > MIN_P_VALUE, operation
-    # Shears, shifts and rotations, by each of their coefficients, with their signs.
+    # Shears, shifts and rotations are compared by their coefficients.
     our_values, their_values = (
         np.array([sample[0][1:7] for sample in samples if sample[0][0] == "warp"]) for samples in (ours, theirs)
     )
@@ -224,7 +219,7 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
     ours = [FILTERS[number] for number in params.filters[done].tolist()]
     assert set(ours) == {"bilinear", "bicubic"}
     assert alike(ours, [entry.name.lower() for entry in resample]) > 0.01
-    # Drawn for each operation, not for each image.
+    # Filters are drawn for each operation, not for each image.
     assert abs((params.filters[:, 0] == params.filters[:, 1]).mean() - 0.5) < 0.05
     fixed = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)
     assert fixed.filters is not None
@@ -236,7 +231,7 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
 
 @pytest.mark.parametrize("name", sorted(CODE_NAMES))
 def test_each_operation_gives_timms_pixels(published, name, monkeypatch):
-    """At each magnitude, of either sign, with both filters, through the stage on the CPU."""
+    """Compare each magnitude, with both signs and filters, after the stage on the CPU."""
     low = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
     picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     hparams = {"img_mean": (3, 90, 200), "translate_pct": 0.4}
@@ -257,7 +252,7 @@ def test_each_operation_gives_timms_pixels(published, name, monkeypatch):
         monkeypatch.setattr(published, "_randomly_negate", lambda value, sign=sign: sign * value)
         arguments: tuple[Any, ...] = operation.level_fn(strength, hparams) if operation.level_fn else ()
         resample = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)[filter_ - 1]
-        if operation.aug_fn is published.posterize and arguments[0] < 1:  # refused since Pillow 13, nothing before
+        if operation.aug_fn is published.posterize and arguments[0] < 1:  # Pillow 13 raises an error
             expected = Image.new("RGB", picture.size)
         else:
             expected = operation.aug_fn(picture, *arguments, fillcolor=(3, 90, 200), resample=resample)
@@ -281,10 +276,9 @@ def test_timm_rand_augment_takes_its_fill_from_img_mean_and_shows_its_hparams():
     assert T.TimmRandAugment("rand").outside.image == (128, 128, 128)
     shown = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104), "translate_const": 100})
     assert shown.outside.image == (124, 116, 104)
-    assert (
-        repr(shown)
-        == "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"
-    )
+    text = "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"
+    assert repr(shown) == text
+    assert repr(T.TimmAugMix("augmix-m5", {"translate_pct": 0.3})) == "TimmAugMix('augmix-m5', {'translate_pct': 0.3})"
     assert hash(shown) == hash(T.TimmRandAugment(shown.config, dict(shown.hparams)))
     assert shown.image_only
 

@@ -1,29 +1,21 @@
-"""Rotations, affine maps and perspectives: their arguments, their maps against torchvision's, and what is drawn."""
+"""Rotations, affine maps and perspectives: arguments, maps compared with torchvision's, and draws."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers import peers
+from transforms.drawing import KEY, TO_FLOAT, draw
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.warps import affine_coefficients, perspective_coefficients, rotation_coefficients
-
-N = 10_000
-KEY = epoch_key(8, 0)
-
-
-def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Any:
-    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
 
 
 def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """Where a map takes points of the image."""
+    """Map points of the image to the result, given the coefficients of the inverse map."""
     homogeneous = (
         np.append(points_xy, np.ones((len(points_xy), 1)), 1)
         @ np.linalg.inv(np.append(coefficients, 1).reshape(3, 3)).T
@@ -34,19 +26,16 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 def test_equivalent_arguments_give_equal_warps():
     assert T.RandomRotation(10) == T.RandomRotation((-10, 10)) == T.RandomRotation([-10.0, 10.0], 0)
     assert T.RandomAffine(0, shear=10) == T.RandomAffine((0, 0), shear=(-10, 10))
-    assert (
-        repr(T.RandomRotation(10, "bilinear"))
-        == "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
-    )
+    text = "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
+    assert repr(T.RandomRotation(10, "bilinear")) == text
     filled = T.RandomAffine(5, fill={gl.Image: (1, 2, 3), gl.Mask: 255})
     assert filled.outside.image == (1, 2, 3)
     assert filled.outside.mask == 255
     assert T.RandomAffine(5, fill=(1, 2, 3)).outside.mask == 0
 
 
-@pytest.mark.parametrize("conversion", [[T.ToDtype("float32", scale=True)]])
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_chain_refuses_a_fill_in_levels_behind_to_dtype(conversion, is_nested):
+def test_chain_refuses_a_fill_in_levels_behind_to_dtype(is_nested):
     for transform in (T.RandomRotation(5, fill=9), T.Pad(2, fill=9), T.RandomCrop(8, fill=9, pad_if_needed=True)):
         name = type(transform).__name__
         text = (
@@ -54,10 +43,10 @@ def test_chain_refuses_a_fill_in_levels_behind_to_dtype(conversion, is_nested):
         )
         entry = T.RandomApply([transform]) if is_nested else transform
         with pytest.raises(ValueError, match=re.escape(text)):
-            T.Chain([*conversion, entry])
-        T.Chain([entry, *conversion])
-        T.Chain([T.ToDtype("float32"), entry])  # numbers that are still levels
-    T.Chain([*conversion, T.RandomRotation(5), T.Pad(2)])
+            T.Chain([TO_FLOAT, entry])
+        T.Chain([entry, TO_FLOAT])
+        T.Chain([T.ToDtype("float32"), entry])  # not scaled
+    T.Chain([TO_FLOAT, T.RandomRotation(5), T.Pad(2)])
 
 
 def test_affine_coefficients_are_torchvisions():
@@ -100,7 +89,7 @@ def test_perspective_coefficients_of_collinear_corners_are_the_identity():
     np.testing.assert_array_equal(is_invertible, [False, False, False, True])
     np.testing.assert_allclose(coefficients, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)
     for height, width in ((1, 1), (1, 9), (2, 2), (3, 3)):
-        record = draw(T.RandomPerspective(1.0, p=1.0), height, width, 500)
+        record = draw(T.RandomPerspective(1.0, p=1.0), size_hw=(height, width), count=500).records[0]
         assert np.isfinite(record.coefficients).all()
         assert (np.linalg.det(np.append(record.coefficients, np.ones((500, 1)), 1).reshape(-1, 3, 3)) != 0).all()
 
@@ -110,9 +99,8 @@ def test_rotation_with_expand_enlarges_the_result_to_the_complete_image():
     chain = T.Chain([T.RandomRotation(180, expand=True)])
     program = chain.draw(KEY, np.arange(300), sizes)
     for row, (height, width) in enumerate(sizes.tolist()):
-        corners = forward(
-            np.array([[0, 0], [width, 0], [width, height], [0, height]]), program.records[0].coefficients[row]
-        )
+        corners_xy = np.array([[0, 0], [width, 0], [width, height], [0, height]])
+        corners = forward(corners_xy, program.records[0].coefficients[row])
         size_xy = program.results_hw[row][::-1]
         assert corners.min() > -1e-9
         assert (corners < size_xy + 1e-9).all()
@@ -126,4 +114,4 @@ def test_rotation_with_expand_enlarges_the_result_to_the_complete_image():
 
 def test_warps_without_distortion_or_angle_warp_no_image():
     for transform in (T.RandomPerspective(0.0, p=0.7), T.RandomRotation(0)):
-        assert not draw(transform, 50, 50, 100).warped.any()
+        assert not draw(transform, count=100).records[0].warped.any()

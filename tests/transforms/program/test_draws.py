@@ -1,59 +1,31 @@
-"""What is drawn is distributed as torchvision's definitions say, against direct simulations of them."""
+"""Sizes and boxes that are drawn, and programs for regions that were resized when they were decoded."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
+from transforms.drawing import draw
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
-
-N = 10_000
-
-
-def draw(transform: T.Chain, height: int, width: int, n: int = N):
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
-
-
-def simulate_random_resized_crop(height, width, scale, ratio, rng):
-    """torchvision's algorithm, one image."""
-    log_ratio = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(10):
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(*log_ratio))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
-    if width / height < min(ratio):
-        w, h = width, round(width / min(ratio))
-    elif width / height > max(ratio):
-        w, h = round(height * max(ratio)), height
-    else:
-        w, h = width, height
-    return (height - h) // 2, (width - w) // 2, h, w
+from gpuload.transforms.program.ops import code
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "box"),
-    [(10, 1000, [0, 493, 10, 13]), (1000, 10, [493, 0, 13, 10]), (1, 1, [0, 0, 1, 1])],
+    ("size_hw", "box"), [((10, 1000), [0, 493, 10, 13]), ((1000, 10), [493, 0, 13, 10]), ((1, 1), [0, 0, 1, 1])]
 )
-def test_random_resized_crop_falls_back_to_the_central_box(height, width, box):
-    drawn = draw(T.RandomResizedCrop(8, scale=(0.9, 1.0)), height, width, 5)
-    assert drawn.box_tlhw.tolist() == [box] * 5
-
-
-def factors(drawn) -> np.ndarray:
-    """The factors of ColorJitter in the order of its arguments, whatever the order in which they are applied."""
-    order = np.argsort(drawn.codes, axis=1)
-    return np.take_along_axis(drawn.values[:, :, 0], order, axis=1)
+def test_random_resized_crop_falls_back_to_the_central_box(size_hw, box):
+    [record] = draw(T.RandomResizedCrop(8, scale=(0.9, 1.0)), size_hw=size_hw, count=5).records
+    assert record.box_tlhw.tolist() == [box] * 5
 
 
 def test_color_jitter_draws_hue_alike_with_and_without_brightness():
-    with_brightness, hue_alone = draw(T.ColorJitter(0.4, hue=0.1), 5, 5), draw(T.ColorJitter(hue=0.1), 5, 5)
-    np.testing.assert_array_equal(factors(with_brightness)[:, 1], factors(hue_alone)[:, 0])
+    factors = []
+    for jitter in (T.ColorJitter(0.4, hue=0.1), T.ColorJitter(hue=0.1)):
+        [record] = draw(jitter).records
+        factors.append(record.values[:, :, 0][record.codes == code("hue")])
+    np.testing.assert_array_equal(*factors)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +41,14 @@ def test_color_jitter_draws_hue_alike_with_and_without_brightness():
     ],
 )
 def test_resize_rounds_sizes_as_torchvision(resize, size, expected):
-    assert tuple(draw(resize, *size, 1).size_hw[0]) == expected
+    assert tuple(draw(resize, size_hw=size, count=1).results_hw[0]) == expected
     assert T.Chain([T.CenterCrop(size), resize]).output_size_hw == expected
 
 
 def test_center_crop_rounds_and_pads_as_torchvision():
     sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
     boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
-    # ⌊½ + 1½⌉ to even; missing pixels are split with the smaller half on the top and left.
+    # Halves are rounded to even numbers; of missing pixels, the smaller half is at the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
 
 

@@ -1,4 +1,4 @@
-"""The filters as numbers: weights, windows and padding."""
+"""Weights, windows and padding of filters."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_clip_to_windows_shifts_boxes_and_empties_those_outside():
     boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
     clipped = clip_to_windows(boxes, np.array([[4, 5, 6, 20]]))
     assert clipped[0, 0].tolist() == [0, 0, 6, 8]
-    # Nothing is left of what lies to the left, nor of what is not there.
+    # Boxes outside the window and empty boxes are empty.
     assert not clipped[0, 1:, 2:].all(axis=1).any()
     assert (clipped[..., 2:] >= 0).all()

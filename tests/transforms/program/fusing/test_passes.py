@@ -1,4 +1,4 @@
-"""How many passes images need, and what goes into each."""
+"""The passes over each image that a chain needs, and the jobs of each pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRANSPOSE = T.RandomTranspose(1.0)
         ([TRANSPOSE, T.CenterCrop(30), CROP, TRANSPOSE, T.RandomVerticalFlip(1.0), T.CenterCrop((9, 7)), TRANSPOSE], 1),
         ([CROP, T.RandomInvert(1.0), T.RandomSolarize(9, 1.0), T.RandomErasing(1.0), T.RandomGrayscale(1.0)], 1),
         ([CROP, T.RandomPosterize(3, 1.0), T.RandomHorizontalFlip(1.0), T.CenterCrop(10)], 1),
-        # An image has to be whole before a statistic, a second resampling, a neighbourhood.
+        # Statistics, a second resampling and neighbourhoods need the complete image first.
         ([CROP, T.RandomEqualize(1.0)], 2),
         ([CROP, TRANSPOSE, T.RandomEqualize(1.0), TRANSPOSE], 2),
         ([CROP, T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 2),
@@ -46,7 +46,7 @@ TRANSPOSE = T.RandomTranspose(1.0)
         ([CROP, T.GaussianBlur(3), T.RandomAdjustSharpness(2, 1.0)], 3),
         ([CROP, T.RandomInvert(1.0), T.Pad(3)], 2),
         ([CROP, T.RandomPerspective(0.3, 1.0), T.RandomInvert(1.0), T.Resize(9)], 3),
-        # One that was decoded as it lies there is whole already.
+        # A decoded image is already complete.
         ([T.RandomEqualize(1.0)], 1),
         ([T.RandomEqualize(1.0), T.RandomInvert(1.0)], 1),
         ([T.RandomHorizontalFlip(1.0), T.RandomEqualize(1.0)], 2),
@@ -97,14 +97,14 @@ def test_pack_operations_keeps_the_order_of_the_chain():
     ],
 )
 def test_jobs_of_an_image_do_not_depend_on_the_other_images(transforms):
-    """All images of a batch of one are treated alike."""
+    # The jobs of an image that is alone in its batch are the same as in a larger batch.
     chain, count = T.Chain(transforms), 32
     images = RaggedImages.from_arrays([np.zeros((40, 50, 3), np.uint8)] * count)
     program, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
     together = Passes(images.table, program.windows_tlhw[0], 3)
     together.apply(program, program.windows_tlhw)
     operations, tables = together.pack_operations(), joined(together.tables)
-    assert (len(set(together.last.tolist())) > 1) is ("Jitter" not in repr(chain))  # one path, and the other
+    assert (len(set(together.last.tolist())) > 1) is ("Jitter" not in repr(chain))
     for row in range(count):
         image, image_program = images.take(np.array([row])), program.take(np.array([row]))
         alone = Passes(image.table, image_program.windows_tlhw[0], 3)
@@ -144,7 +144,7 @@ def test_the_first_pass_reads_only_the_window_of_the_image():
 def test_a_grey_image_is_read_as_three_channels_where_three_are_needed():
     batch = passes([T.RandomEqualize(1.0), T.Grayscale(3)], channels=3, image_channels=1)
     assert (batch.jobs[0, R.CHANNEL_STEP] == 0).all()
-    assert (batch.last == 1).all()  # its bytes are not three of a pixel, which a statistic would count
+    assert (batch.last == 1).all()  # a statistic needs three bytes per pixel
 
 
 def test_records_without_rows_change_no_jobs():

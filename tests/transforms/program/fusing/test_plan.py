@@ -1,4 +1,4 @@
-"""How a batch is divided into launches."""
+"""Batches are divided into launches whose numbers of programs fit into an int32."""
 
 from __future__ import annotations
 
