@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 from dataloader.common import Made
-from PIL import Image as PILImage
+from helpers.generated_images import encode
 
 import gpuload as gl
 
@@ -30,11 +28,5 @@ def boxes(count: int) -> np.ndarray:
     return np.array([[5, 5, 15 + n, 20] for n in range(count)], np.float32).reshape(count, 4)
 
 
-def png(array: np.ndarray, mode: str | None = None, palette: bool = False, **options) -> gl.Encoded:
-    picture = PILImage.fromarray(array)
-    if palette:
-        picture = PILImage.frombytes("P", array.shape[::-1], array.tobytes())
-        picture.putpalette(list(range(255, -1, -1)) * 3)
-    file = io.BytesIO()
-    (picture if mode is None else picture.convert(mode)).save(file, "PNG", **options)
-    return gl.Encoded(file.getvalue(), source="mask.png")
+def png(array: np.ndarray, **options) -> gl.Encoded:
+    return gl.Encoded(encode(array, "PNG", **options), source="mask.png")

@@ -1,4 +1,4 @@
-"""How a batch holds masks, boxes and keypoints, and what belongs to boxes that were left out."""
+"""Batches of masks, boxes and keypoints: nesting, padding, dtypes and encoded masks."""
 
 from __future__ import annotations
 
@@ -106,14 +106,9 @@ def test_masks_of_views_are_padded_to_multiples_with_their_images():
     chain = [T.MultiView([[T.CenterCrop(20)], [T.CenterCrop((32, 8))]])]
     sample = lambda i: (image(), gl.Mask(np.ones((40, 50), np.uint8)))  # noqa: E731
     images, masks = only_batch(sample, transforms=chain, ragged="pad", pad_to=16)
-    assert [(tuple(view.shape), sizes.tolist()) for view, sizes in images] == [
-        ((3, 3, 32, 32), [[20, 20]] * 3),
-        ((3, 3, 32, 16), [[32, 8]] * 3),
-    ]
-    assert [(tuple(view.shape), sizes.tolist()) for view, sizes in masks] == [
-        ((3, 32, 32), [[20, 20]] * 3),
-        ((3, 32, 16), [[32, 8]] * 3),
-    ]
+    for views, channels in ((images, (3,)), (masks, ())):
+        assert [tuple(view.shape) for view, _ in views] == [(3, *channels, 32, 32), (3, *channels, 32, 16)]
+        assert [sizes.tolist() for _, sizes in views] == [[[20, 20]] * 3, [[32, 8]] * 3]
 
 
 def test_instance_masks_are_not_padded_with_their_images():
@@ -179,14 +174,14 @@ def test_dataclasses_with_boxes_are_collated_to_a_list():
 def test_move_merged_moves_small_tensors_together():
     moved = []
 
-    def place(tensor):  # as if there were a device
+    def place(tensor):
         moved.append(tensor)
         return tensor.clone()
 
     large = torch.arange(20_000)
     batch = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
     result = move_merged(batch, place)
-    assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
+    assert len(moved) <= 4  # a trial, one tensor per dtype, and the large tensor
     assert result[0][0][0].shape == (2, 4)
     assert result[0][1][0].shape == (0, 4)
     assert result[0][0][1].tolist() == [0, 1, 2]
@@ -218,24 +213,20 @@ def test_moved_masks_have_their_dtype_and_values(dtype, axes):
         np.testing.assert_array_equal(masks.numpy(), np.stack(expected))
 
 
-def test_masks_of_uint16_become_int32():
-    _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((40, 50), 60000, np.uint16))))
-    assert masks.dtype == torch.int32
-    assert masks.unique().tolist() == [60000]
-
-
-@pytest.mark.parametrize("axes", [2, 3])
-def test_masks_cropped_to_one_pixel_have_their_values(axes):
-    numbers = np.full((40, 50) if axes == 2 else (2, 40, 50), 70000, np.int32)
-    _, masks = only_batch(lambda i: (image(), gl.Mask(numbers)), transforms=[T.CenterCrop(1)])
-    assert masks.shape == (3, *numbers.shape[:-2], 1, 1)
-    assert masks.unique().tolist() == [70000]
-
-
-def test_masks_of_int32_are_filled_with_a_number_above_255():
-    transforms = [T.CenterCrop(60), T.RandomRotation((45, 45), fill={gl.Image: 0, gl.Mask: 1000})]
-    _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((2, 40, 50), 5, np.int32))), transforms=transforms)
-    assert masks.unique().tolist() == [0, 5, 1000]
+@pytest.mark.parametrize(
+    ("mask", "transforms", "shape", "values"),
+    [
+        (np.full((40, 50), 60000, np.uint16), [], (40, 50), [60000]),  # torch has no uint16
+        (np.full((40, 50), 70000, np.int32), [T.CenterCrop(1)], (1, 1), [70000]),
+        (np.full((2, 40, 50), 70000, np.int32), [T.CenterCrop(1)], (2, 1, 1), [70000]),
+        (np.full((2, 40, 50), 5, np.int32),
+         [T.CenterCrop(60), T.RandomRotation((45, 45), fill={gl.Image: 0, gl.Mask: 1000})], (2, 60, 60), [0, 5, 1000]),
+    ],
+)  # fmt: skip
+def test_masks_of_more_than_8_bits_are_int32_with_their_values(mask, transforms, shape, values):
+    _, masks = only_batch(lambda i: (image(), gl.Mask(mask)), transforms=transforms)
+    assert (masks.dtype, masks.shape) == (torch.int32, (3, *shape))
+    assert masks.unique().tolist() == values
 
 
 def test_to_dtype_converts_images_and_masks_by_type():
@@ -258,7 +249,12 @@ def test_encoded_masks_are_decoded_to_the_stored_values(kind, workers):
     array = np.random.default_rng(1).integers(0, 250, (40, 50)).astype(np.uint8)
     if kind == "16 bit":
         array = array.astype(np.uint16) * 200
-    mask = png(array, palette=kind == "palette")
+    picture = PILImage.fromarray(array)
+    if kind == "palette":
+        picture.putpalette(list(range(255, -1, -1)) * 3)  # makes its mode P
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    mask = gl.Encoded(file.getvalue())
     _, masks = only_batch(lambda i: (image(), gl.Mask(mask)), transforms=[T.CenterCrop(30)], num_workers=workers)
     assert masks.dtype == (torch.int32 if kind == "16 bit" else torch.uint8)
     np.testing.assert_array_equal(masks[0].numpy(), array[5:35, 10:40])
@@ -269,76 +265,15 @@ def test_encoded_masks_are_turned_by_exif_only_if_images_are(exif):
     turned = PILImage.Exif()
     turned[0x0112] = 6
     array = np.random.default_rng(1).integers(0, 250, (40, 50)).astype(np.uint8)
-    file = io.BytesIO()
-    PILImage.fromarray(pixels()).save(file, "PNG", exif=turned)
-    photo, mask = gl.Encoded(file.getvalue()), png(array, exif=turned)
+    photo, mask = png(pixels(), exif=turned), png(array, exif=turned)
     images, masks = only_batch(lambda i: (photo, gl.Mask(mask)), decode=gl.Decode(exif=exif))
     expected = np.rot90(array, -1) if exif else array
     assert images.shape[2:] == expected.shape
     np.testing.assert_array_equal(masks[0].numpy(), expected)
 
 
-# -- what is left out -------------------------------------------------------------------------------------------------
-
-
-def detection(i):
-    box_array = np.array([[5, 5, 25, 30], [30, 5, 30.5, 30], [1, 1, 45, 38]], np.float32)
-    return image(), {
-        "boxes": gl.Boxes(box_array),
-        "Labels": torch.tensor([1, 2, 3]),
-        "area": np.array([10.0, 20, 30]),
-        "iscrowd": np.zeros(3, bool),
-        "masks": gl.Mask(np.arange(3, dtype=np.uint8)[:, None, None] * np.ones((40, 50), np.uint8)),
-        "semantic": gl.Mask(np.zeros((40, 50), np.uint8)),
-        "keypoints": gl.Keypoints(np.zeros((3, 2, 2), np.float32)),
-    }
-
-
-def test_sanitize_drops_labels_masks_and_fields_of_dropped_boxes():
-    _, targets = only_batch(detection, transforms=[T.SanitizeBoundingBoxes()])
-    for target in targets:
-        assert target["boxes"].tolist() == [[5, 5, 25, 30], [1, 1, 45, 38]]
-        assert target["Labels"].tolist() == [1, 3]
-        assert target["masks"].amax(dim=(1, 2)).tolist() == [0, 2]
-        assert target["area"].tolist() == [10, 30]
-        assert len(target["iscrowd"]) == len(target["keypoints"]) == 2
-        assert target["semantic"].shape == (40, 50)
-
-
-@pytest.mark.usefixtures("warm")
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 1])
-def test_sanitize_drops_the_values_that_labels_getter_returns(workers):
-    getter = lambda sample: [sample[1][name] for name in ("Labels", "area", "iscrowd", "keypoints")]  # noqa: E731
-    transforms = [T.SanitizeBoundingBoxes(labels_getter=getter)]
-    _, targets = only_batch(detection, transforms=transforms, num_workers=workers)
-    for target in targets:
-        assert target["Labels"].tolist() == [1, 3]
-        assert target["area"].tolist() == [10, 30]
-        assert target["iscrowd"].shape == (2,)
-    _, targets = only_batch(detection, transforms=[T.SanitizeBoundingBoxes(labels_getter=None)])
-    assert [len(targets[0][name]) for name in ("boxes", "masks", "Labels")] == [2, 2, 3]
-
-
-@pytest.mark.parametrize("sanitize", [True, False])
-def test_iou_crop_drops_the_values_that_a_later_labels_getter_returns(sanitize):
-    getter = lambda sample: (sample[1]["Labels"], sample[1]["area"], sample[1]["keypoints"])  # noqa: E731
-    behind = [T.Resize((30, 30)), T.SanitizeBoundingBoxes(labels_getter=getter)] if sanitize else []
-    with gl.Loader(
-        Made(detection, 40), 40, transforms=[T.RandomIoUCrop(), *behind], ragged="list", num_workers=0, device="cpu"
-    ) as loader:
-        [(_, targets)] = list(loader)
-    counts = [len(target["boxes"]) for target in targets]
-    assert 1 <= min(counts) < max(counts)
-    for target, count in zip(targets, counts, strict=True):
-        assert len(target["Labels"]) == len(target["masks"]) == count
-        assert len(target["area"]) == len(target["keypoints"]) == count
-        assert (target["masks"].amax(dim=(1, 2)) + 1).tolist() == target["Labels"].tolist()
-
-
 def test_torchvisions_targets_become_plain_tensors():
-    torchvision()
-    from torchvision import tv_tensors
+    tv_tensors = torchvision().tv_tensors
 
     def sample(i):
         return tv_tensors.Image(torch.zeros(3, 40, 50, dtype=torch.uint8)), {
@@ -358,9 +293,6 @@ def test_torchvisions_targets_become_plain_tensors():
 
 
 def test_a_sample_with_only_a_torchvision_mask_has_no_image():
-    torchvision()
-    from torchvision import tv_tensors
-
-    mask = tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8))
+    mask = torchvision().tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8))
     with pytest.raises(gl.SampleError, match="uint8 tensor 1×40×50}, has no image for the transforms"):
         only_batch(lambda i: {"mask": mask}, transforms=[T.RandomHorizontalFlip()])

@@ -1,4 +1,4 @@
-"""RandomIoUCrop, SanitizeBoundingBoxes and their relatives: what is drawn, what is left out, what is refused."""
+"""Draws of RandomIoUCrop, compared with the published definition and torchvision; and arguments of box transforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, firs
 def published_crop(
     random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)
 ) -> list[float]:
-    """One draw by the published definition: left, top, width, height, and the number of boxes that stay."""
+    """Draw a crop by the published definition: left, top, width, height, and the number of boxes that remain."""
     height, width = SIZE
     while True:
         overlap = options[random.integers(len(options))]
@@ -96,10 +96,7 @@ def test_iou_crop_with_an_impossible_overlap_is_the_complete_image():
 
 @pytest.mark.slow
 def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
-    torchvision()
-    from torchvision import tv_tensors
-    from torchvision.transforms import v2
-
+    tv_tensors, v2 = torchvision().tv_tensors, torchvision().transforms.v2
     torch.manual_seed(0)
     boxes = tv_tensors.BoundingBoxes(torch.from_numpy(BOXES).float(), format="XYXY", canvas_size=SIZE)
     image = tv_tensors.Image(torch.zeros(1, *SIZE, dtype=torch.uint8))
@@ -115,10 +112,8 @@ def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
 
 
 def test_convert_bounding_box_format_accepts_torchvisions_enum():
-    torchvision()
-    from torchvision.tv_tensors import BoundingBoxFormat
-
-    assert T.ConvertBoundingBoxFormat(BoundingBoxFormat.CXCYWH) == T.ConvertBoundingBoxFormat("cxcywh")
+    theirs = torchvision().tv_tensors.BoundingBoxFormat.CXCYWH
+    assert T.ConvertBoundingBoxFormat(theirs) == T.ConvertBoundingBoxFormat("cxcywh")
 
 
 def test_labels_getter_does_not_change_the_fingerprint():

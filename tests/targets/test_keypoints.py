@@ -1,4 +1,4 @@
-"""ClampKeyPoints and SanitizeKeyPoints, held against torchvision's; and what belongs to keypoints."""
+"""ClampKeyPoints and SanitizeKeyPoints, compared with torchvision's; and labels that are dropped with keypoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEIGHT, WIDTH = 40, 50
 
 
 def random_points(index: int, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Points inside, outside and right on the borders."""
+    """Return points inside the image, outside and on its borders."""
     random = np.random.default_rng(index)
     points = random.choice([-3, -0.5, 0, 7.25, HEIGHT - 1, HEIGHT - 0.5, HEIGHT, WIDTH - 1, WIDTH, 70], shape)
     return points.astype(dtype)
@@ -29,9 +29,7 @@ def sample(index: int, shape: tuple[int, ...], dtype: Any = np.float32, **more: 
 
 
 def torchvision_result(transform: Any, index: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    torchvision()
-    from torchvision import tv_tensors
-
+    tv_tensors = torchvision().tv_tensors
     points = torch.from_numpy(random_points(index, (*shape, 2), dtype))
     targets = {"points": tv_tensors.KeyPoints(points, canvas_size=(HEIGHT, WIDTH)), "labels": torch.arange(len(points))}
     return transform({"image": tv_tensors.Image(torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)), **targets})
@@ -41,11 +39,9 @@ def torchvision_result(transform: Any, index: int, shape: tuple[int, ...], dtype
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 @pytest.mark.parametrize("name", ["ClampKeyPoints", "SanitizeKeyPoints"])
 def test_keypoint_transforms_give_torchvisions_points_and_labels(name, dtype, shape):
-    v2 = torchvision().transforms.v2
-    ours, original = [getattr(T, name)()], getattr(v2, name)()
-    if name == "SanitizeKeyPoints":
-        ours, original = [T.SanitizeKeyPoints("default")], v2.SanitizeKeyPoints("default")
-    _, targets = only_batch(lambda i: sample(i, shape, dtype), 6, transforms=ours)
+    arguments = ["default"] if name == "SanitizeKeyPoints" else []
+    original = getattr(torchvision().transforms.v2, name)(*arguments)
+    _, targets = only_batch(lambda i: sample(i, shape, dtype), 6, transforms=[getattr(T, name)(*arguments)])
     for index, target in enumerate(targets):
         expected = torchvision_result(original, index, shape, dtype)
         assert torch.equal(target["points"], torch.Tensor(expected["points"]).to(target["points"].dtype))
@@ -69,7 +65,6 @@ def test_sanitize_keypoints_drops_entries_of_all_values_from_labels_getter():
 
 
 def test_sanitize_keypoints_looks_at_points_before_a_later_crop():
-    """A crop after it may leave them outside; boxes beside them stay."""
     chain = [T.SanitizeKeyPoints("default"), T.CenterCrop(10)]
     make = lambda i: sample(i, (12,), boxes=gl.Boxes([[1, 2, 30, 30]]))  # noqa: E731
     _, targets = only_batch(make, 4, transforms=chain)
@@ -106,31 +101,18 @@ def test_sanitize_keypoints_after_mosaic_drops_points_outside_it():
 @pytest.mark.parametrize(
     ("make", "chain", "text"),
     [
-        (
-            lambda i: (image(), gl.Boxes([[1, 2, 3, 4]])),
-            [T.SanitizeKeyPoints()],
-            r"needs samples with one set of keypoints, gpuload.Keypoints\(array\), but this sample has 0",
-        ),
-        (
-            lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2))), "labels": np.ones(2)}),
-            [T.SanitizeKeyPoints("default")],
-            r"SanitizeKeyPoints: there are 3 keypoints, but their labels have shape \(2,\)",
-        ),
-        (
-            lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2)))}),
-            [T.SanitizeKeyPoints("default")],
-            r"no labels were found.*give SanitizeKeyPoints a labels_getter= that returns the labels of the keypoints",
-        ),
-        (
-            lambda i: (
-                image(),
-                {"b": gl.Boxes([[1, 2, 9, 9]]), "points": gl.Keypoints([[[1, 2]]]), "labels": np.ones(1)},
-            ),
-            [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints("default")],
-            r"drops entries of value 2 of the sample .*, but this value also has one entry per box",
-        ),
+        (lambda i: (image(), gl.Boxes([[1, 2, 3, 4]])), [T.SanitizeKeyPoints()],
+         r"needs samples with one set of keypoints, gpuload.Keypoints\(array\), but this sample has 0"),
+        (lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2))), "labels": np.ones(2)}),
+         [T.SanitizeKeyPoints("default")],
+         r"SanitizeKeyPoints: there are 3 keypoints, but their labels have shape \(2,\)"),
+        (lambda i: (image(), {"points": gl.Keypoints(np.ones((3, 2)))}), [T.SanitizeKeyPoints("default")],
+         r"no labels were found.*give SanitizeKeyPoints a labels_getter= that returns the labels of the keypoints"),
+        (lambda i: (image(), {"b": gl.Boxes([[1, 2, 9, 9]]), "points": gl.Keypoints([[[1, 2]]]), "labels": np.ones(1)}),
+         [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints("default")],
+         r"drops entries of value 2 of the sample .*, but this value also has one entry per box"),
     ],
-)
+)  # fmt: skip
 def test_sanitize_keypoints_refuses_unsuitable_samples(make, chain, text):
     with pytest.raises(gl.SampleError, match=text):
         only_batch(make, 2, transforms=chain)

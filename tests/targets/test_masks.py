@@ -1,4 +1,4 @@
-"""Masks through both runners: by the nearest pixel, the same on any device, whatever their dtype and number."""
+"""Masks of any dtype and number are moved equally by both runners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MORE = {
 
 
 def move_in_both_runners(masks, draws):
-    """By the runner of single images, and by that of batches."""
+    """Move masks with the runner of single images, and with the batched runner."""
     three = [mask if mask.ndim == 3 else mask[None] for mask in masks]
     arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in three]
     kinds = [(mask.dtype.name, mask.ndim) for mask in masks]
