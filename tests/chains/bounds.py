@@ -1,8 +1,8 @@
-"""How far the results of two backends may lie apart, for what was drawn for one image, in levels.
+"""Bounds of the difference between the results of two backends for one image, in levels, given its draws.
 
-A step takes images that already lie some levels apart, makes more or less of it, and adds what the two backends
-themselves do differently there (`STEPS`). An operation with jumps makes any number of levels of one, and then nothing
-can be said: so chains are also tried step by step, from images that are the same.
+A step scales the difference of its inputs, and adds the difference that the two backends make in this step (`STEPS`).
+An operation with jumps can turn one level into any number of levels, so that there is no bound: therefore, chains are
+also compared step by step, with equal inputs.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from gpuload.transforms.program.windows import FILTERS
 __all__ = ["ANY", "STEPS", "bound", "on_cuda"]
 
 ANY = 255.0
-# What the sum of a filter's weights, without their signs, comes to at most, in both directions.
+# The maximum of the sum of a filter's absolute weights, over both directions.
 REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 
-# How far a backend may be from the reference's runner of single images in one step, in levels; none: equal to the last
-# bit. The reason of each stands in the table of parity.
+# Permitted differences from the reference's runner of single images in one step, in levels; steps that are not listed
+# must be equal to the last bit. docs/parity.md gives the reasons.
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
 }
 
-# What torch's kernels for CUDA do otherwise than those for the CPU: a hue, of 256, may be the next one.
+# Differences between torch's kernels for CUDA and for the CPU: a hue, of 256, may be off by one.
 ON_CUDA = {"hue": 8}
 
 
 def on_cuda(backend: str) -> Mapping[str, float]:
-    """How far a backend on CUDA may be in one step from the reference on the CPU. Its own kernels are those of `STEPS`
-    on any device; what it leaves to the reference is done for whole batches there."""
+    """Return the permitted differences of a backend on CUDA from the reference on the CPU, per step. gpuload's own
+    kernels give equal results on any device; the other steps are run by the reference's batched runner."""
     steps = STEPS["batches"] | STEPS[backend]
     return (
         steps
@@ -45,13 +45,13 @@ def on_cuda(backend: str) -> Mapping[str, float]:
 
 
 def bound(steps: Mapping[str, float], program: Program, row: int, input_difference: float = 0.0) -> float:
-    """How far the results for an image may be from each other, of inputs that are `apart`.
+    """Return the greatest permitted difference between the results for an image.
 
     Args:
-        own: what the backend does differently: one of `STEPS`.
-        program: of transforms that work on levels.
-        row: of the image.
-        apart: the greatest difference of the inputs.
+        steps: the differences that the backend makes: one of `STEPS`.
+        program: a program of transforms that work on levels.
+        row: the row of the image.
+        input_difference: the greatest difference of the inputs.
     """
     for record in program.records:
         record_row = row if record.rows is None else next(iter(np.flatnonzero(record.rows == row).tolist()), None)
@@ -84,7 +84,7 @@ def _filter(record: Box | Warp, row: int) -> str:
 
 
 def _resampled(steps: Mapping[str, float], kind: str, name: str, difference: float) -> float:
-    """Both passes round, so two that were apart by a part of a level may be so by a whole one."""
+    # Both passes round, so a difference of less than a level can become an entire level in each.
     rounding = 2.0 if difference and name != "nearest" else 0.0
     return REACH[name] * difference + rounding + steps.get(f"{kind} {name}", 0.0)
 
@@ -107,7 +107,6 @@ def _operations(steps: Mapping[str, float], record: Ops, row: int, difference: f
 
 
 def _operation(name: str, value: float, difference: float) -> float:
-    """What an operation makes of a difference."""
     match name:
         case "brightness":
             return value * difference + 1
@@ -120,5 +119,5 @@ def _operation(name: str, value: float, difference: float) -> float:
         case "grayscale" | "blur":
             return difference + 1
         case "pillow_blur":
-            return difference + 6  # three box blurs in each direction, each of which rounds
+            return difference + 6  # three box blurs in each direction round
     return ANY

@@ -1,7 +1,7 @@
-"""Random chains of transforms, in any order that a chain takes, and random images to try them on.
+"""Strategies for random chains of transforms, in any order that `Chain` accepts, with random images.
 
-Arguments are drawn within sense: results stay small, since a backend may take a tenth of a second for an image. A chain
-consists of transforms that work on levels, of what makes numbers of them, and of what finished images may go through.
+Images and results are small, because a backend can take a tenth of a second per image. A chain contains transforms that
+work on levels, conversions to floats, and transforms of finished images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTAINED_LEVELS: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if nam
 
 
 def containers(children: Any) -> Any:
-    """Transforms that hold others."""
+    """Make a strategy for transforms that contain others."""
     lists = st.lists(children, min_size=1, max_size=3)
     return st.one_of(
         st.builds(T.RandomApply, lists, chances),
@@ -53,7 +53,7 @@ mixing = st.one_of(
     st.just(T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()])),
 )
 late_flips = st.one_of(LEVELS["RandomHorizontalFlip"], LEVELS["RandomVerticalFlip"])
-# What finished images can go through.
+# The transforms of finished images, by name.
 FINISHED: dict[str, Any] = {
     "RandomErasing": erasing,
     "flips": late_flips,
@@ -64,7 +64,7 @@ any_finished = st.sampled_from(sorted(FINISHED)).flatmap(FINISHED.__getitem__)
 
 @dataclass(frozen=True)
 class Example:
-    """One example: a chain, what was drawn for each image, and the images, uint8 H×W×C."""
+    """A chain, the draws for each image, and the images, uint8 H×W×C."""
 
     transforms: list[Any]
     chain: T.Chain
@@ -74,7 +74,7 @@ class Example:
     dtype: str | None
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would show all pixels."""
+        # By default, Hypothesis shows all pixels.
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Example:
 
 
 def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """What images may be like: noise, slow changes as in photographs, few levels, one colour."""
+    """Make an image of noise, smooth waves as in a photograph, a few levels, or one colour."""
     height, width, channels = shape
     if kind == "noise":
         return rng.integers(0, 256, shape, np.uint8)
@@ -98,7 +98,7 @@ def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generato
 
 
 def boxes_for(images: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Some boxes within each image: left, top, right, bottom."""
+    """Return random boxes within each image: left, top, right, bottom."""
     boxes = []
     for image in images:
         corners = np.sort(rng.uniform(0, 1, (int(rng.integers(0, 3)), 2, 2)), axis=1)
@@ -108,8 +108,8 @@ def boxes_for(images: list[np.ndarray], rng: np.random.Generator) -> list[np.nda
 
 @st.composite
 def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: int = MAX_SIDE) -> Example:
-    """A chain of at most so many transforms that work on levels, and more; with at most so many images, no side of
-    which is ever longer than `max_side`."""
+    """Draw a chain of up to `max_length` transforms of levels, then of floats, and up to `count` images; no side of an
+    image or a result is longer than `max_side`."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     image_sizes = st.tuples(*[st.integers(1, min(64, max_side))] * 2)
     kinds = st.sampled_from(["noise", "waves", "few levels", "one colour"])
@@ -122,8 +122,7 @@ def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: 
     end = draw(st.sampled_from(["levels", "floats", "normalized", "mixed"]))
     if end == "mixed":
         transforms.append(draw(st.one_of(LEVELS["CenterCrop"], st.builds(T.Resize, pairs, any_filter))))
-    final = 1 if any(isinstance(transform, T.Grayscale) for transform in transforms) else channels
-    final = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), final)
+    final = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels)
     if end != "levels":
         scaled = [T.ToDtype("float32", scale=True)] if end == "floats" or draw(st.booleans()) else []
         normal = [T.Normalize((0.4, 0.5, 0.3)[:final], (0.25, 0.2, 0.3)[:final])] if end != "floats" else []

@@ -1,4 +1,4 @@
-"""What transforms draw, as columns of numbers, and the same numbers simulated: the two have one distribution."""
+"""The draws of transforms as columns of numbers, and simulations of them that must have the same distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOX = ("top", "left", "height", "width")
 
 
 class Definition(NamedTuple):
-    """A transform, or a chain; a function that returns the numbers it drew, by name; and a simulation of them."""
+    """A transform or a chain, a function that returns its draws as named columns, and a simulation of them."""
 
     transform: Any
     drawn: Callable[[T.Program], dict[str, np.ndarray]]
@@ -47,14 +47,14 @@ def flipped(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def quarter_turns(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where the first row and the first column of an image are turned to: down, up, right and left are 0 to 3."""
+    """Return where the first row and the first column of an image are moved: 0 to 3 are down, up, right, left."""
     [record] = draws.records
     down, right = record.flipped.T.astype(float)
     return {"row": np.where(record.transposed, 2 + right, down), "column": np.where(record.transposed, down, 2 + right)}
 
 
 def rot90(rng: Generator) -> dict[str, np.ndarray]:
-    """numpy's `rot90`, of marked images."""
+    """Simulate turns with numpy's `rot90`."""
     mark = np.array([[0, 1], [2, 3]])
     turns = np.where(rng.uniform(size=N) < 0.7, rng.integers(0, 4, N), 0)
     ways = [np.rot90(mark, turn) for turn in range(4)]
@@ -72,7 +72,7 @@ def zoomed_out(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def mapped_corners(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where the corners of a result come from, which are of one size; coefficients are not."""
+    """Return where the corners of a result come from; in contrast to coefficients, these numbers have one scale."""
     a, b, c, d, e, f = draws.records[0].coefficients[:, :6].T
     return places(a, b, c, d, e, f)
 
@@ -98,8 +98,7 @@ CORNERS = tuple(f"{axis}{number}" for number in range(4) for axis in "xy")
 
 
 def moved_corners(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where a perspective map brings the corners, found from its coefficients, which lead back. Pillow's maps are of
-    pixels' upper left corners there."""
+    """Return where a perspective moves the corners of the image, from the coefficients of the inverse map."""
     height, width = SIZE
     maps = np.concatenate([draws.records[0].coefficients, np.ones((N, 1))], axis=1).reshape(N, 3, 3)
     starts = np.array([[0, 0, 1], [width - 1, 0, 1], [width - 1, height - 1, 1], [0, height - 1, 1.0]])
@@ -113,7 +112,7 @@ RANGES = [(0.6, 1.4), (0.2, 0.9), (0.0, 3.0), (-0.1, 0.1)]
 
 
 def jittered(draws: T.Program) -> dict[str, np.ndarray]:
-    order = np.argsort(draws.records[0].codes, axis=1)  # OPS has them in this order
+    order = np.argsort(draws.records[0].codes, axis=1)  # the order of OPS
     factors = np.take_along_axis(draws.records[0].values[:, :, 0], order, axis=1)
     return columns((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), np.hstack([factors, order]))
 
@@ -129,13 +128,13 @@ def distorted(draws: T.Program) -> dict[str, np.ndarray]:
                 numbers[rows, 5] = values[rows, number, 0]
                 continue
             numbers[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
-            if name == "contrast":  # before saturation, where that is done at all, or behind the hue
+            if name == "contrast":  # comes before saturation, or after hue
                 numbers[rows, 4] = 1 if number < 2 else 2
     return columns((*ADJUSTMENTS, "place of contrast", "first channel"), numbers)
 
 
 def erased_boxes(draws: T.Program) -> dict[str, np.ndarray]:
-    """How many boxes there are, and the first of them, wherever it stands."""
+    """Return the number of boxes, and the first box that has an area."""
     boxes = draws.records[0].boxes_tlhw
     there = boxes[:, :, 2] > 0
     first = np.where(there.any(axis=1)[:, None], boxes[np.arange(N), there.argmax(axis=1)], -1)
@@ -147,7 +146,7 @@ def mix_columns(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def jittered_sometimes(draws: T.Program) -> dict[str, np.ndarray]:
-    """The factor, 0 where it is not done."""
+    """Return the factor, 0 if the jitter is not applied."""
     factors = np.zeros(N)
     for record in draws.records:
         factors[record.rows] = record.values[:, 0, 0]
@@ -155,7 +154,7 @@ def jittered_sometimes(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def branches(draws: T.Program) -> dict[str, np.ndarray]:
-    """Which way, and the number that was drawn on it."""
+    """Return the branch, and the number that its transform drew."""
     branch, number = np.full(N, 2.0), np.zeros(N)  # Identity
     for record in draws.records:
         kind = ["ColorJitter", "GaussianBlur"].index(record.name)
@@ -171,9 +170,9 @@ def simulated_choice(rng: Generator) -> dict[str, np.ndarray]:
 
 
 def ordered(draws: T.Program) -> dict[str, np.ndarray]:
-    """At which place each flip is done, and whether it is."""
+    """Return the position of each flip, and whether it is applied."""
     numbers = np.zeros((N, 4))
-    for number, record in enumerate(draws.records):  # two for each way
+    for number, record in enumerate(draws.records):  # two per branch
         numbers[record.rows, record.axis] = number % 2
         numbers[record.rows, 2 + record.axis] = record.flipped
     return columns(("place 0", "place 1", "flip 0", "flip 1"), numbers)
@@ -197,13 +196,13 @@ def resize_range(rng: Generator) -> dict[str, np.ndarray]:
 
 
 def shortest(rng: Generator) -> dict[str, np.ndarray]:
-    """Detectron's ResizeShortestEdge as torchvision has it."""
+    """Simulate Detectron's ResizeShortestEdge, as in torchvision."""
     factor = np.minimum(rng.choice([20, 31, 40, 55], N) / min(SIZE), 70 / max(SIZE))
     return columns(BOX[2:], (np.array(SIZE) * factor[:, None]).astype(int))
 
 
 def jitter_scale(rng: Generator) -> dict[str, np.ndarray]:
-    """Ghiasi et al. 2021, as torchvision has it, which compares the target's width with the image's height."""
+    """Simulate Ghiasi et al. 2021, as in torchvision, which compares the target's width with the image's height."""
     factor = rng.uniform(0.2, 1.5, N) * min(50 / SIZE[0], 90 / SIZE[1])
     return columns(BOX[2:], (np.array(SIZE) * factor[:, None]).astype(int))
 
@@ -213,25 +212,22 @@ DISTORTED = [(0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05)]
 
 
 def operation(draws: T.Program) -> dict[str, np.ndarray]:
-    """Return whether the operation is done, which it is, and its first number."""
+    """Return whether an operation is applied, its code, and its first number."""
     [record] = draws.records
     [codes] = record.codes.T
     done = codes != NOTHING
     return {"done": done.astype(float), "code": codes.astype(float), "number": record.values[:, 0, 0] * done}
 
 
-def simulated_operation(p: float, name: str, number: float = 0) -> Callable[[Generator], dict[str, np.ndarray]]:
-    """Return a simulation of an operation that is done with a probability, always with the same number."""
+def operation_with(transform: Any, p: float, name: str, number: float = 0) -> Definition:
+    """Define an operation with a fixed number that is applied with a probability."""
 
     def simulated(rng: Generator) -> dict[str, np.ndarray]:
         done = rng.uniform(size=N) < p
-        return {
-            "done": done.astype(float),
-            "code": np.where(done, OPS.index(name), NOTHING).astype(float),
-            "number": np.where(done, number, 0.0),
-        }
+        code = np.where(done, OPS.index(name), NOTHING).astype(float)
+        return {"done": done.astype(float), "code": code, "number": np.where(done, number, 0.0)}
 
-    return simulated
+    return Definition(transform, operation, simulated)
 
 
 def simulated_coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:

@@ -1,4 +1,5 @@
-"""Whether two samples of several numbers each are of one distribution: each number, and how they hang together."""
+"""Statistical tests: whether two samples of several columns have one joint distribution, and whether columns are
+independent."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from scipy import stats
 
 __all__ = ["MIN_P_VALUE", "assert_same_distribution", "independence_p_value"]
 
-# So rarely would a right sample fail; seeds are fixed, so none ever does.
+# The share of correct samples that would fail; because seeds are fixed, none does.
 MIN_P_VALUE = 1e-4
 
 
 def assert_same_distribution(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    """Two-sample Kolmogorov–Smirnov tests of each column, and of the sums and differences of any two columns' ranks,
-    which differ where the columns hang together in another way."""
+    """Compare each column with a two-sample Kolmogorov–Smirnov test, and the dependence of each two columns by the sums
+    and differences of their ranks."""
     assert list(ours) == list(theirs)
     pairs = {name: (ours[name], theirs[name]) for name in ours}
     ranks = {name: _ranks(*pair) for name, pair in pairs.items()}
@@ -30,14 +31,14 @@ def assert_same_distribution(ours: dict[str, np.ndarray], theirs: dict[str, np.n
 
 
 def _ranks(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of both samples in one, from 0 to 1, so that numbers of different size go together; equal ones share theirs."""
+    """Return the ranks of both samples in their union, from 0 to 1; equal numbers have equal ranks."""
     both = np.concatenate([first, second]).astype(np.float64)
     ranks = stats.rankdata(np.round(both, 9)) / len(both)
     return ranks[: len(first)], ranks[len(first) :]
 
 
 def independence_p_value(first: np.ndarray, second: np.ndarray) -> float:
-    """The p-value of two columns of numbers having nothing to do with each other: a table of 8 by 8 ranks."""
+    """Return the p-value of two columns being independent, from a table of 8 × 8 ranks."""
     octiles = [
         np.minimum(stats.rankdata(np.ravel(column), "ordinal") * 8 // np.size(column), 7) for column in (first, second)
     ]

@@ -1,5 +1,5 @@
-"""What one draw is says nothing of another: of neighbours, of the next epoch, of another seed, of the same transform at
-another place of a chain, or in another view."""
+"""Draws are independent of those of other samples, epochs and seeds, of the same transform at another place of a chain,
+and of other views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N = 20_000
 SIZES = np.tile([[61, 83]], (N, 1))
 KEY = epoch_key(8, 0)
 
-# By name, a transform and one number for each sample out of what it draws.
+# By name, a transform, and a function that reduces its draws to one number per sample.
 NUMBERS = {
     "RandomResizedCrop": (T.RandomResizedCrop(32), lambda params: params.box_tlhw[:, 3] + params.box_tlhw[:, 1] / 100),
     "ColorJitter": (T.ColorJitter(0.4), lambda params: params.values[:, 0, 0]),

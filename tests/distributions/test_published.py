@@ -1,4 +1,4 @@
-"""What a sample draws, all its numbers together, is distributed as published: against direct simulations."""
+"""The joint distributions of draws are those of the published definitions, which are simulated directly."""
 
 from __future__ import annotations
 

@@ -13,44 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from distributions import definitions as D
 from distributions import published
-from distributions.definitions import (
-    AFFINE,
-    BOX,
-    CORNERS,
-    ORDER,
-    SIZE,
-    Definition,
-    N,
-    branches,
-    columns,
-    corner,
-    distortions,
-    erasures,
-    flipped,
-    jitter_scale,
-    jittered_sometimes,
-    jitters,
-    mapped_corners,
-    mix_columns,
-    moved_corners,
-    operation,
-    ordered,
-    permuted,
-    quarter_turns,
-    resize_range,
-    resized_crops,
-    rot90,
-    shortest,
-    simulated_affine,
-    simulated_choice,
-    simulated_coin,
-    simulated_operation,
-    simulated_order,
-    simulation,
-    size,
-    zoomed_out,
-)
 from hypothesis import strategies as st
 from parity import color
 from parity.auto import policy
@@ -99,7 +63,7 @@ class Spec:
     picture: str
     parity: Sequence[Case]
     chains: st.SearchStrategy[Any] | None
-    draws: Sequence[Definition] | str = ()
+    draws: Sequence[D.Definition] | str = ()
     torchvision: dict[str, Any] | None = None
     more: Sequence[str] = ()
     note: str = ""
@@ -214,10 +178,10 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomCrop((70, 30), padding=(1, 2, 3, 4), pad_if_needed=True),
-                corner,
-                simulation(BOX[:2], published.crop, SIZE, (70, 30), (1, 2, 3, 4)),
+                D.corner,
+                D.simulation(D.BOX[:2], published.crop, D.SIZE, (70, 30), (1, 2, 3, 4)),
             )
         ],
         chains=st.builds(
@@ -259,8 +223,8 @@ SPECS: dict[str, Spec] = {
             tensors("RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2),
         ],
         draws=[
-            resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
-            resized_crops((0.8, 1.0), (1.5, 4.0)),  # rarely possible
+            D.resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
+            D.resized_crops((0.8, 1.0), (1.5, 4.0)),  # rarely possible
         ],
         chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
@@ -284,21 +248,21 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomHorizontalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror")],
-        draws=[Definition(T.RandomHorizontalFlip(0.3), flipped, simulated_coin("done", 0.3))],
+        draws=[D.Definition(T.RandomHorizontalFlip(0.3), D.flipped, D.simulated_coin("done", 0.3))],
         chains=st.builds(T.RandomHorizontalFlip, chances),
     ),
     "RandomVerticalFlip": Spec(
         picture="T.RandomVerticalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip")],
-        draws=[Definition(T.RandomVerticalFlip(0.8), flipped, simulated_coin("done", 0.8))],
+        draws=[D.Definition(T.RandomVerticalFlip(0.8), D.flipped, D.simulated_coin("done", 0.8))],
         chains=st.builds(T.RandomVerticalFlip, chances),
     ),
     "RandomRotate90": Spec(
         picture="T.RandomRotate90(p=1.0)",
         note=ALBUMENTATIONS,
         parity=[moved("RandomRotate90", T.RandomRotate90(0.9), against="Pillow Image.transpose")],
-        draws=[Definition(T.RandomRotate90(0.7), quarter_turns, rot90)],
+        draws=[D.Definition(T.RandomRotate90(0.7), D.quarter_turns, D.rot90)],
         chains=st.builds(T.RandomRotate90, chances),
     ),
     "RandomTranspose": Spec(
@@ -306,10 +270,10 @@ SPECS: dict[str, Spec] = {
         note=ALBUMENTATIONS,
         parity=[moved("RandomTranspose", T.RandomTranspose(), against="Pillow Image.transpose", channels=1)],
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomTranspose(0.3),
                 lambda draws: {"done": draws.records[0].transposed.astype(float)},
-                simulated_coin("done", 0.3),
+                D.simulated_coin("done", 0.3),
             )
         ],
         chains=st.builds(T.RandomTranspose, chances),
@@ -320,10 +284,10 @@ SPECS: dict[str, Spec] = {
         torchvision={"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
         parity=[moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8))],
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomZoomOut(0, (1.0, 3.0), 0.7),
-                zoomed_out,
-                simulation(BOX, published.zoom_out, SIZE, (1.0, 3.0), 0.7),
+                D.zoomed_out,
+                D.simulation(D.BOX, published.zoom_out, D.SIZE, (1.0, 3.0), 0.7),
             )
         ],
         chains=st.builds(T.RandomZoomOut, fills, ranges(1, 2), chances),
@@ -359,7 +323,7 @@ SPECS: dict[str, Spec] = {
             resized("ScaleJitter", T.ScaleJitter((60, 90)), apart=2),
             cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
         ],
-        draws=[Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), size, jitter_scale)],
+        draws=[D.Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), D.size, D.jitter_scale)],
         chains=st.builds(T.ScaleJitter, pairs, ranges(0.1, 2), any_filter),
     ),
     "RandomShortestSize": Spec(
@@ -367,7 +331,7 @@ SPECS: dict[str, Spec] = {
         note=ANTIALIASED,
         torchvision={"min_size": [20, 30], "max_size": 50, "interpolation": "bicubic", "antialias": False},
         parity=[resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90), apart=2)],
-        draws=[Definition(T.RandomShortestSize([20, 31, 40, 55], 70), size, shortest)],
+        draws=[D.Definition(T.RandomShortestSize([20, 31, 40, 55], 70), D.size, D.shortest)],
         chains=st.builds(
             T.RandomShortestSize, st.lists(sides, min_size=1, max_size=4), st.one_of(st.none(), sides), any_filter
         ),
@@ -380,7 +344,7 @@ SPECS: dict[str, Spec] = {
             resized("RandomResize", T.RandomResize(40, 100)),
             cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
         ],
-        draws=[Definition(T.RandomResize(20, 45), size, resize_range)],
+        draws=[D.Definition(T.RandomResize(20, 45), D.size, D.resize_range)],
         chains=st.builds(T.RandomResize, st.integers(1, 40), st.integers(41, 64), any_filter),
     ),
     "ResizeKeepRatio": Spec(
@@ -397,10 +361,10 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.ResizeKeepRatio((90, 120), 0.3, "bilinear", 0.6, (0.5, 1.2), True, 0.7, (0.5, 1.5)),
-                size,
-                simulation(BOX[2:], published.keep_ratio, SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
+                D.size,
+                D.simulation(D.BOX[2:], published.keep_ratio, D.SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
             )
         ],
         chains=st.builds(
@@ -432,11 +396,13 @@ SPECS: dict[str, Spec] = {
             moved("RandomCropOrPad(reflect)", T.RandomCropOrPad((100, 61), padding_mode="reflect"), against=MIRROR),
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomCropOrPad((70, 30)),
-                corner,
+                D.corner,
                 # timm's: an image that is smaller than the crop is anywhere in it
-                lambda rng: columns(BOX[:2], np.column_stack([-rng.integers(0, 10, N), rng.integers(0, 54, N)])),
+                lambda rng: D.columns(
+                    D.BOX[:2], np.column_stack([-rng.integers(0, 10, D.N), rng.integers(0, 54, D.N)])
+                ),
             )
         ],
         chains=st.builds(T.RandomCropOrPad, pairs, fills, modes),
@@ -464,11 +430,11 @@ SPECS: dict[str, Spec] = {
             turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
         ],
         draws=[
-            Definition(
+            D.Definition(
                 # torchvision turns counterclockwise here, and clockwise in RandomAffine
                 T.RandomRotation((-20, 50)),
-                mapped_corners,
-                lambda rng: simulated_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
+                D.mapped_corners,
+                lambda rng: D.simulated_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
             )
         ],
         chains=st.builds(
@@ -497,7 +463,9 @@ SPECS: dict[str, Spec] = {
             ),
             warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
         ],
-        draws=[Definition(T.RandomAffine(*AFFINE), mapped_corners, lambda rng: simulated_affine(rng, *AFFINE))],
+        draws=[
+            D.Definition(T.RandomAffine(*D.AFFINE), D.mapped_corners, lambda rng: D.simulated_affine(rng, *D.AFFINE))
+        ],
         chains=st.builds(
             T.RandomAffine,
             ranges(-180, 180),
@@ -526,8 +494,10 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            Definition(
-                T.RandomPerspective(0.6, 0.7), moved_corners, simulation(CORNERS, published.perspective, SIZE, 0.6, 0.7)
+            D.Definition(
+                T.RandomPerspective(0.6, 0.7),
+                D.moved_corners,
+                D.simulation(D.CORNERS, published.perspective, D.SIZE, 0.6, 0.7),
             )
         ],
         chains=st.builds(T.RandomPerspective, shares, chances, filters, fills),
@@ -553,7 +523,7 @@ SPECS: dict[str, Spec] = {
                 color.CONTRAST,
             ),
         ),
-        draws=[jitters],
+        draws=[D.jitters],
         chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), ranges(-0.5, 0.5))),
     ),
     "RandomPhotometricDistort": Spec(
@@ -575,7 +545,7 @@ SPECS: dict[str, Spec] = {
                 color.CONTRAST,
             )
         ),
-        draws=[distortions],
+        draws=[D.distortions],
         chains=st.builds(
             T.RandomPhotometricDistort, ranges(0, 2), ranges(0, 2), ranges(0, 2), ranges(-0.5, 0.5), p=chances
         ),
@@ -600,14 +570,14 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomGrayscale(p=0.5)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')")),
-        draws=[Definition(T.RandomGrayscale(0.3), operation, simulated_operation(0.3, "grayscale"))],
+        draws=[D.operation_with(T.RandomGrayscale(0.3), 0.3, "grayscale")],
         chains=st.builds(T.RandomGrayscale, chances),
     ),
     "RandomInvert": Spec(
         picture="T.RandomInvert(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert")),
-        draws=[Definition(T.RandomInvert(0.3), operation, simulated_operation(0.3, "invert"))],
+        draws=[D.operation_with(T.RandomInvert(0.3), 0.3, "invert")],
         chains=st.builds(T.RandomInvert, chances),
     ),
     "RandomSolarize": Spec(
@@ -619,7 +589,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
             colour("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
         ),
-        draws=[Definition(T.RandomSolarize(99, 0.3), operation, simulated_operation(0.3, "solarize", 99))],
+        draws=[D.operation_with(T.RandomSolarize(99, 0.3), 0.3, "solarize", 99)],
         chains=st.builds(T.RandomSolarize, st.integers(1, 255), chances),
     ),
     "RandomPosterize": Spec(
@@ -630,21 +600,21 @@ SPECS: dict[str, Spec] = {
             colour("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
             colour("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
         ),
-        draws=[Definition(T.RandomPosterize(3, 0.3), operation, simulated_operation(0.3, "posterize", 3))],
+        draws=[D.operation_with(T.RandomPosterize(3, 0.3), 0.3, "posterize", 3)],
         chains=st.builds(T.RandomPosterize, st.integers(0, 8), chances),
     ),
     "RandomEqualize": Spec(
         picture="T.RandomEqualize(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize")),
-        draws=[Definition(T.RandomEqualize(0.3), operation, simulated_operation(0.3, "equalize"))],
+        draws=[D.operation_with(T.RandomEqualize(0.3), 0.3, "equalize")],
         chains=st.builds(T.RandomEqualize, chances),
     ),
     "RandomAutocontrast": Spec(
         picture="T.RandomAutocontrast(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast")),
-        draws=[Definition(T.RandomAutocontrast(0.3), operation, simulated_operation(0.3, "autocontrast"))],
+        draws=[D.operation_with(T.RandomAutocontrast(0.3), 0.3, "autocontrast")],
         chains=st.builds(T.RandomAutocontrast, chances),
     ),
     "RandomChannelPermutation": Spec(
@@ -652,10 +622,10 @@ SPECS: dict[str, Spec] = {
         torchvision={},
         parity=in_both(colour("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge")),
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomChannelPermutation(),
-                permuted,
-                lambda rng: columns(ORDER, rng.permuted(np.tile([0, 1, 2], (N, 1)), axis=1)),
+                D.permuted,
+                lambda rng: D.columns(D.ORDER, rng.permuted(np.tile([0, 1, 2], (D.N, 1)), axis=1)),
             )
         ],
         chains=st.just(T.RandomChannelPermutation()),
@@ -667,7 +637,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
             colour("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
         ),
-        draws=[Definition(T.RandomAdjustSharpness(1.7, 0.3), operation, simulated_operation(0.3, "sharpness", 1.7))],
+        draws=[D.operation_with(T.RandomAdjustSharpness(1.7, 0.3), 0.3, "sharpness", 1.7)],
         chains=st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
     ),
     "GaussianBlur": Spec(
@@ -695,10 +665,10 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.GaussianBlur(5, (0.3, 1.7)),
-                lambda draws: columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
-                lambda rng: columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (N, 1)), 2, axis=1)),
+                lambda draws: D.columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
+                lambda rng: D.columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (D.N, 1)), 2, axis=1)),
             )
         ],
         chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), ranges(0.1, 4)),
@@ -859,13 +829,13 @@ SPECS: dict[str, Spec] = {
         torchvision={"quality": (20, 80)},
         parity=in_both(colour("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=color.recoded)),
         draws=[
-            Definition(
+            D.Definition(
                 T.JPEG((30, 39)),
-                operation,
+                D.operation,
                 lambda rng: {
-                    "done": np.ones(N),
-                    "code": np.full(N, OPS.index("jpeg")),
-                    "number": rng.integers(30, 40, N),
+                    "done": np.ones(D.N),
+                    "code": np.full(D.N, OPS.index("jpeg")),
+                    "number": rng.integers(30, 40, D.N),
                 },
             )
         ],
@@ -914,10 +884,10 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
-            erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
-            erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
-            erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
+            D.erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
+            D.erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
+            D.erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
+            D.erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
         ],
         chains=st.builds(
             T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
@@ -960,8 +930,10 @@ SPECS: dict[str, Spec] = {
         more=["label_smoothing"],
         parity=[mixing(T.CutMix(num_classes=10)), mixing(T.CutMix(alpha=4.0, num_classes=10))],
         draws=[
-            Definition(
-                [FLOAT, T.CutMix(alpha=0.7)], mix_columns, simulation((*BOX, "share"), published.cutmix, SIZE, 0.7)
+            D.Definition(
+                [FLOAT, T.CutMix(alpha=0.7)],
+                D.mix_columns,
+                D.simulation((*D.BOX, "share"), published.cutmix, D.SIZE, 0.7),
             )
         ],
         chains=None,
@@ -982,10 +954,10 @@ SPECS: dict[str, Spec] = {
         more=["label_smoothing"],
         parity=[mixing(T.MixUp(num_classes=10)), mixing(T.MixUp(alpha=0.2, num_classes=10))],
         draws=[
-            Definition(
+            D.Definition(
                 [FLOAT, T.MixUp(alpha=0.3)],
                 lambda draws: {"share": draws.records[1].share},
-                lambda rng: {"share": rng.beta(0.3, 0.3, N)},
+                lambda rng: {"share": rng.beta(0.3, 0.3, D.N)},
             )
         ],
         chains=None,
@@ -1024,10 +996,10 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomApply([T.GaussianBlur(15, sigma=3.0)], p=0.5)",
         torchvision={},
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomApply([T.ColorJitter(0.4)], 0.3),
-                jittered_sometimes,
-                lambda rng: {"factor": np.where(rng.uniform(size=N) < 0.3, rng.uniform(0.6, 1.4, N), 0)},
+                D.jittered_sometimes,
+                lambda rng: {"factor": np.where(rng.uniform(size=D.N) < 0.3, rng.uniform(0.6, 1.4, D.N), 0)},
             )
         ],
     ),
@@ -1035,10 +1007,10 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomChoice([T.RandomInvert(p=1.0), T.RandomGrayscale(p=1.0), T.RandomRotation((90, 90))])",
         torchvision={},
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomChoice([T.ColorJitter(0.4), T.GaussianBlur(3, (0.5, 3)), T.Identity()], [5, 3, 2]),
-                branches,
-                simulated_choice,
+                D.branches,
+                D.simulated_choice,
             )
         ],
     ),
@@ -1046,8 +1018,8 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
         torchvision={},
         draws=[
-            Definition(
-                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]), ordered, simulated_order
+            D.Definition(
+                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]), D.ordered, D.simulated_order
             )
         ],
     ),
