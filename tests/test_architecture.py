@@ -1,8 +1,8 @@
-"""The rooms of gpuload/: which may import which, which stay free of torch, and how large a file may be.
+"""The architecture of gpuload: imports between subpackages, modules that need no torch, sizes of files and folders, and
+names of test files.
 
-Read from the source with `ast`. import-linter can say the floors, but it does not tell an import within a function from
-one at the top of a file (the former is how a module without torch reaches it), looks for circles among packages instead
-of modules, and knows nothing of sizes and tests. So one mechanism of our own says it all.
+The source is read with `ast`. import-linter can check layers, but it does not distinguish imports within functions from
+those at the top of a file, and looks for circular imports of packages instead of modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase as fnmatch
 from functools import cache
@@ -25,41 +25,41 @@ TESTS = Path(__file__).parent
 LAYER_OF = {subpackage: layer for layer, subpackages in enumerate(LAYERS) for subpackage in subpackages}
 BACKENDS = ("reference", "kornia", "dali", "fused")
 
-# What can be imported where there is no torch, beside `gpuload` itself: workers import it. A function there may import
-# torch where only the user's own objects lead to it.
+# What workers import, in addition to `gpuload`: it must work without torch. A function may import torch for objects of
+# the user that need torch.
 WITHOUT_TORCH = (
     "exporters", "inspection.files", "packing", "workers", "ring", "order", "decode", "transforms", "datasets", "rng",
     "checks", "errors", "public_names", "batches.pad",
 )  # fmt: skip
 
-# Which imports of gpuload may be within a function, and why: (who imports, what).
+# Imports of gpuload that may be within a function, (importer, imported), with the reason.
 WITHIN_FUNCTIONS = {
     ("gpuload.cli*", "gpuload*"): "a command imports what it runs: torch and more, for which --help should not wait",
-    ("gpuload", "gpuload.transforms.names"): "the words for names that do not exist; only that error needs them",
+    ("gpuload", "gpuload.transforms.names"): "hints for names that do not exist; only errors need them",
     ("gpuload.transforms", "gpuload.transforms.names"): "as above",
     ("gpuload.transforms.base", "gpuload.transforms.names"): "as above",
     ("gpuload.transforms.arguments", "gpuload.transforms.names"): "as above",
     ("gpuload.transforms.base", "gpuload.transforms"): "`apply` there is the loader's, and needs torch",
-    ("gpuload.transforms.chain", "gpuload.transforms.custom"): "few chains have one, and workers start sooner without",
+    ("gpuload.transforms.chain", "gpuload.transforms.custom"): "few chains need it, and workers start without it",
     ("gpuload.transforms.composite", "gpuload.transforms.custom"): "as above",
-    ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, for URLs alone",
-    ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "zipfile, hashes and tempfile, where an index is kept",
-    ("gpuload.datasets.hugging_face", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
+    ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, only for URLs",
+    ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "zipfile, hashes and tempfile, only for cached indexes",
+    ("gpuload.datasets.hugging_face", "gpuload.datasets.arrow_rows"): "pyarrow, only for datasets of Hugging Face",
     ("gpuload.workers.shipping", "gpuload.datasets.arrow_rows"): "as above",
-    ("gpuload.packing.manifest", "gpuload.datasets.stores.*"): "only who opens a packed set needs the datasets",
+    ("gpuload.packing.manifest", "gpuload.datasets.stores.*"): "datasets are needed only to open a packed set",
     ("gpuload.stage.dali.backend", "gpuload.stage.dali.*"): "DALI is an optional library",
     ("gpuload.stage.decode.backend", "gpuload.stage.decode.crops"): "Triton is an optional library, and slow to import",
     ("gpuload.stage.kornia.backend", "gpuload.stage.kornia.*"): "Kornia is an optional library",
     ("gpuload.stage.fused.backend", "gpuload.stage.fused.*"): "Triton is an optional library, and slow to import",
-    ("gpuload.workers.bootstrap", "gpuload.workers*"): "a script, which first sets where modules are looked for",
+    ("gpuload.workers.bootstrap", "gpuload.workers*"): "a script, which first sets the search path of modules",
     ("gpuload.workers.planned", "gpuload.transforms.program.fusing.plan"): "6 ms, and few workers plan batches",
-    ("gpuload.workers.sample", "gpuload.datasets.*"): "seldom needed, and not as a worker starts",
+    ("gpuload.workers.sample", "gpuload.datasets.*"): "rarely needed, and not at the start of a worker",
 }  # fmt: skip
 
 MAX_LINES = 800
 MAX_ENTRIES = 17
 
-# Test files that are about no single module, but about what several do together.
+# Test files whose subject is several modules together.
 ABOUT_SEVERAL_MODULES = {
     "batches/test_waits",
     "datasets/stores/test_remote_datasets",
@@ -90,7 +90,7 @@ ABOUT_SEVERAL_MODULES = {
 
 @dataclass(frozen=True)
 class Import:
-    """One module imports another, or `names` from it: at its top, within a function, or for type checkers alone."""
+    """An import of a module, or of `names` in it: at the top, within a function, or only for type checkers."""
 
     importer: str
     imported: str
@@ -108,7 +108,7 @@ def module_name(path: Path) -> str:
 
 
 def subpackage_of(module: str) -> str:
-    """Empty for the package's face, which only names what is in the rooms."""
+    """Return the name of the subpackage or top-level module; "" for `gpuload` itself, which only re-exports."""
     return (module + ".").split(".")[1]
 
 
@@ -124,7 +124,7 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
-    """All that a module imports from gpuload."""
+    """Yield the imports of gpuload in a module."""
 
     def walk(node: ast.AST, place: Literal["top", "function", "types"]) -> Iterator[Import]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -135,7 +135,7 @@ def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             modules = {alias.name: () for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name}:{node.lineno}: imports are written in full"
+            assert not node.level, f"{name}:{node.lineno}: write the import in full, without leading dots"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 module = inner if inner in SOURCES else str(node.module)
@@ -149,83 +149,72 @@ def imports_in(name: str, tree: ast.Module) -> Iterator[Import]:
     return walk(tree, "top")
 
 
-@cache
+@cache  # not a constant, because each process of xdist collects this file
 def all_imports() -> list[Import]:
-    """Not when this file is collected, as each process of xdist does it, and again for those that import this one."""
     return [statement for name, path in SOURCES.items() for statement in imports_in(name, ast.parse(path.read_text()))]
 
 
+def check_imports(is_forbidden: Callable[[Import], bool], rule: str) -> None:
+    forbidden = [str(statement) for statement in all_imports() if is_forbidden(statement)]
+    assert not forbidden, "\n".join([rule, *forbidden])
+
+
 def test_packages_import_only_packages_of_lower_layers():
-    assert {subpackage_of(name) for name in SOURCES} - {"", "__main__"} == set(LAYER_OF), "a room that has no floor"
-    wrong = []
-    for statement in all_imports():
-        subpackage, imported_subpackage = subpackage_of(statement.importer), subpackage_of(statement.imported)
-        if (
-            subpackage == imported_subpackage
-            or subpackage not in LAYER_OF
-            or (subpackage == "cli" and not imported_subpackage)
-        ):  # cli uses gpuload as users do
-            continue
-        if imported_subpackage not in LAYER_OF or LAYER_OF[subpackage] >= LAYER_OF[imported_subpackage]:
-            wrong.append(str(statement))
-    assert not wrong, "\n".join(wrong)
+    unlisted = {subpackage_of(name) for name in SOURCES} - {"", "__main__"} ^ set(LAYER_OF)
+    assert not unlisted, "edit LAYERS in tests/helpers/package_layers.py, and the table in docs/architecture.md"
+
+    def is_forbidden(statement: Import) -> bool:
+        importer, imported = subpackage_of(statement.importer), subpackage_of(statement.imported)
+        if importer == imported or importer not in LAYER_OF or (importer == "cli" and not imported):
+            return False  # the command line uses gpuload as users do
+        return imported not in LAYER_OF or LAYER_OF[importer] >= LAYER_OF[imported]
+
+    check_imports(is_forbidden, "a subpackage imports only lower LAYERS (tests/helpers/package_layers.py)")
 
 
 def test_there_are_no_circular_imports():
-    """An import within a function counts too: it would only hide the circle."""
-    arrows = {(i.importer, i.imported) for i in all_imports() if i.place != "types"}
-    while True:  # take away what begins or ends nowhere, until only circles are left
-        starts, ends = {start for start, _ in arrows}, {end for _, end in arrows}
-        remaining = {(start, end) for start, end in arrows if start in ends and end in starts}
-        if remaining == arrows:
+    # Imports within functions count, too: they would only hide the circle.
+    edges = {(i.importer, i.imported) for i in all_imports() if i.place != "types"}
+    while True:  # remove edges from modules that nothing imports, and to modules that import nothing
+        importers, imported = {start for start, _ in edges}, {end for _, end in edges}
+        remaining = {(start, end) for start, end in edges if start in imported and end in importers}
+        if remaining == edges:
             break
-        arrows = remaining
-    assert sorted(arrows) == []
+        edges = remaining
+    assert sorted(edges) == []
 
 
 def test_imports_within_functions_are_listed_with_a_reason():
-    wrong = [
-        str(statement)
-        for statement in all_imports()
-        if statement.place == "function"
-        and not any(
-            fnmatch(statement.importer, importer) and fnmatch(statement.imported, imported)
-            for importer, imported in WITHIN_FUNCTIONS
-        )
-    ]
-    assert not wrong, "\n".join(wrong)
+    def is_listed(statement: Import) -> bool:
+        return any(fnmatch(statement.importer, x) and fnmatch(statement.imported, y) for x, y in WITHIN_FUNCTIONS)
+
+    check_imports(lambda i: i.place == "function" and not is_listed(i), "move these to the top, or to WITHIN_FUNCTIONS")
 
 
 def test_no_module_imports_private_names_of_another():
-    wrong = [
-        f"{statement}: {name}"
-        for statement in all_imports()
-        for name in statement.names
-        if name.startswith("_") and not name.startswith("__")
-    ]
-    assert not wrong, "\n".join(wrong)
+    check_imports(
+        lambda i: any(name.startswith("_") and not name.startswith("__") for name in i.names),
+        "private names are imported: remove the underscore, or move the name",
+    )
 
 
 def test_backends_import_only_the_program_of_transforms():
-    wrong = [
-        str(statement)
-        for statement in all_imports()
-        if backend_of(statement.importer)
-        and subpackage_of(statement.imported) == "transforms"
-        and not is_in(statement.imported, "gpuload.transforms.program")
-    ]
-    assert not wrong, "\n".join(wrong)
+    check_imports(
+        lambda i: (
+            bool(backend_of(i.importer))
+            and subpackage_of(i.imported) == "transforms"
+            and not is_in(i.imported, "gpuload.transforms.program")
+        ),
+        "of gpuload.transforms, backends import only gpuload.transforms.program",
+    )
 
 
 def test_backends_import_no_other_backend_but_the_reference():
-    """But all may use the reference, which runs in the place of what they lack."""
-    wrong = [
-        str(statement)
-        for statement in all_imports()
-        if (backend := backend_of(statement.importer))
-        and backend_of(statement.imported) not in (None, "reference", backend)
-    ]
-    assert not wrong, "\n".join(wrong)
+    def is_forbidden(statement: Import) -> bool:
+        backend = backend_of(statement.importer)
+        return bool(backend) and backend_of(statement.imported) not in (None, "reference", backend)
+
+    check_imports(is_forbidden, "a backend imports no backend but the reference, which runs what it lacks")
 
 
 @pytest.mark.slow
@@ -248,16 +237,15 @@ for name in {modules}:
 
 def test_modules_have_at_most_800_lines():
     lines = {name: path.read_text().count("\n") for name, path in SOURCES.items()}
-    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}, "divide these modules"
 
 
 def test_the_package_has_at_most_17_entries():
     plain = {"__init__.py", "__init__.pyi", "__main__.py", "__pycache__", "py.typed"}
-    assert len({path.name for path in PACKAGE.iterdir()} - plain) <= MAX_ENTRIES
+    assert len({path.name for path in PACKAGE.iterdir()} - plain) <= MAX_ENTRIES, "move modules into subpackages"
 
 
 def test_tests_are_named_after_the_modules_that_they_test():
-    """``tests/room/test_x.py`` is about ``gpuload/room/x.py`` (or the room ``gpuload/room/x/``), or it is listed."""
     about_several = set()
     for path in sorted(TESTS.rglob("test_*.py")):
         place = path.relative_to(TESTS)
@@ -265,5 +253,8 @@ def test_tests_are_named_after_the_modules_that_they_test():
             subject = PACKAGE / place.parent / place.stem.removeprefix("test_")
             if not (subject.with_suffix(".py").is_file() or subject.is_dir()):
                 about_several.add(place.with_suffix("").as_posix())
-    assert about_several - ABOUT_SEVERAL_MODULES == set(), "name it after a module, or list it"
-    assert ABOUT_SEVERAL_MODULES - about_several == set(), "listed, but gone, or named after a module"
+    unlisted, listed_in_vain = about_several - ABOUT_SEVERAL_MODULES, ABOUT_SEVERAL_MODULES - about_several
+    assert not unlisted, (
+        "name the file after a module of the same folder in gpuload, or add it to ABOUT_SEVERAL_MODULES"
+    )
+    assert not listed_in_vain, "remove from ABOUT_SEVERAL_MODULES: the file does not exist, or is named after a module"

@@ -1,6 +1,6 @@
-"""Every public argument takes scalars of NumPy and tensors without axes, and refuses all else with one wording.
+"""All public arguments accept scalars of NumPy and 0-d tensors, and refuse other types with one wording.
 
-The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their annotations say what they take.
+The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their types are read from annotations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pack(files: Any, **options: Any) -> Any:
     return gl.pack(gl.ImageFiles(files.folder), folder, **{"to": "tar", "workers": 0, **options})
 
 
-# How to call what needs arguments: from paths of files, and the one argument that is tested.
+# By name, a call with the required arguments, given paths of files and the tested argument.
 CALLS: dict[str, Callable[..., Any]] = {
     "ArrayFile": lambda files, **options: gl.ArrayFile(files.raw, dtype="uint8", **{"shape": (2, 4, 4, 3), **options}),
     "Augment": make_augment,
@@ -96,27 +96,27 @@ VALUES: dict[str, Any] = {
     "RandomChoice.p": (0.5, 0.25, 0.25),
     "Resize.max_size": 16,
 }
-# Public names that gpuload makes, or that take nothing to check.
+# Public names that only gpuload calls, or that have no arguments to check.
 MADE_BY_GPULOAD = {
     "BatchInfo", "Chain", "CollateError", "Compose", "ErrorRecord", "Keypoints", "Mask", "Padded",
     "Program", "SampleError", "Stats", "Uniforms", "WorkerError",
 }  # fmt: skip
-# Arguments whose annotation does not say what they take, or that cannot be given alone.
+# Arguments whose annotation does not give the type, or that need other arguments.
 CHECKED_ELSEWHERE = {
     "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
     "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
     "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
 }  # fmt: skip
-ACCEPT_NONE = {"antialias", "apply.seed"}  # as in torchvision, and in a Loader
+ACCEPT_NONE = {"antialias", "apply.seed"}
 NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
 CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
-# Annotations of objects, of names, of paths, and of what a class has to say about itself.
+# Annotations that are not checked here: objects, names, paths, and option classes, which check themselves.
 OTHER_ANNOTATIONS = re.compile(
     r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|Transform|Sequence)|Collection|Iterable|Mapping"
     r"|tuple\[int, \.\.\.\]|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults"
     r"|Literal\['raw'\]"
 )
-# Values just beyond the bounds, by class or function and argument.
+# Values just out of bounds, by class or function and argument.
 OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Augment": {"seed": (-1, 2**64)},
     "AugMix": {"alpha": (0,), "mixture_width": (0,), "severity": (0, 11)},
@@ -190,7 +190,7 @@ SCALARS: dict[str, tuple[Callable[[Any], Any], ...]] = {
 
 
 def kind_of(annotation: str, name: str = "") -> str | None:
-    """What an annotation says that an argument is: a number, numbers, a choice, a function, or something else."""
+    """Classify an annotation: a number, numbers, a choice, a function, or something else; None if it is unknown."""
     if name == "fill":
         return name
     first = annotation.removeprefix("ForwardRef('").split(" | ")[0]
@@ -255,7 +255,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def call(owner: str, files: Any, **options: Any) -> Any:
-    """Call a class or function with one argument; a transform has the other arguments of its picture in the gallery."""
+    """Call a class or function with the argument; the other arguments of a transform are those of its picture."""
     if owner in CALLS:
         return CALLS[owner](files, **options)
     if owner in SPECS and SPECS[owner].code:
@@ -264,7 +264,7 @@ def call(owner: str, files: Any, **options: Any) -> Any:
 
 
 def value_of(owner: str, name: str, kind: str, default: Any) -> Any:
-    """A value of this kind that the argument takes."""
+    """Return a value of this kind that the argument accepts."""
     transform = eval(SPECS[owner].code) if owner in SPECS and SPECS[owner].code else None
     types: Any = {"int": int, "float": (int, float), "bool": bool}.get(kind, (tuple, list))
     for value in (VALUES.get(f"{owner}.{name}"), getattr(transform, name, None), default):
@@ -277,9 +277,7 @@ def test_the_annotation_of_each_public_argument_is_known():
     unknown = {
         f"{owner}.{name}: {annotation}" for owner, name, annotation, _ in ARGUMENTS if kind_of(annotation) is None
     }
-    assert not unknown, (
-        "say what these annotations take, in NUMBERS, CHOICES or OTHER_ANNOTATIONS; then check the arguments"
-    )
+    assert not unknown, "add these annotations to NUMBERS, CHOICES or OTHER_ANNOTATIONS in tests/test_arguments.py"
     assert len(CASES) > 180
 
 
@@ -296,7 +294,7 @@ def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
                 repr(getattr(call(owner, files, **{name: value}), name, None))
                 for value in (scalar(plain), np.asarray(scalar(plain)).item())
             )
-            assert stored == expected, "the value is kept as a plain number"
+            assert stored == expected, "the value must be stored as a plain number"
         wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", INVALID[kind] + (None,) * (not takes_none)
     elif kind in ("ints", "floats"):
         plain = value_of(owner, name, kind, default)

@@ -1,4 +1,4 @@
-"""Text from data reaches no terminal as it is: control characters are written out, by errors and by commands."""
+"""Errors and commands write out control characters in text from data, so that the text cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -149,7 +149,6 @@ def test_error_record_stores_source_and_index_unchanged() -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "index", "bench"])
 def test_output_of_commands_contains_no_control_characters(tmp_path: Path, command: str) -> None:
-    """Of a class, an image, a set and an archive with such names."""
     data = tmp_path / FILE_NAME
     for number in range(2):
         path = data / f"{FILE_NAME}{number}" / f"{FILE_NAME}.jpg"

@@ -1,7 +1,7 @@
-"""What data may not do: be unpickled or run, lead out of its folder, or take memory before its header was looked at.
+"""Data is never unpickled or run, and the header of a file is checked before memory is allocated for its pixels.
 
-The first half reads the source of the package. What is allowed there is listed with its reason; a new use fails until
-it is listed too, and a listed one that is gone fails as well.
+The first half searches the source of the package. Permitted calls are listed with a reason; a call that is not listed,
+or an entry without a call, makes a test fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gpuload
 
 PACKAGE = Path(gpuload.__file__).parent
 
-# Calls that run what they are given, or that rebuild objects from bytes: full name → what it does.
+# Calls that run their argument, or that build objects from bytes: full name → effect.
 UNSAFE = {
     "builtins.eval": "runs text",
     "builtins.exec": "runs text",
@@ -54,29 +54,25 @@ UNSAFE = {
     "yaml.unsafe_load": "builds objects",
 }
 
-# (file, function, call) → why no byte of a data file gets there.
+# (file, function, call) → the reason why the argument does not come from a data file.
 ALLOWED = {
-    ("ring/packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
+    ("ring/packing.py", "read_content", "pickle.loads"): "samples that gpuload's worker wrote to the ring",
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
-    ("workers/protocol.py", "receive_request", "marshal.loads"): "what the parent asks a process that forks for",
-    ("workers/planned.py", "make_plan", "pickle.loads"): "what the main process says of a batch, in our own ring",
+    ("workers/protocol.py", "receive_request", "marshal.loads"): "requests of the parent to the process that forks",
+    ("workers/planned.py", "make_plan", "pickle.loads"): "the main process's description of a batch, in the ring",
+    ("loader/state.py", "_states_to_json", "pickle.loads"): "states of the user's dataset, from workers",
     (
-        "loader/state.py",
-        "_states_to_json",
+        "workers/source.py",
+        "__init__",
         "pickle.loads",
-    ): "states of the user's own dataset, from this program's workers",
-    ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
-    ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
-    ("workers/pool.py", "_greet", "marshal.loads"): "the hello of a worker of ours",
-    ("workers/start.py", "unpack", "marshal.loads"): "what an interpreter of ours measured of its start",
-    ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's own dataset, packed by the parent in a job",
-    ("workers/job.py", "_read_header", "marshal.loads"): "where the parent put the parts of a job in that memfd",
-    ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
-    (
-        "workers/dataset_changes.py",
-        "apply_changes",
-        "pickle.load",
-    ): "simple values of the user's dataset, of the parent",
+    ): "these states, and those of load_state_dict, packed by the parent",
+    ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's sampler, sent by the parent",
+    ("workers/pool.py", "_greet", "marshal.loads"): "the greeting of gpuload's worker",
+    ("workers/start.py", "unpack", "marshal.loads"): "the start times that gpuload's interpreter measured",
+    ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's dataset, packed by the parent in a job",
+    ("workers/job.py", "_read_header", "marshal.loads"): "the offsets of a job's parts in the parent's memfd",
+    ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's dataset, from the parent's memfd",
+    ("workers/dataset_changes.py", "apply_changes", "pickle.load"): "values of the user's dataset, from the parent",
 }
 
 NAMED_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
@@ -85,14 +81,14 @@ NETWORK_CALLS = {"bind", "connect", "connect_ex", "listen", "accept", "create_co
 
 
 class Calls(ast.NodeVisitor):
-    """Every call in a module, with its full name and the function that it stands in."""
+    """A visitor that lists the calls and names in a module, with full names and the functions that contain them."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.names: dict[str, str] = {}
         self.inside = ["<module>"]
         self.calls: list[tuple[str, str, ast.Call]] = []
         self.mentions: list[tuple[str, str]] = []
-        for node in ast.walk(tree):  # an import in a function counts for the whole module
+        for node in ast.walk(tree):  # an import in a function counts for the entire module
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.names[alias.asname or alias.name.split(".")[0]] = (
@@ -128,9 +124,9 @@ class Calls(ast.NodeVisitor):
 
 
 def unsafe_uses(source: str) -> Iterator[tuple[str, str]]:
-    """(function, call) of each use of something that runs or unpickles what it is given."""
+    """Yield the function and the name of each unsafe call."""
     visitor = Calls(ast.parse(source))
-    for function, name in visitor.mentions:  # also where it is only passed on, as `map(pickle.loads, …)`
+    for function, name in visitor.mentions:  # also without a call, as in `map(pickle.loads, …)`
         if name in UNSAFE:
             yield function, name
     for function, name, node in visitor.calls:
@@ -160,47 +156,41 @@ def test_calls_that_unpickle_or_run_data_are_listed_with_a_reason():
         for path in sources()
         for function, name in unsafe_uses(path.read_text())
     }
-    assert uses - set(ALLOWED) == set(), "a use that is not listed: does a byte of a data file reach it?"
-    assert set(ALLOWED) - uses == set(), "listed, but gone: take it off the list"
+    text = "not in ALLOWED (tests/test_security.py): list it with a reason, if no byte of a data file can reach it"
+    assert uses - set(ALLOWED) == set(), text
+    assert set(ALLOWED) - uses == set(), "in ALLOWED (tests/test_security.py), but not in the source: remove it"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.loads(b'')",
-        "from pickle import loads as read\ndef f(x):\n    return read(x)",
-        "import pickle as p\nlist(map(p.loads, []))",
-        "import cloudpickle\ncloudpickle.load(f)",
-        "import marshal\nmarshal.loads(b'')",
-        "eval('1')",
-        "exec('1')",
-        "import numpy as np\nnp.load('x.npy')",
-        "import numpy as np\nnp.load('x.npy', allow_pickle=True)",
-        "import torch\ntorch.load('x')",
-        "import yaml\nyaml.load('x')",
-        "def f():\n    import shelve\n    shelve.open('x')",
-        "import subprocess\nsubprocess.run('ls', shell=True)",
-        "import subprocess\nsubprocess.Popen('ls', **options)",
-        "import os\nos.system('ls')",
-        "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
-    ],
-)
-def test_unsafe_uses_finds_unsafe_calls(source):
-    assert list(unsafe_uses(source))
+UNSAFE_SOURCES = [
+    "import pickle\npickle.loads(b'')",
+    "from pickle import loads as read\ndef f(x):\n    return read(x)",
+    "import pickle as p\nlist(map(p.loads, []))",
+    "import cloudpickle\ncloudpickle.load(f)",
+    "import marshal\nmarshal.loads(b'')",
+    "eval('1')",
+    "exec('1')",
+    "import numpy as np\nnp.load('x.npy')",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=True)",
+    "import torch\ntorch.load('x')",
+    "import yaml\nyaml.load('x')",
+    "def f():\n    import shelve\n    shelve.open('x')",
+    "import subprocess\nsubprocess.run('ls', shell=True)",
+    "import subprocess\nsubprocess.Popen('ls', **options)",
+    "import os\nos.system('ls')",
+    "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
+]
+SAFE_SOURCES = [
+    "import pickle\npickle.dumps(1)  # pickle.loads",
+    "'pickle.loads(x)'",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
+    "import re\nre.compile('x')",
+    "import subprocess\nsubprocess.run(['ls'])",
+]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.dumps(1)  # pickle.loads",
-        "'pickle.loads(x)'",
-        "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
-        "import re\nre.compile('x')",
-        "import subprocess\nsubprocess.run(['ls'])",
-    ],
-)
-def test_unsafe_uses_ignores_safe_calls(source):
-    assert not list(unsafe_uses(source))
+@pytest.mark.parametrize("source", [*UNSAFE_SOURCES, *SAFE_SOURCES])
+def test_unsafe_uses_finds_only_unsafe_calls(source):
+    assert bool(list(unsafe_uses(source))) == (source in UNSAFE_SOURCES)
 
 
 @pytest.mark.slow
@@ -208,9 +198,9 @@ def test_sockets_are_pairs_that_connect_to_no_network():
     for path in sources():
         visitor = Calls(ast.parse(path.read_text()))
         imported = {name.split(".")[0] for name in visitor.names.values()}
-        if path.name != "shipping.py":  # what the user's own processes share
+        if path.name != "shipping.py":  # shares objects of the user between processes
             assert "multiprocessing" not in imported, path
-        if not path.name.startswith("remote"):  # what reads the URLs that a user names, through fsspec
+        if not path.name.startswith("remote"):  # reads the user's URLs with fsspec
             assert not imported & {"aiohttp", "fsspec", "http", "requests", "socketserver", "urllib"}, path
             if path.parts[-2:] != ("workers", "ray.py"):  # Ray runs it in an event loop
                 assert "asyncio" not in imported, path
@@ -275,7 +265,7 @@ def tiff() -> bytes:
 
 
 def webp() -> bytes:
-    # An extended header may say up to 2**24 on a side; its product must stay below 2**32.
+    # An extended header permits up to 2**24 pixels per side, and up to 2**32 in total.
     canvas = struct.pack("<I", SIDE - 1)[:3] * 2
     parts = b"VP8X" + struct.pack("<I", 10) + bytes(4) + canvas + b"VP8L" + struct.pack("<I", 6) + b"\x2f" + bytes(5)
     return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WEBP" + parts
@@ -301,7 +291,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory):
-    """What was said of each bomb, and how much the peak of the resident memory rose, from a process of its own."""
+    """Decode each bomb in a subprocess, and return the errors and the growth of the peak memory."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, data in BOMBS.items():
         (folder / name).write_bytes(data)
@@ -316,14 +306,14 @@ def refusals(tmp_path_factory):
 
         decoder = Decoder(Decode(exif=True))
         before = peak_bytes()
-        said = {}
+        messages = {}
         for path in sorted(Path(sys.argv[1]).iterdir()):
             encoded = Encoded(path.read_bytes())
             try:
                 decoder.decode(encoded, decoder.header(encoded))
             except DecodeError as error:
-                said[path.name] = str(error)
-        print(json.dumps([said, peak_bytes() - before]))
+                messages[path.name] = str(error)
+        print(json.dumps([messages, peak_bytes() - before]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
@@ -335,7 +325,7 @@ def refusals(tmp_path_factory):
 def test_decoder_refuses_a_decompression_bomb_by_its_header(refusals, name):
     assert len(BOMBS[name]) < 250
     message = refusals[0][name]
-    if name == "WebP" and "DecompressionBombError" in message:  # Pillow's plugin looks for itself, and first
+    if name == "WebP" and "DecompressionBombError" in message:  # Pillow's plugin checks the size first
         assert "Image size (3600000000 pixels) exceeds limit" in message
     else:
         assert message == (
@@ -350,7 +340,7 @@ def test_decoder_allocates_no_memory_for_a_decompression_bomb(refusals):
 
 @pytest.mark.slow
 def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
-    """`Decode.max_memory` is held against this; a region, so that the result counts for nothing."""
+    # `Decode.max_memory` limits decoder_bytes. A small region is decoded, so that the result needs no memory.
     image = Image.new("RGBA", (3000, 3000), (9, 200, 77, 100))
     formats = {
         "WEBP": {"method": 0}, "AVIF": {"speed": 10, "subsampling": "4:4:4"}, "JPEG2000": {"tile_size": (1500, 1500)},
@@ -371,9 +361,9 @@ def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
         header = decoder.header(image)
         before = peak_bytes()
         decoder.decode(image, header, (0, 0, 10, 10))
-        taken, pixels = peak_bytes() - before, header.height * header.width
+        used_bytes, pixels = peak_bytes() - before, header.height * header.width
         opened = header.opened
-        print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
+        print(json.dumps([used_bytes, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
     """
     for name, options in formats.items():
         path = tmp_path / name
@@ -381,4 +371,4 @@ def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
         command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
         process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         used_bytes, counted_bytes = json.loads(process.stdout)
-        assert used_bytes < counted_bytes + (24 << 20), name  # and the decoder's library
+        assert used_bytes < counted_bytes + (24 << 20), name  # 24 MB for the decoder's library
