@@ -30,11 +30,15 @@ def test_bits(name, run):
     if reason := difference(run):
         lacking.skip("the recorded versions", f"{reason}; {ANEW}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
-    assert expected, f"{name}/{run} was never recorded; {ANEW}"
+    assert expected, f"{name}/{run} was never recorded; {ANEW} --new"
     found = hash_of(CASES[name], run)
     assert found == expected, f"the batches of {name} on {run} have other bits than recorded; if they shall, {ANEW}"
 
 
 def test_all_that_is_recorded_is_compared():
-    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}
-    assert {run for _, run in PAIRS} == set(RUNS)
+    names, in_file = {f"{name}/{run}" for name, run in PAIRS}, set(recorded()["hashes"])
+    assert not names - in_file, f"no hashes in tests/bits/recorded.json; {ANEW} --new"
+    assert not in_file - names, (
+        f"tests/bits/recorded.json has hashes of cases that are not in tests/bits/cases.py; {ANEW}"
+    )
+    assert {run for _, run in PAIRS} == set(RUNS), "no case in tests/bits/cases.py uses these of its RUNS"
