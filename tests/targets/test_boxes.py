@@ -83,15 +83,15 @@ def test_iou_crops_are_inside_the_image_and_list_the_boxes_inside_them():
     np.testing.assert_array_equal(drawn.kept_boxes, inside)
 
 
-def test_iou_crop_of_a_sample_without_boxes_is_the_complete_image():
-    drawn = draw(T.RandomIoUCrop(), 20, np.zeros((0, 4)))
-    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 20)
-
-
-def test_iou_crop_with_an_impossible_overlap_is_the_complete_image():
-    drawn = draw(T.RandomIoUCrop(sampler_options=[0.99], trials=2), 3)
-    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 3)
-    assert drawn.kept_boxes.all()
+@pytest.mark.parametrize(
+    ("crop", "boxes"),
+    [(T.RandomIoUCrop(), np.zeros((0, 4))), (T.RandomIoUCrop(sampler_options=[0.99], trials=2), BOXES)],
+    ids=["no boxes", "impossible overlap"],
+)
+def test_iou_crop_without_a_possible_box_is_the_complete_image(crop, boxes):
+    record = draw(crop, 20, boxes)
+    np.testing.assert_array_equal(record.box_tlhw, [[0, 0, *SIZE]] * 20)
+    assert record.kept_boxes.all()
 
 
 @pytest.mark.slow

@@ -97,20 +97,17 @@ def test_pad_refuses_a_fill_outside_the_dtype_of_a_mask():
         only_batch(lambda i: (image(), gl.Mask(MASK)), transforms=transforms)
 
 
-def test_collate_error_names_samples_with_different_numbers_of_masks():
-    sample = lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool)))  # noqa: E731
-    with pytest.raises(
-        gl.CollateError,
-        match=r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 has \(2, 40, 50\).*ragged='list'",
-    ):
-        only_batch(sample)
-
-
-def test_collate_error_names_samples_of_different_structure():
-    sample = lambda i: (image(), gl.Mask(MASK), i) if i != 1 else (image(), gl.Mask(MASK))  # noqa: E731
-    with pytest.raises(
-        gl.CollateError, match=r"sample 0 is \(·, ·, ·\) with .*, but sample 1 is \(·, ·\) with .*same structure"
-    ):
+@pytest.mark.parametrize(
+    ("sample", "text"),
+    [
+        (lambda i: (image(), gl.Mask(np.zeros((i + 1, 40, 50), bool))),
+         r"sample\[1\] of sample 0 has \(1, 40, 50\), sample\[1\] of sample 1 has \(2, 40, 50\).*ragged='list'"),
+        (lambda i: (image(), gl.Mask(MASK), *([i] if i != 1 else [])),
+         r"sample 0 is \(·, ·, ·\) with .*, but sample 1 is \(·, ·\) with .*same structure"),
+    ],
+)  # fmt: skip
+def test_collate_error_names_samples_with_different_masks_or_structure(sample, text):
+    with pytest.raises(gl.CollateError, match=text):
         only_batch(sample)
 
 

@@ -29,8 +29,8 @@ MORE = {
 
 def move_in_both_runners(masks, draws):
     """Move masks with the runner of single images, and with the batched runner."""
-    three = [mask if mask.ndim == 3 else mask[None] for mask in masks]
-    arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in three]
+    masks_nhw = [mask if mask.ndim == 3 else mask[None] for mask in masks]
+    arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in masks_nhw]
     kinds = [(mask.dtype.name, mask.ndim) for mask in masks]
     stages = [MaskStage(torch.device("cpu"), runner) for runner in ("single", "batched")]
     return [stage(RaggedImages.from_arrays(arrays), draws, kinds) for stage in stages]

@@ -75,7 +75,7 @@ class Spec:
 
 
 # A transform that does not change levels itself: it contains others, moves boxes, or combines samples.
-other = partial(Spec, parity=(), chains=None)
+indirect = partial(Spec, parity=(), chains=None)
 
 
 def second(sample: Any) -> Any:
@@ -89,6 +89,11 @@ FILLED = "`fill` is a pixel value before `ToDtype`, or a dict that maps types to
 INTEGERS = "computes on integers even after `ToDtype`"
 CLASSIFICATION = "refuses samples with masks, boxes or keypoints, as in torchvision"
 TIMM = "not in torchvision; from timm"
+MIXING = (
+    "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample half a "
+    "batch away)"
+)
+FINISHED = "comes after `ToDtype` or `Normalize`; `label_smoothing` is from timm"
 ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
 
 shares = st.floats(0, 1)
@@ -645,24 +650,13 @@ SPECS: dict[str, Spec] = {
         note="σ is random for each sample; kernel weights are rounded to multiples of 2⁻¹⁶",
         torchvision={"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
         parity=in_both(
-            colour(
-                "GaussianBlur(23)",
-                T.GaussianBlur(23),
-                "Kornia gaussian_blur2d",
-                0.02,
-                1,
-                color.BLUR,
-                fused=color.FUSED_BLUR,
-            ),
-            colour(
-                "GaussianBlur((5, 9))",
-                T.GaussianBlur((5, 9), (0.5, 5)),
-                "Kornia gaussian_blur2d",
-                0.02,
-                1,
-                color.BLUR,
-                fused=color.FUSED_BLUR,
-            ),
+            *(
+                colour(name, transform, "Kornia gaussian_blur2d", 0.02, 1, color.BLUR, fused=color.FUSED_BLUR)
+                for name, transform in (
+                    ("GaussianBlur(23)", T.GaussianBlur(23)),
+                    ("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5))),
+                )
+            )
         ),
         draws=[
             D.Definition(
@@ -894,21 +888,21 @@ SPECS: dict[str, Spec] = {
         ),
     ),
     "Identity": Spec(picture="does not change images", torchvision={}, parity=[], chains=st.just(T.Identity())),
-    "ClampBoundingBoxes": other(
+    "ClampBoundingBoxes": indirect(
         picture="changes boxes, not images",
         note="all clamping modes have the same result, because boxes are never rotated",
         torchvision={"clamping_mode": "hard"},
     ),
-    "ClampKeyPoints": other(picture="changes keypoints, not images", torchvision={}),
-    "Compose": other(
+    "ClampKeyPoints": indirect(picture="changes keypoints, not images", torchvision={}),
+    "Compose": indirect(
         picture="T.Compose([T.RandomCrop(128), T.RandomHorizontalFlip()])",
         note="equivalent to listing its transforms directly; accepted wherever a list of transforms is",
         torchvision={},
     ),
-    "ConvertBoundingBoxFormat": other(
+    "ConvertBoundingBoxFormat": indirect(
         picture="changes the format of boxes, not images", torchvision={"format": "CXCYWH"}
     ),
-    "CopyPaste": other(
+    "CopyPaste": indirect(
         picture="T.CopyPaste()",
         note=(
             "combines the sample with its neighbour in the epoch's order; part of torchvision's references, not "
@@ -916,16 +910,12 @@ SPECS: dict[str, Spec] = {
         ),
         draws="transforms/test_combining.py",
     ),
-    "Custom": other(
+    "Custom": indirect(
         picture="the base class for your own transforms", note="not in torchvision; base class for your own transforms"
     ),
     "CutMix": Spec(
         picture="T.CutMix(num_classes=2)",
-        note=(
-            "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the "
-            "sample half a batch away); the mixing ratio and the box are random for each sample; comes after "
-            "`ToDtype` or `Normalize`; `label_smoothing` is from timm"
-        ),
+        note=f"{MIXING}; the mixing ratio and the box are random for each sample; {FINISHED}",
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": second},
         more=["label_smoothing"],
         parity=[mixing(T.CutMix(num_classes=10)), mixing(T.CutMix(alpha=4.0, num_classes=10))],
@@ -938,18 +928,14 @@ SPECS: dict[str, Spec] = {
         ],
         chains=None,
     ),
-    "Lambda": other(
+    "Lambda": indirect(
         picture="calls your function",
         note="calls a function or module with a batch of images, or with each image; does not pass targets",
         torchvision={},
     ),
     "MixUp": Spec(
         picture="T.MixUp(alpha=4.0, num_classes=2)",
-        note=(
-            "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the "
-            "sample half a batch away); the mixing ratio is random for each sample; comes after `ToDtype` or "
-            "`Normalize`; `label_smoothing` is from timm"
-        ),
+        note=f"{MIXING}; the mixing ratio is random for each sample; {FINISHED}",
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": None},
         more=["label_smoothing"],
         parity=[mixing(T.MixUp(num_classes=10)), mixing(T.MixUp(alpha=0.2, num_classes=10))],
@@ -962,12 +948,12 @@ SPECS: dict[str, Spec] = {
         ],
         chains=None,
     ),
-    "Mosaic": other(
+    "Mosaic": indirect(
         picture="T.Mosaic(160)",
         note=("not in torchvision; known from YOLO; combines the sample with three neighbours in the epoch's order"),
         draws="transforms/test_combining.py",
     ),
-    "MultiView": other(
+    "MultiView": indirect(
         picture="T.MultiView([[T.RandomResizedCrop(144)], [T.RandomResizedCrop(144)], [T.RandomResizedCrop(64)]])",
         note="not in torchvision; makes several views of an image, which is decoded once",
     ),
@@ -992,7 +978,7 @@ SPECS: dict[str, Spec] = {
         ],
         chains=None,
     ),
-    "RandomApply": other(
+    "RandomApply": indirect(
         picture="T.RandomApply([T.GaussianBlur(15, sigma=3.0)], p=0.5)",
         torchvision={},
         draws=[
@@ -1003,7 +989,7 @@ SPECS: dict[str, Spec] = {
             )
         ],
     ),
-    "RandomChoice": other(
+    "RandomChoice": indirect(
         picture="T.RandomChoice([T.RandomInvert(p=1.0), T.RandomGrayscale(p=1.0), T.RandomRotation((90, 90))])",
         torchvision={},
         draws=[
@@ -1014,7 +1000,7 @@ SPECS: dict[str, Spec] = {
             )
         ],
     ),
-    "RandomOrder": other(
+    "RandomOrder": indirect(
         picture="T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
         torchvision={},
         draws=[
@@ -1023,12 +1009,12 @@ SPECS: dict[str, Spec] = {
             )
         ],
     ),
-    "SanitizeBoundingBoxes": other(
+    "SanitizeBoundingBoxes": indirect(
         picture="drops boxes, and does not change images",
         note="`labels_getter` receives the sample as the dataset returned it",
         torchvision={"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
     ),
-    "SanitizeKeyPoints": other(
+    "SanitizeKeyPoints": indirect(
         picture="drops keypoints, and does not change images",
         note="`labels_getter` receives the sample as the dataset returned it",
         torchvision={"labels_getter": second},
@@ -1067,7 +1053,7 @@ SPECS: dict[str, Spec] = {
         ],
         chains=None,
     ),
-    "UniformTemporalSubsample": other(
+    "UniformTemporalSubsample": indirect(
         picture="chooses the frames of a clip",
         note="accepts T×H×W×C clips and lists of frames; selects frames before they are decoded",
         torchvision={"num_samples": 3},

@@ -161,7 +161,7 @@ def test_elastic_transform_of_an_image_does_not_depend_on_its_batch():
 def test_elastic_transform_varies_less_between_neighbours_with_a_larger_sigma():
     rough, smooth = (draw_fields(T.ElasticTransform(50.0, sigma), 2)[2] for sigma in (1.0, 6.0))
     steps = [float((f[:, :, 1:] - f[:, :, :-1]).abs().mean() / f.abs().mean()) for f in (rough, smooth)]
-    assert all(one > 3 * other for one, other in pairwise(steps))
+    assert all(step > 3 * next_step for step, next_step in pairwise(steps))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (37, 53), (28, 30), (16, 17), (9, 3), (5, 4), (1, 1)])

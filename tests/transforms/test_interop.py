@@ -338,44 +338,29 @@ def from_attributes(transform) -> list:
         case "TrimBorder":
             return [T.TrimBorder(transform.border_size)]
         case "RandomResizedCropAndInterpolation":
-            return [
-                T.RandomResizedCrop(
-                    transform.size, transform.scale, transform.ratio, interpolation=filter_name(transform.interpolation)
-                )
-            ]
+            interpolation = filter_name(transform.interpolation)
+            return [T.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation)]
         case "ResizeKeepRatio":
-            return [
-                T.ResizeKeepRatio(
-                    transform.size,
-                    transform.longest,
-                    filter_name(transform.interpolation),
-                    transform.random_scale_prob,
-                    transform.random_scale_range,
-                    transform.random_scale_area,
-                    transform.random_aspect_prob,
-                    transform.random_aspect_range,
-                )
-            ]
+            kinds = ("scale_prob", "scale_range", "scale_area", "aspect_prob", "aspect_range")
+            options = {f"random_{kind}": getattr(transform, f"random_{kind}") for kind in kinds}
+            interpolation = filter_name(transform.interpolation)
+            return [T.ResizeKeepRatio(transform.size, transform.longest, interpolation, **options)]
         case "CenterCropOrPad" | "RandomCropOrPad":
             return [getattr(T, name)(transform.size, transform.fill, transform.padding_mode)]
         case "RandomErasing":
             assert transform.log_aspect_ratio[0] == -transform.log_aspect_ratio[1]
-            return [
-                T.RandomErasing(
-                    transform.probability,
-                    scale=(transform.min_area, transform.max_area),
-                    ratio=(0.3, 1 / 0.3),
-                    mode=transform.mode,
-                    min_count=transform.min_count,
-                    max_count=transform.max_count,
-                )
-            ]
+            scale = (transform.min_area, transform.max_area)
+            options = {name: getattr(transform, name) for name in ("mode", "min_count", "max_count")}
+            return [T.RandomErasing(transform.probability, scale, (0.3, 1 / 0.3), **options)]
         case "Normalize":
-            return [
-                T.Normalize([round(float(x), 6) for x in transform.mean], [round(float(x), 6) for x in transform.std])
-            ]
+            mean, std = ([round(float(x), 6) for x in values] for values in (transform.mean, transform.std))
+            return [T.Normalize(mean, std)]
         case _:
             return T.from_torchvision(transform)
+
+
+def converted(chain: v1.Compose) -> list:
+    return [ours for transform in chain.transforms for ours in from_attributes(transform)]
 
 
 @pytest.mark.parametrize(
@@ -412,8 +397,7 @@ def from_attributes(transform) -> list:
 def test_from_timm_gives_the_chain_of_create_transform(options):
     config = {**CONFIG, **options}
     training = config.pop("is_training", False)
-    theirs = create_transform(**config, is_training=training)
-    expected = [ours for transform in theirs.transforms for ours in from_attributes(transform)]
+    expected = converted(create_transform(**config, is_training=training))
     assert T.from_timm(config, training) == expected
     T.Chain(expected)
     # Options are also accepted as arguments.
@@ -447,15 +431,12 @@ def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
 
 def test_from_timm_accepts_the_configuration_of_a_model():
     config = timm.data.resolve_model_data_config(timm.create_model("resnet18", pretrained=False))
-    theirs = create_transform(**config, is_training=False)
-    assert T.from_timm(config) == [ours for transform in theirs.transforms for ours in from_attributes(transform)]
+    assert T.from_timm(config) == converted(create_transform(**config, is_training=False))
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_from_timm_without_a_configuration_uses_timms_defaults(training):
-    theirs = create_transform(is_training=training)
-    expected = [ours for transform in theirs.transforms for ours in from_attributes(transform)]
-    assert T.from_timm(is_training=training) == expected
+    assert T.from_timm(is_training=training) == converted(create_transform(is_training=training))
 
 
 def test_from_timm_arguments_override_the_configuration():

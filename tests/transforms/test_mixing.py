@@ -59,10 +59,10 @@ def test_chain_refuses_mixup_and_cutmix_in_invalid_places(transforms, text):
 def test_mixup_and_cutmix_are_compared_without_their_labels_getter():
     assert repr(T.MixUp(alpha=0.2, num_classes=10)) == "MixUp(alpha=0.2, num_classes=10)"
     # A function has no stable name, so it is not compared.
-    one, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
-    assert one == other
-    assert one.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
-    assert one.mixing is not None
+    chain, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
+    assert chain == other
+    assert chain.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
+    assert chain.mixing is not None
     assert T.Chain([NORMALIZE]).mixing is None
     assert T.Chain([TO_FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
 

@@ -96,8 +96,13 @@ def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
     assert (
         set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
     )
-    assert alike([entry[0] for one in ours for entry in one], [entry[0] for one in theirs for entry in one]) > 0.01
-    factors = [[entry[1] for one in samples for entry in one if entry[0] == "contrast"] for samples in (ours, theirs)]
+    assert (
+        alike([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
+        > 0.01
+    )
+    factors = [
+        [entry[1] for sample in samples for entry in sample if entry[0] == "contrast"] for samples in (ours, theirs)
+    ]
     assert stats.ks_2samp(*factors, method="asymp").pvalue > 0.001
     # timm's mixture has a beta-distributed weight, which its chains divide.
     alpha = original.alpha
@@ -168,7 +173,9 @@ def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, confi
     assert (
         set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
     )
-    assert alike([entry for sample in ours for entry in sample], [entry for one in theirs for entry in one]) > 0.01
+    assert (
+        alike([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
+    )
 
 
 @pytest.mark.slow
