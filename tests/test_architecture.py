@@ -8,6 +8,7 @@ those at the top of a file, and looks for circular imports of packages instead o
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +19,27 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from helpers.package_layers import LAYERS, PACKAGE
 
+import gpuload
+
+PACKAGE = Path(gpuload.__file__).parent
 TESTS = Path(__file__).parent
+
+# From the top: a subpackage may import its own modules and lower layers, but no other subpackage of its own layer.
+LAYERS = (
+    ("cli", "exporters"),
+    ("inspection", "packing"),
+    ("loader",),
+    ("batches",),
+    ("stage",),
+    ("workers",),
+    ("ring",),
+    ("order",),
+    ("decode", "transforms"),
+    ("datasets",),
+    ("rng",),
+    ("checks", "errors", "public_names"),
+)
 
 LAYER_OF = {subpackage: layer for layer, subpackages in enumerate(LAYERS) for subpackage in subpackages}
 BACKENDS = ("reference", "kornia", "dali", "fused")
@@ -161,7 +180,7 @@ def check_imports(is_forbidden: Callable[[Import], bool], rule: str) -> None:
 
 def test_packages_import_only_packages_of_lower_layers():
     unlisted = {subpackage_of(name) for name in SOURCES} - {"", "__main__"} ^ set(LAYER_OF)
-    assert not unlisted, "edit LAYERS in tests/helpers/package_layers.py, and the table in docs/architecture.md"
+    assert not unlisted, "edit LAYERS in tests/test_architecture.py, and the table in docs/architecture.md"
 
     def is_forbidden(statement: Import) -> bool:
         importer, imported = subpackage_of(statement.importer), subpackage_of(statement.imported)
@@ -169,7 +188,7 @@ def test_packages_import_only_packages_of_lower_layers():
             return False  # the command line uses gpuload as users do
         return imported not in LAYER_OF or LAYER_OF[importer] >= LAYER_OF[imported]
 
-    check_imports(is_forbidden, "a subpackage imports only lower LAYERS (tests/helpers/package_layers.py)")
+    check_imports(is_forbidden, "a subpackage imports only lower LAYERS")
 
 
 def test_there_are_no_circular_imports():
@@ -258,3 +277,11 @@ def test_tests_are_named_after_the_modules_that_they_test():
         "name the file after a module of the same folder in gpuload, or add it to ABOUT_SEVERAL_MODULES"
     )
     assert not listed_in_vain, "remove from ABOUT_SEVERAL_MODULES: the file does not exist, or is named after a module"
+
+
+def test_the_table_in_architecture_md_lists_the_layers():
+    table = (TESTS.parent / "docs" / "architecture.md").read_text().split("| package |")[1].split("\n\n")[0]
+    rows = [re.findall(r"`([^`\n]+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
+    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(LAYERS), (
+        "edit the table in docs/architecture.md"
+    )
