@@ -121,6 +121,7 @@ def test_flips_behind_normalize_and_to_dtype_uint8_are_accepted():
     chain = T.Chain([T.ToDtype("uint8", scale=True), T.CenterCrop(8), NORMALIZE, T.RandomVerticalFlip()])
     assert len(chain) == 4
     assert chain.output_size_hw == (8, 8)
+    T.Chain([NORMALIZE, T.RandomChoice([T.RandomHorizontalFlip(), T.Identity()])])
     assert T.Chain(None).output_size_hw is None
     assert T.Chain([T.CenterCrop((20, 30)), T.Resize(10)]).output_size_hw == (10, 15)
     assert T.Chain([T.Resize(10)]).output_size_hw is None
