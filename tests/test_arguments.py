@@ -1,6 +1,6 @@
-"""Every public argument takes scalars of NumPy and tensors without axes, and refuses all else with one wording.
+"""All public arguments accept scalars of NumPy and 0-d tensors, and refuse other types with one wording.
 
-The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their annotations say what they take.
+The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their types are read from annotations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pack(files: Any, **options: Any) -> Any:
     return gl.pack(gl.ImageFiles(files.folder), folder, **{"to": "tar", "workers": 0, **options})
 
 
-# How to call what needs arguments: from paths of files, and the one argument that is tested.
+# By name, a call with the required arguments, given paths of files and the tested argument.
 CALLS: dict[str, Callable[..., Any]] = {
     "ArrayFile": lambda files, **options: gl.ArrayFile(files.raw, dtype="uint8", **{"shape": (2, 4, 4, 3), **options}),
     "Augment": make_augment,
@@ -96,28 +96,28 @@ VALUES: dict[str, Any] = {
     "RandomChoice.p": (0.5, 0.25, 0.25),
     "Resize.max_size": 16,
 }
-# Public names that gpuload makes, or that take nothing to check.
+# Public names that only gpuload calls, or that have no arguments to check.
 MADE_BY_GPULOAD = {
     "BatchInfo", "Chain", "CollateError", "Compose", "ErrorRecord", "Keypoints", "Mask", "Padded",
     "Program", "SampleError", "Stats", "Uniforms", "WorkerError",
 }  # fmt: skip
-# Arguments whose annotation does not say what they take, or that cannot be given alone.
+# Arguments whose annotation does not give the type, or that need other arguments.
 CHECKED_ELSEWHERE = {
     "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
     "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
     "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
 }  # fmt: skip
-TAKE_NONE = {"antialias", "apply.seed"}  # as in torchvision, and in a Loader
+ACCEPT_NONE = {"antialias", "apply.seed"}
 NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
 CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
-# Annotations of objects, of names, of paths, and of what a class has to say about itself.
-OTHERS = re.compile(
+# Annotations that are not checked here: objects, names, paths, and option classes, which check themselves.
+OTHER_ANNOTATIONS = re.compile(
     r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|Transform|Sequence)|Collection|Iterable|Mapping"
     r"|tuple\[int, \.\.\.\]|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults"
     r"|Literal\['raw'\]"
 )
-# Values just beyond the bounds, by class or function and argument.
-BEYOND: dict[str, dict[str, tuple[Any, ...]]] = {
+# Values just out of bounds, by class or function and argument.
+OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Augment": {"seed": (-1, 2**64)},
     "AugMix": {"alpha": (0,), "mixture_width": (0,), "severity": (0, 11)},
     "BlockShuffle": {"block": (0,), "window": (0,)},
@@ -177,12 +177,12 @@ BEYOND: dict[str, dict[str, tuple[Any, ...]]] = {
     "pack": {"quality": (0, 101), "shard_bytes": (0,), "short_side": (0, 65_501), "workers": (-1, 4097)},
 }
 TENSORS = (np.asarray, torch.tensor)
-WRONG: dict[str, tuple[Any, ...]] = {
+INVALID: dict[str, tuple[Any, ...]] = {
     "int": (True, np.True_, torch.tensor(True), 1.5, np.float32(1.5), torch.tensor(1.5), "3"),
     "float": (True, np.True_, torch.tensor(True), "0.5"),
     "bool": (2, 1.5, np.float32(1), torch.tensor(0.5), "no"),
 }
-RIGHT: dict[str, tuple[Callable[[Any], Any], ...]] = {
+SCALARS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "int": (np.int64, *TENSORS),
     "float": (np.float32, np.float64, *TENSORS),
     "bool": (np.bool_, int, *TENSORS),
@@ -190,7 +190,7 @@ RIGHT: dict[str, tuple[Callable[[Any], Any], ...]] = {
 
 
 def kind_of(annotation: str, name: str = "") -> str | None:
-    """What an annotation says that an argument is: a number, numbers, a choice, a function, or something else."""
+    """Classify an annotation: a number, numbers, a choice, a function, or something else; None if it is unknown."""
     if name == "fill":
         return name
     first = annotation.removeprefix("ForwardRef('").split(" | ")[0]
@@ -202,10 +202,10 @@ def kind_of(annotation: str, name: str = "") -> str | None:
         return "choice"
     if first.startswith("Callable"):
         return "function"
-    return "other" if OTHERS.match(annotation) else None
+    return "other" if OTHER_ANNOTATIONS.match(annotation) else None
 
 
-def methods() -> Iterator[tuple[str, Any]]:
+def public_callables() -> Iterator[tuple[str, Any]]:
     for module in (gl, T):
         for name in module.__all__:
             member = getattr(module, name)
@@ -222,7 +222,7 @@ def methods() -> Iterator[tuple[str, Any]]:
 
 ARGUMENTS = [
     (name, parameter.name, str(parameter.annotation), parameter.default)
-    for name, member in methods()
+    for name, member in public_callables()
     for parameter in inspect.signature(member).parameters.values()
     if parameter.name != "self" and parameter.kind is not parameter.VAR_POSITIONAL
 ]
@@ -255,7 +255,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def call(owner: str, files: Any, **options: Any) -> Any:
-    """Call a class or function with one argument; a transform has the other arguments of its picture in the gallery."""
+    """Call a class or function with the argument; the other arguments of a transform are those of its picture."""
     if owner in CALLS:
         return CALLS[owner](files, **options)
     if owner in SPECS and SPECS[owner].code:
@@ -264,36 +264,38 @@ def call(owner: str, files: Any, **options: Any) -> Any:
 
 
 def value_of(owner: str, name: str, kind: str, default: Any) -> Any:
-    """A value of this kind that the argument takes."""
-    made = eval(SPECS[owner].code) if owner in SPECS and SPECS[owner].code else None
+    """Return a value of this kind that the argument accepts."""
+    transform = eval(SPECS[owner].code) if owner in SPECS and SPECS[owner].code else None
     types: Any = {"int": int, "float": (int, float), "bool": bool}.get(kind, (tuple, list))
-    for value in (VALUES.get(f"{owner}.{name}"), getattr(made, name, None), default):
+    for value in (VALUES.get(f"{owner}.{name}"), getattr(transform, name, None), default):
         if isinstance(value, types) and (kind == "bool" or not isinstance(value, bool)):
             return value
     return {"int": 1, "float": 1.0, "bool": True, "ints": (1, 1), "floats": (0.5, 1.0)}[kind]
 
 
-def test_each_argument_has_a_kind():
+def test_the_annotation_of_each_public_argument_is_known():
     unknown = {
         f"{owner}.{name}: {annotation}" for owner, name, annotation, _ in ARGUMENTS if kind_of(annotation) is None
     }
-    assert not unknown, "say what these annotations take, in NUMBERS, CHOICES or OTHERS; then check the arguments"
+    assert not unknown, "add these annotations to NUMBERS, CHOICES or OTHER_ANNOTATIONS in tests/test_arguments.py"
     assert len(CASES) > 180
 
 
 @pytest.mark.parametrize(("owner", "name", "annotation", "default"), CASES)
-def test_an_argument_takes_scalars_and_refuses_what_it_cannot_be(files, owner, name, annotation, default):
+def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
+    files, owner, name, annotation, default
+):
     kind = kind_of(annotation, name)
-    takes_none = "None" in annotation or bool({name, f"{owner}.{name}"} & TAKE_NONE)
+    takes_none = "None" in annotation or bool({name, f"{owner}.{name}"} & ACCEPT_NONE)
     if kind in NUMBERS:
         plain = value_of(owner, name, kind, default)
-        for scalar in RIGHT[kind]:
-            made, expected = (
+        for scalar in SCALARS[kind]:
+            stored, expected = (
                 repr(getattr(call(owner, files, **{name: value}), name, None))
                 for value in (scalar(plain), np.asarray(scalar(plain)).item())
             )
-            assert made == expected, "the value is kept as a plain number"
-        wording, wrong = rf"{name}\b.* must be {NUMBERS[kind]}, got ", WRONG[kind] + (None,) * (not takes_none)
+            assert stored == expected, "the value must be stored as a plain number"
+        wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", INVALID[kind] + (None,) * (not takes_none)
     elif kind in ("ints", "floats"):
         plain = value_of(owner, name, kind, default)
         for scalars in ([torch.tensor(number) for number in plain], np.array(plain)):
@@ -301,29 +303,29 @@ def test_an_argument_takes_scalars_and_refuses_what_it_cannot_be(files, owner, n
         if annotation.startswith("tuple[float, float]") and plain[0] < plain[1]:
             with pytest.raises(ValueError, match=rf"{name}\b.* must be \(low, high\) with low ≤ high"):
                 call(owner, files, **{name: plain[::-1]})
-        wording, wrong = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(plain))
+        wording, invalid = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(plain))
     elif kind == "fill":
-        wording, wrong = rf"{name}\b.* must be a number, got ", ("black", True, [1, "2"])
+        wording, invalid = rf"{name}\b.* must be a number, got ", ("black", True, [1, "2"])
     elif kind == "function":
-        wording, wrong = rf"{name}\b.* must be callable, got ", (3, "x") + (None,) * (not takes_none)
+        wording, invalid = rf"{name}\b.* must be callable, got ", (3, "x") + (None,) * (not takes_none)
     else:
-        wording, wrong = rf"{name}\b.* must be one of '", (3.5, b"x")
+        wording, invalid = rf"{name}\b.* must be one of '", (3.5, b"x")
         with pytest.raises(ValueError, match=wording):
             call(owner, files, **{name: "nothing like this"})
-    for value in wrong:
+    for value in invalid:
         with pytest.raises(TypeError, match=wording + r".*"):
             call(owner, files, **{name: value})
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in BEYOND for name in BEYOND[owner]])
-def test_a_value_beyond_the_bounds_is_refused_with_one_wording(files, owner, name):
-    for value in BEYOND[owner][name]:
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in OUT_OF_BOUNDS for name in OUT_OF_BOUNDS[owner]])
+def test_arguments_refuse_values_out_of_bounds_with_one_wording(files, owner, name):
+    for value in OUT_OF_BOUNDS[owner][name]:
         with pytest.raises(ValueError, match=rf"{name}\b.* must be (at (least|most)|greater than|less than) .*, got "):
             call(owner, files, **{name: value})
 
 
 @pytest.mark.parametrize("owner", [owner for owner, name, _, _ in ARGUMENTS if name == "p" and owner != "RandomChoice"])
-def test_a_probability_lies_in_0_to_1(files, owner):
+def test_probabilities_outside_0_to_1_raise_value_error(files, owner):
     for value in (-0.1, 1.1):
         with pytest.raises(ValueError, match=re.escape(f"{owner}(p=…) must be at least 0 and at most 1, got {value}")):
             call(owner, files, p=value)
@@ -343,11 +345,11 @@ def test_a_probability_lies_in_0_to_1(files, owner):
         (lambda: T.Normalize((), ()), "Normalize(mean=…) must be a list of numbers, got ()"),
     ],
 )
-def test_numbers_that_are_not_finite_or_not_as_many_are_refused(make, text):
+def test_arguments_refuse_infinite_numbers_and_wrong_lengths(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()
 
 
-def test_a_dataclass_keeps_plain_values():
+def test_faults_stores_scalars_as_plain_numbers():
     options = gl.Faults(max_restarts=np.int64(3), max_error_rate=torch.tensor(0.5))
     assert pickle.dumps(options) == pickle.dumps(gl.Faults(max_restarts=3, max_error_rate=0.5))

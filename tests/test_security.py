@@ -1,7 +1,7 @@
-"""What data may not do: be unpickled or run, lead out of its folder, or take memory before its header was looked at.
+"""Data is never unpickled or run, and the header of a file is checked before memory is allocated for its pixels.
 
-The first half reads the source of the package. What is allowed there is listed with its reason; a new use fails until
-it is listed too, and a listed one that is gone fails as well.
+The first half searches the source of the package. Permitted calls are listed with a reason; a call that is not listed,
+or an entry without a call, makes a test fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gpuload
 
 PACKAGE = Path(gpuload.__file__).parent
 
-# Calls that run what they are given, or that rebuild objects from bytes: full name → what it does.
+# Calls that run their argument, or that build objects from bytes: full name → effect.
 UNSAFE = {
     "builtins.eval": "runs text",
     "builtins.exec": "runs text",
@@ -54,45 +54,41 @@ UNSAFE = {
     "yaml.unsafe_load": "builds objects",
 }
 
-# (file, function, call) → why no byte of a data file gets there.
+# (file, function, call) → the reason why the argument does not come from a data file.
 ALLOWED = {
-    ("ring/packing.py", "read_content", "pickle.loads"): "samples that a worker of ours wrote, into our own ring",
+    ("ring/packing.py", "read_content", "pickle.loads"): "samples that gpuload's worker wrote to the ring",
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
-    ("workers/protocol.py", "receive_request", "marshal.loads"): "what the parent asks a process that forks for",
-    ("workers/planned.py", "make_plan", "pickle.loads"): "what the main process says of a batch, in our own ring",
+    ("workers/protocol.py", "receive_request", "marshal.loads"): "requests of the parent to the process that forks",
+    ("workers/planned.py", "make_plan", "pickle.loads"): "the main process's description of a batch, in the ring",
+    ("loader/state.py", "_states_to_json", "pickle.loads"): "states of the user's dataset, from workers",
     (
-        "loader/state.py",
-        "_states_to_json",
+        "workers/source.py",
+        "__init__",
         "pickle.loads",
-    ): "states of the user's own dataset, from this program's workers",
-    ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
-    ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
-    ("workers/pool.py", "_greet", "marshal.loads"): "the hello of a worker of ours",
-    ("workers/start.py", "unpack", "marshal.loads"): "what an interpreter of ours measured of its start",
-    ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's own dataset, packed by the parent in a job",
-    ("workers/job.py", "_read_header", "marshal.loads"): "where the parent put the parts of a job in that memfd",
-    ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
-    (
-        "workers/dataset_changes.py",
-        "apply_changes",
-        "pickle.load",
-    ): "simple values of the user's dataset, of the parent",
+    ): "these states, and those of load_state_dict, packed by the parent",
+    ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's sampler, sent by the parent",
+    ("workers/pool.py", "_greet", "marshal.loads"): "the greeting of gpuload's worker",
+    ("workers/start.py", "unpack", "marshal.loads"): "the start times that gpuload's interpreter measured",
+    ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's dataset, packed by the parent in a job",
+    ("workers/job.py", "_read_header", "marshal.loads"): "the offsets of a job's parts in the parent's memfd",
+    ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's dataset, from the parent's memfd",
+    ("workers/dataset_changes.py", "apply_changes", "pickle.load"): "values of the user's dataset, from the parent",
 }
 
-FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
-HARMLESS = ("socketpair", "send_fds", "recv_fds", "CMSG_LEN", "getdefaulttimeout", "setdefaulttimeout")
-NETWORK = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
+NAMED_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
+LOCAL_SOCKET_CALLS = ("socketpair", "send_fds", "recv_fds", "CMSG_LEN", "getdefaulttimeout", "setdefaulttimeout")
+NETWORK_CALLS = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
 
 
 class Calls(ast.NodeVisitor):
-    """Every call in a module, with its full name and the function that it stands in."""
+    """A visitor that lists the calls and names in a module, with full names and the functions that contain them."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.names: dict[str, str] = {}
         self.inside = ["<module>"]
-        self.found: list[tuple[str, str, ast.Call]] = []
-        self.mentioned: list[tuple[str, str]] = []
-        for node in ast.walk(tree):  # an import in a function counts for the whole module
+        self.calls: list[tuple[str, str, ast.Call]] = []
+        self.mentions: list[tuple[str, str]] = []
+        for node in ast.walk(tree):  # an import in a function counts for the entire module
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.names[alias.asname or alias.name.split(".")[0]] = (
@@ -116,30 +112,30 @@ class Calls(ast.NodeVisitor):
         self.inside.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
-        self.found.append((self.inside[-1], self.name_of(node.func), node))
+        self.calls.append((self.inside[-1], self.name_of(node.func), node))
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.mentioned.append((self.inside[-1], self.name_of(node)))
+        self.mentions.append((self.inside[-1], self.name_of(node)))
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        self.mentioned.append((self.inside[-1], self.name_of(node)))
+        self.mentions.append((self.inside[-1], self.name_of(node)))
 
 
 def unsafe_uses(source: str) -> Iterator[tuple[str, str]]:
-    """(function, call) of each use of something that runs or unpickles what it is given."""
-    calls = Calls(ast.parse(source))
-    for function, name in calls.mentioned:  # also where it is only passed on, as `map(pickle.loads, …)`
+    """Yield the function and the name of each unsafe call."""
+    visitor = Calls(ast.parse(source))
+    for function, name in visitor.mentions:  # also without a call, as in `map(pickle.loads, …)`
         if name in UNSAFE:
             yield function, name
-    for function, name, node in calls.found:
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        if name == "numpy.load" and not is_constant(given.get("allow_pickle"), False):
+    for function, name, node in visitor.calls:
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        if name == "numpy.load" and not is_constant(keywords.get("allow_pickle"), False):
             yield function, "numpy.load without allow_pickle=False"
-        if "shell" in given and not is_constant(given["shell"], False):
-            yield function, f"{name} with shell={ast.unparse(given['shell'])}"
-        if None in given and name.startswith("subprocess."):
+        if "shell" in keywords and not is_constant(keywords["shell"], False):
+            yield function, f"{name} with shell={ast.unparse(keywords['shell'])}"
+        if None in keywords and name.startswith("subprocess."):
             yield function, f"{name} with ** arguments"
 
 
@@ -148,84 +144,78 @@ def is_constant(node: ast.expr | None, value: object) -> bool:
 
 
 def sources() -> list[Path]:
-    found = sorted(PACKAGE.rglob("*.py"))
-    assert len(found) > 40
-    return found
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 40
+    return paths
 
 
 @pytest.mark.slow
-def test_nothing_is_unpickled_or_run_but_what_is_listed():
+def test_calls_that_unpickle_or_run_data_are_listed_with_a_reason():
     uses = {
         (path.relative_to(PACKAGE).as_posix(), function, name)
         for path in sources()
         for function, name in unsafe_uses(path.read_text())
     }
-    assert uses - set(ALLOWED) == set(), "a use that is not listed: does a byte of a data file reach it?"
-    assert set(ALLOWED) - uses == set(), "listed, but gone: take it off the list"
+    text = "not in ALLOWED (tests/test_security.py): list it with a reason, if no byte of a data file can reach it"
+    assert uses - set(ALLOWED) == set(), text
+    assert set(ALLOWED) - uses == set(), "in ALLOWED (tests/test_security.py), but not in the source: remove it"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.loads(b'')",
-        "from pickle import loads as read\ndef f(x):\n    return read(x)",
-        "import pickle as p\nlist(map(p.loads, []))",
-        "import cloudpickle\ncloudpickle.load(f)",
-        "import marshal\nmarshal.loads(b'')",
-        "eval('1')",
-        "exec('1')",
-        "import numpy as np\nnp.load('x.npy')",
-        "import numpy as np\nnp.load('x.npy', allow_pickle=True)",
-        "import torch\ntorch.load('x')",
-        "import yaml\nyaml.load('x')",
-        "def f():\n    import shelve\n    shelve.open('x')",
-        "import subprocess\nsubprocess.run('ls', shell=True)",
-        "import subprocess\nsubprocess.Popen('ls', **options)",
-        "import os\nos.system('ls')",
-        "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
-    ],
-)
-def test_the_search_finds(source):
-    assert list(unsafe_uses(source))
+UNSAFE_SOURCES = [
+    "import pickle\npickle.loads(b'')",
+    "from pickle import loads as read\ndef f(x):\n    return read(x)",
+    "import pickle as p\nlist(map(p.loads, []))",
+    "import cloudpickle\ncloudpickle.load(f)",
+    "import marshal\nmarshal.loads(b'')",
+    "eval('1')",
+    "exec('1')",
+    "import numpy as np\nnp.load('x.npy')",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=True)",
+    "import torch\ntorch.load('x')",
+    "import yaml\nyaml.load('x')",
+    "def f():\n    import shelve\n    shelve.open('x')",
+    "import subprocess\nsubprocess.run('ls', shell=True)",
+    "import subprocess\nsubprocess.Popen('ls', **options)",
+    "import os\nos.system('ls')",
+    "class A:\n    def f(self):\n        import pickle\n        class U(pickle.Unpickler): ...",
+]
+SAFE_SOURCES = [
+    "import pickle\npickle.dumps(1)  # pickle.loads",
+    "'pickle.loads(x)'",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
+    "import re\nre.compile('x')",
+    "import subprocess\nsubprocess.run(['ls'])",
+]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle\npickle.dumps(1)  # pickle.loads",
-        "'pickle.loads(x)'",
-        "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
-        "import re\nre.compile('x')",
-        "import subprocess\nsubprocess.run(['ls'])",
-    ],
-)
-def test_the_search_does_not_take_for_a_use(source):
-    assert not list(unsafe_uses(source))
+@pytest.mark.parametrize("source", [*UNSAFE_SOURCES, *SAFE_SOURCES])
+def test_unsafe_uses_finds_only_unsafe_calls(source):
+    assert bool(list(unsafe_uses(source))) == (source in UNSAFE_SOURCES)
 
 
 @pytest.mark.slow
-def test_sockets_are_pairs_and_lead_nowhere():
+def test_sockets_are_pairs_that_connect_to_no_network():
     for path in sources():
-        calls = Calls(ast.parse(path.read_text()))
-        imported = {name.split(".")[0] for name in calls.names.values()}
-        if path.name != "shipping.py":  # what the user's own processes share
+        visitor = Calls(ast.parse(path.read_text()))
+        imported = {name.split(".")[0] for name in visitor.names.values()}
+        if path.name != "shipping.py":  # shares objects of the user between processes
             assert "multiprocessing" not in imported, path
-        if not path.name.startswith("remote"):  # what reads the URLs that a user names, through fsspec
+        if not path.name.startswith("remote"):  # reads the user's URLs with fsspec
             assert not imported & {"aiohttp", "fsspec", "http", "requests", "socketserver", "urllib"}, path
             if path.parts[-2:] != ("workers", "ray.py"):  # Ray runs it in an event loop
                 assert "asyncio" not in imported, path
-        for function, name, node in calls.found if "socket" in imported else ():
+        for function, name, node in visitor.calls if "socket" in imported else ():
             where = f"{path.name}:{node.lineno} in {function}: {name}"
-            assert name.rsplit(".", 1)[-1] not in NETWORK, where
+            assert name.rsplit(".", 1)[-1] not in NETWORK_CALLS, where
             if name == "socket.socket":  # an inherited end of a pair
                 assert [keyword.arg for keyword in node.keywords] == ["fileno"], where
                 assert not node.args, where
             elif name.startswith("socket."):
-                assert name.removeprefix("socket.") in HARMLESS, where
+                assert name.removeprefix("socket.") in LOCAL_SOCKET_CALLS, where
 
 
 @pytest.mark.slow
-def test_shared_memory_has_no_name():
+def test_shared_memory_is_anonymous():
     for path in sources():
         tree = ast.parse(path.read_text())
         documentation = {
@@ -235,9 +225,9 @@ def test_shared_memory_has_no_name():
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-                assert not any(name in node.value for name in FOREIGN_MEMORY), f"{path}:{node.lineno}"
-        mentioned = {name for _, name in Calls(tree).mentioned} | set(Calls(tree).names.values())
-        assert not any(foreign in name for foreign in FOREIGN_MEMORY for name in mentioned), path
+                assert not any(name in node.value for name in NAMED_MEMORY), f"{path}:{node.lineno}"
+        names = {name for _, name in Calls(tree).mentions} | set(Calls(tree).names.values())
+        assert not any(foreign in name for foreign in NAMED_MEMORY for name in names), path
 
 
 # -- headers come before memory ---------------------------------------------------------------------------------------
@@ -275,7 +265,7 @@ def tiff() -> bytes:
 
 
 def webp() -> bytes:
-    # An extended header may say up to 2**24 on a side; its product must stay below 2**32.
+    # An extended header permits up to 2**24 pixels per side, and up to 2**32 in total.
     canvas = struct.pack("<I", SIDE - 1)[:3] * 2
     parts = b"VP8X" + struct.pack("<I", 10) + bytes(4) + canvas + b"VP8L" + struct.pack("<I", 6) + b"\x2f" + bytes(5)
     return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WEBP" + parts
@@ -301,7 +291,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory):
-    """What was said of each bomb, and how much the peak of the resident memory rose, from a process of its own."""
+    """Decode each bomb in a subprocess, and return the errors and the growth of the peak memory."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, data in BOMBS.items():
         (folder / name).write_bytes(data)
@@ -316,43 +306,43 @@ def refusals(tmp_path_factory):
 
         decoder = Decoder(Decode(exif=True))
         before = peak_bytes()
-        said = {}
+        messages = {}
         for path in sorted(Path(sys.argv[1]).iterdir()):
             encoded = Encoded(path.read_bytes())
             try:
                 decoder.decode(encoded, decoder.header(encoded))
             except DecodeError as error:
-                said[path.name] = str(error)
-        print(json.dumps([said, peak_bytes() - before]))
+                messages[path.name] = str(error)
+        print(json.dumps([messages, peak_bytes() - before]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_of_a_few_bytes_is_refused_from_its_header(refusals, name):
+def test_decoder_refuses_a_decompression_bomb_by_its_header(refusals, name):
     assert len(BOMBS[name]) < 250
-    said = refusals[0][name]
-    if name == "WebP" and "DecompressionBombError" in said:  # Pillow's plugin looks for itself, and first
-        assert "Image size (3600000000 pixels) exceeds limit" in said
+    message = refusals[0][name]
+    if name == "WebP" and "DecompressionBombError" in message:  # Pillow's plugin checks the size first
+        assert "Image size (3600000000 pixels) exceeds limit" in message
     else:
-        assert said == (
+        assert message == (
             "the header says 60,000×60,000 = 3,600,000,000 pixels, more than max_pixels=178,956,970: perhaps a "
             "decompression bomb; if it is not, pass Decode(max_pixels=…)"
         )
 
 
-def test_no_memory_is_taken_for_the_pixels_that_a_header_promises(refusals):
+def test_decoder_allocates_no_memory_for_a_decompression_bomb(refusals):
     assert refusals[1] < 48 << 20  # Pillow and its libraries; the smallest of the images would take 3.6 GB
 
 
 @pytest.mark.slow
-def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
-    """`Decode.max_memory` is held against this; a region, so that the result counts for nothing."""
+def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
+    # `Decode.max_memory` limits decoder_bytes. A small region is decoded, so that the result needs no memory.
     image = Image.new("RGBA", (3000, 3000), (9, 200, 77, 100))
-    kinds = {
+    formats = {
         "WEBP": {"method": 0}, "AVIF": {"speed": 10, "subsampling": "4:4:4"}, "JPEG2000": {"tile_size": (1500, 1500)},
         "TIFF": {"compression": "tiff_lzw", "strip_size": 1 << 30}, "PNG": {}, "QOI": {}, "JPEG": {"progressive": True},
     }  # fmt: skip
@@ -371,14 +361,14 @@ def test_decoders_take_no_more_memory_than_is_counted(tmp_path):
         header = decoder.header(image)
         before = peak_bytes()
         decoder.decode(image, header, (0, 0, 10, 10))
-        taken, pixels = peak_bytes() - before, header.height * header.width
+        used_bytes, pixels = peak_bytes() - before, header.height * header.width
         opened = header.opened
-        print(json.dumps([taken, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
+        print(json.dumps([used_bytes, decoder_bytes(image.data, opened, 1) if opened else MULTI_SCAN_BYTES * pixels]))
     """
-    for kind, options in kinds.items():
-        path = tmp_path / kind
-        (image.convert("RGB") if kind == "JPEG" else image).save(path, kind, **options)
+    for name, options in formats.items():
+        path = tmp_path / name
+        (image.convert("RGB") if name == "JPEG" else image).save(path, name, **options)
         command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        taken, counted = json.loads(done.stdout)
-        assert taken < counted + (24 << 20), kind  # and the decoder's library
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        used_bytes, counted_bytes = json.loads(process.stdout)
+        assert used_bytes < counted_bytes + (24 << 20), name  # 24 MB for the decoder's library

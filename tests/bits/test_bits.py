@@ -36,7 +36,7 @@ def test_batches_have_the_recorded_bits(name, run):
     if reason := difference(run):
         lacking.skip("the recorded versions", f"{reason}; {RECORD_AGAIN}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
-    assert expected, f"{name}/{run} was never recorded; {RECORD_AGAIN}"
+    assert expected, f"{name}/{run} was never recorded; {RECORD_AGAIN} --new"
     assert hash_of(CASES[name], run) == expected, f"the batches have changed; if this is intended, {RECORD_AGAIN}"
 
 

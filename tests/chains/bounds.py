@@ -1,8 +1,8 @@
-"""How far the results of two backends may lie apart, for what was drawn for one image, in levels.
+"""Bounds of the difference between the results of two backends for one image, in levels, given its draws.
 
-A step takes images that already lie some levels apart, makes more or less of it, and adds what the two backends
-themselves do differently there (`STEPS`). An operation with jumps makes any number of levels of one, and then nothing
-can be said: so chains are also tried step by step, from images that are the same.
+A step scales the difference of its inputs, and adds the difference that the two backends make in this step (`STEPS`).
+An operation with jumps can turn one level into any number of levels, so that there is no bound: therefore, chains are
+also compared step by step, with equal inputs.
 """
 
 from __future__ import annotations
@@ -18,74 +18,78 @@ from gpuload.transforms.program.windows import FILTERS
 __all__ = ["ANY", "STEPS", "bound", "on_cuda"]
 
 ANY = 255.0
-# What the sum of a filter's weights, without their signs, comes to at most, in both directions.
+# The maximum of the sum of a filter's absolute weights, over both directions.
 REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 
-# How far a backend may be from the reference's runner of single images in one step, in levels; none: equal to the last
-# bit. The reason of each stands in the table of parity.
+# Permitted differences from the reference's runner of single images in one step, in levels; steps that are not listed
+# must be equal to the last bit. docs/parity.md gives the reasons.
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
 }
 
-# What torch's kernels for CUDA do otherwise than those for the CPU: a hue, of 256, may be the next one.
+# Differences between torch's kernels for CUDA and for the CPU: a hue, of 256, may be off by one.
 ON_CUDA = {"hue": 8}
 
 
 def on_cuda(backend: str) -> Mapping[str, float]:
-    """How far a backend on CUDA may be in one step from the reference on the CPU. Its own kernels are those of `STEPS`
-    on any device; what it leaves to the reference is done for whole batches there."""
-    own = STEPS["batches"] | STEPS[backend]
-    return own if backend == "fused" else own | {name: max(most, own.get(name, 0)) for name, most in ON_CUDA.items()}
+    """Return the permitted differences of a backend on CUDA from the reference on the CPU, per step. gpuload's own
+    kernels give equal results on any device; the other steps are run by the reference's batched runner."""
+    steps = STEPS["batches"] | STEPS[backend]
+    return (
+        steps
+        if backend == "fused"
+        else steps | {name: max(levels, steps.get(name, 0)) for name, levels in ON_CUDA.items()}
+    )
 
 
-def bound(own: Mapping[str, float], program: Program, row: int, apart: float = 0.0) -> float:
-    """How far the results for an image may be from each other, of inputs that are `apart`.
+def bound(steps: Mapping[str, float], program: Program, row: int, input_difference: float = 0.0) -> float:
+    """Return the greatest permitted difference between the results for an image.
 
     Args:
-        own: what the backend does differently: one of `STEPS`.
-        program: of transforms that work on levels.
-        row: of the image.
-        apart: the greatest difference of the inputs.
+        steps: the differences that the backend makes: one of `STEPS`.
+        program: a program of transforms that work on levels.
+        row: the row of the image.
+        input_difference: the greatest difference of the inputs.
     """
     for record in program.records:
-        place = row if record.rows is None else next(iter(np.flatnonzero(record.rows == row).tolist()), None)
-        if place is not None:
-            apart = min(_step(own, record, place, apart), ANY)
-    return apart
+        record_row = row if record.rows is None else next(iter(np.flatnonzero(record.rows == row).tolist()), None)
+        if record_row is not None:
+            input_difference = min(_step(steps, record, record_row, input_difference), ANY)
+    return input_difference
 
 
-def _step(own: Mapping[str, float], record: Record, row: int, apart: float) -> float:
+def _step(steps: Mapping[str, float], record: Record, row: int, difference: float) -> float:
     match record:
         case Box(padding_mode=None):
             if np.array_equal(record.box_tlhw[row, 2:], record.size_hw[row]):
-                return apart
-            return _resampled(own, "resize", _filter(record, row), apart)
+                return difference
+            return _resampled(steps, "resize", _filter(record, row), difference)
         case Warp() if record.warped[row]:
-            return _resampled(own, "warp", _filter(record, row), apart)
+            return _resampled(steps, "warp", _filter(record, row), difference)
         case Ops():
-            return _operations(own, record, row, apart)
+            return _operations(steps, record, row, difference)
         case ChainMixture():
             shares = record.weights[row].tolist()
-            total = shares[0] * apart
+            total = shares[0] * difference
             for number, share in enumerate(shares[1:]):
-                total += share * _operations(own, record.chain(number), row, apart)
-            return total + own.get("mixture", 0.0) + (total > 0)
-    return apart
+                total += share * _operations(steps, record.chain(number), row, difference)
+            return total + steps.get("mixture", 0.0) + (total > 0)
+    return difference
 
 
 def _filter(record: Box | Warp, row: int) -> str:
     return FILTERS[filter_codes(record.filters, row + 1)[row]]
 
 
-def _resampled(own: Mapping[str, float], kind: str, name: str, apart: float) -> float:
-    """Both passes round, so two that were apart by a part of a level may be so by a whole one."""
-    rounding = 2.0 if apart and name != "nearest" else 0.0
-    return REACH[name] * apart + rounding + own.get(f"{kind} {name}", 0.0)
+def _resampled(steps: Mapping[str, float], kind: str, name: str, difference: float) -> float:
+    # Both passes round, so a difference of less than a level can become an entire level in each.
+    rounding = 2.0 if difference and name != "nearest" else 0.0
+    return REACH[name] * difference + rounding + steps.get(f"{kind} {name}", 0.0)
 
 
-def _operations(own: Mapping[str, float], record: Ops, row: int, apart: float) -> float:
+def _operations(steps: Mapping[str, float], record: Ops, row: int, difference: float) -> float:
     codes, values = record.codes[row], record.values[row]
     filters = filter_codes(record.filters, record.codes.shape)[row]
     for number, code in enumerate(codes.tolist()):
@@ -93,28 +97,27 @@ def _operations(own: Mapping[str, float], record: Ops, row: int, apart: float) -
             continue
         name, first = OPS[code], float(values[number, 0])
         if name == "warp":
-            apart = _resampled(own, "warp", FILTERS[filters[number]], apart)
-        elif apart == 0:
-            apart = own.get(name, 0.0)
+            difference = _resampled(steps, "warp", FILTERS[filters[number]], difference)
+        elif difference == 0:
+            difference = steps.get(name, 0.0)
         else:
-            apart = _operation(name, first, apart) + own.get(name, 0.0)
-        apart = min(apart, ANY)
-    return apart
+            difference = _operation(name, first, difference) + steps.get(name, 0.0)
+        difference = min(difference, ANY)
+    return difference
 
 
-def _operation(name: str, value: float, apart: float) -> float:
-    """What an operation makes of a difference."""
+def _operation(name: str, value: float, difference: float) -> float:
     match name:
         case "brightness":
-            return value * apart + 1
+            return value * difference + 1
         case "contrast" | "saturation" | "sharpness":
-            return value * apart + abs(1 - value) * (apart + 1) + 1
+            return value * difference + abs(1 - value) * (difference + 1) + 1
         case "posterize":
-            return apart + 2.0 ** (8 - value)
+            return difference + 2.0 ** (8 - value)
         case "invert" | "permute" | "identity" | "noise":
-            return apart
+            return difference
         case "grayscale" | "blur":
-            return apart + 1
+            return difference + 1
         case "pillow_blur":
-            return apart + 6  # three box blurs in each direction, each of which rounds
+            return difference + 6  # three box blurs in each direction round
     return ANY

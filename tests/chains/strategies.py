@@ -1,7 +1,7 @@
-"""Random chains of transforms, in any order that a chain takes, and random images to try them on.
+"""Strategies for random chains of transforms, in any order that `Chain` accepts, with random images.
 
-Arguments are drawn within sense: results stay small, since a backend may take a tenth of a second for an image. A chain
-consists of transforms that work on levels, of what makes numbers of them, and of what finished images may go through.
+Images and results are small, because a backend can take a tenth of a second per image. A chain contains transforms that
+work on levels, conversions to floats, and transforms of finished images.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
 
-__all__ = ["FINISHED", "LEVELS", "Tried", "tried"]
+__all__ = ["FINISHED", "LEVELS", "Example", "chain_examples"]
 
-MOST = 160  # pixels of a side
+MAX_SIDE = 160  # pixels of a side
 
 # The transforms that work on levels, by name.
 LEVELS: dict[str, Any] = {name: spec.chains for name, spec in SPECS.items() if spec.chains is not None}
-OF_FEW: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if name not in ("Grayscale", "RandomIoUCrop")}
+CONTAINED_LEVELS: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if name not in ("Grayscale", "RandomIoUCrop")}
 
 
-def held(children: Any) -> Any:
-    """Transforms that hold others."""
+def containers(children: Any) -> Any:
+    """Make a strategy for transforms that contain others."""
     lists = st.lists(children, min_size=1, max_size=3)
     return st.one_of(
         st.builds(T.RandomApply, lists, chances),
         st.builds(T.RandomChoice, lists),
         st.builds(T.RandomOrder, lists),
-        st.builds(T.RandomChoice, lists.map(lambda found: [T.Compose(found), T.Identity()])),
+        st.builds(T.RandomChoice, lists.map(lambda transforms: [T.Compose(transforms), T.Identity()])),
     )
 
 
-simple = st.sampled_from(sorted(OF_FEW)).flatmap(OF_FEW.__getitem__)
-composite = held(st.one_of(simple, simple, held(simple)))
-any_level = st.sampled_from([*LEVELS] * 2 + ["held"] * 12).flatmap(lambda name: LEVELS.get(name, composite))
+contained = st.sampled_from(sorted(CONTAINED_LEVELS)).flatmap(CONTAINED_LEVELS.__getitem__)
+composite = containers(st.one_of(contained, contained, containers(contained)))
+any_level = st.sampled_from([*LEVELS] * 2 + ["containers"] * 12).flatmap(lambda name: LEVELS.get(name, composite))
 
 erasing = st.one_of(
     st.builds(T.RandomErasing, chances, value=st.floats(-2, 2, width=16)),
@@ -53,7 +53,7 @@ mixing = st.one_of(
     st.just(T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()])),
 )
 late_flips = st.one_of(LEVELS["RandomHorizontalFlip"], LEVELS["RandomVerticalFlip"])
-# What finished images can go through.
+# The transforms of finished images, by name.
 FINISHED: dict[str, Any] = {
     "RandomErasing": erasing,
     "flips": late_flips,
@@ -63,8 +63,8 @@ any_finished = st.sampled_from(sorted(FINISHED)).flatmap(FINISHED.__getitem__)
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One example: a chain, what was drawn for each image, and the images, uint8 H×W×C."""
+class Example:
+    """A chain, the draws for each image, and the images, uint8 H×W×C."""
 
     transforms: list[Any]
     chain: T.Chain
@@ -74,16 +74,16 @@ class Tried:
     dtype: str | None
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would show all pixels."""
+        # By default, Hypothesis shows all pixels.
         printer.text(repr(self))
 
     def __repr__(self) -> str:
         shapes = [image.shape for image in self.images]
-        return f"Tried({self.transforms}, images of {shapes}, dtype={self.dtype})"
+        return f"Example({self.transforms}, images of {shapes}, dtype={self.dtype})"
 
 
-def picture(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """What images may be like: noise, slow changes as in photographs, few levels, one colour."""
+def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Make an image of noise, smooth waves as in a photograph, a few levels, or one colour."""
     height, width, channels = shape
     if kind == "noise":
         return rng.integers(0, 256, shape, np.uint8)
@@ -98,32 +98,31 @@ def picture(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) ->
 
 
 def boxes_for(images: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Some boxes within each image: left, top, right, bottom."""
-    found = []
+    """Return random boxes within each image: left, top, right, bottom."""
+    boxes = []
     for image in images:
         corners = np.sort(rng.uniform(0, 1, (int(rng.integers(0, 3)), 2, 2)), axis=1)
-        found.append((corners * image.shape[1::-1]).reshape(-1, 4))
-    return found
+        boxes.append((corners * image.shape[1::-1]).reshape(-1, 4))
+    return boxes
 
 
 @st.composite
-def tried(draw: Any, *, longest: int = 5, count: int = 3, most: int = MOST) -> Tried:
-    """A chain of at most so many transforms that work on levels, and more; with at most so many images, no side of
-    which is ever longer than `most`."""
+def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: int = MAX_SIDE) -> Example:
+    """Draw a chain of up to `max_length` transforms of levels, then of floats, and up to `count` images; no side of an
+    image or a result is longer than `max_side`."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    given = st.tuples(*[st.integers(1, min(64, most))] * 2)
+    image_sizes = st.tuples(*[st.integers(1, min(64, max_side))] * 2)
     kinds = st.sampled_from(["noise", "waves", "few levels", "one colour"])
     channels = draw(st.sampled_from([3, 3, 3, 1]))
     images = [
-        picture((height, width, channels), kind, rng)
-        for (height, width), kind in draw(st.lists(st.tuples(given, kinds), min_size=1, max_size=count))
+        random_image((height, width, channels), kind, rng)
+        for (height, width), kind in draw(st.lists(st.tuples(image_sizes, kinds), min_size=1, max_size=count))
     ]
-    transforms = draw(st.lists(any_level, min_size=1, max_size=longest))
+    transforms = draw(st.lists(any_level, min_size=1, max_size=max_length))
     end = draw(st.sampled_from(["levels", "floats", "normalized", "mixed"]))
     if end == "mixed":
         transforms.append(draw(st.one_of(LEVELS["CenterCrop"], st.builds(T.Resize, pairs, any_filter))))
-    final = 1 if any(isinstance(transform, T.Grayscale) for transform in transforms) else channels
-    final = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), final)
+    final = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels)
     if end != "levels":
         scaled = [T.ToDtype("float32", scale=True)] if end == "floats" or draw(st.booleans()) else []
         normal = [T.Normalize((0.4, 0.5, 0.3)[:final], (0.25, 0.2, 0.3)[:final])] if end != "floats" else []
@@ -144,7 +143,7 @@ def tried(draw: Any, *, longest: int = 5, count: int = 3, most: int = MOST) -> T
     except DrawError:
         assume(False)
         raise
-    assume(all(record.output_hw.max(initial=0) <= most for record in draws.records) and sizes.max() <= most)
+    assume(all(record.output_hw.max(initial=0) <= max_side for record in draws.records) and sizes.max() <= max_side)
     regions = chain.regions(key, positions, sizes, boxes)
     dtype = draw(st.sampled_from([None, None, "float16", "bfloat16"])) if end != "levels" else None
-    return Tried(transforms, chain, draws, regions, images, dtype)
+    return Example(transforms, chain, draws, regions, images, dtype)

@@ -1,4 +1,4 @@
-"""What transforms draw, as columns of numbers, and the same numbers simulated: the two have one distribution."""
+"""The draws of transforms as columns of numbers, and simulations of them that must have the same distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOX = ("top", "left", "height", "width")
 
 
 class Definition(NamedTuple):
-    """A transform, or a chain; a function that returns the numbers it drew, by name; and a simulation of them."""
+    """A transform or a chain, a function that returns its draws as named columns, and a simulation of them."""
 
     transform: Any
     drawn: Callable[[T.Program], dict[str, np.ndarray]]
@@ -47,14 +47,14 @@ def flipped(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def quarter_turns(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where the first row and the first column of an image are turned to: down, up, right and left are 0 to 3."""
+    """Return where the first row and the first column of an image are moved: 0 to 3 are down, up, right, left."""
     [record] = draws.records
     down, right = record.flipped.T.astype(float)
     return {"row": np.where(record.transposed, 2 + right, down), "column": np.where(record.transposed, down, 2 + right)}
 
 
 def rot90(rng: Generator) -> dict[str, np.ndarray]:
-    """numpy's `rot90`, of marked images."""
+    """Simulate turns with numpy's `rot90`."""
     mark = np.array([[0, 1], [2, 3]])
     turns = np.where(rng.uniform(size=N) < 0.7, rng.integers(0, 4, N), 0)
     ways = [np.rot90(mark, turn) for turn in range(4)]
@@ -72,7 +72,7 @@ def zoomed_out(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def mapped_corners(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where the corners of a result come from, which are of one size; coefficients are not."""
+    """Return where the corners of a result come from; in contrast to coefficients, these numbers have one scale."""
     a, b, c, d, e, f = draws.records[0].coefficients[:, :6].T
     return places(a, b, c, d, e, f)
 
@@ -90,16 +90,15 @@ def places(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> dict[str, np.ndarr
 
 
 def simulated_affine(rng: Generator, *arguments: Any) -> dict[str, np.ndarray]:
-    found = np.array([published.affine(rng, SIZE, *arguments) for _ in range(N)])
-    return places(*found.T)
+    maps = np.array([published.affine(rng, SIZE, *arguments) for _ in range(N)])
+    return places(*maps.T)
 
 
 CORNERS = tuple(f"{axis}{number}" for number in range(4) for axis in "xy")
 
 
 def moved_corners(draws: T.Program) -> dict[str, np.ndarray]:
-    """Where a perspective map brings the corners, found from its coefficients, which lead back. Pillow's maps are of
-    pixels' upper left corners there."""
+    """Return where a perspective moves the corners of the image, from the coefficients of the inverse map."""
     height, width = SIZE
     maps = np.concatenate([draws.records[0].coefficients, np.ones((N, 1))], axis=1).reshape(N, 3, 3)
     starts = np.array([[0, 0, 1], [width - 1, 0, 1], [width - 1, height - 1, 1], [0, height - 1, 1.0]])
@@ -113,70 +112,70 @@ RANGES = [(0.6, 1.4), (0.2, 0.9), (0.0, 3.0), (-0.1, 0.1)]
 
 
 def jittered(draws: T.Program) -> dict[str, np.ndarray]:
-    order = np.argsort(draws.records[0].codes, axis=1)  # OPS has them in this order
+    order = np.argsort(draws.records[0].codes, axis=1)  # the order of OPS
     factors = np.take_along_axis(draws.records[0].values[:, :, 0], order, axis=1)
     return columns((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), np.hstack([factors, order]))
 
 
 def distorted(draws: T.Program) -> dict[str, np.ndarray]:
     codes, values = draws.records[0].codes, draws.records[0].values
-    found = np.full((N, 6), -9.0)
-    found[:, 4], found[:, 5] = 0, -1
+    numbers = np.full((N, 6), -9.0)
+    numbers[:, 4], numbers[:, 5] = 0, -1
     for number in range(codes.shape[1]):
         for code in set(codes[:, number].tolist()) - {NOTHING}:
             rows, name = np.flatnonzero(codes[:, number] == code), OPS[code]
             if name == "permute":
-                found[rows, 5] = values[rows, number, 0]
+                numbers[rows, 5] = values[rows, number, 0]
                 continue
-            found[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
-            if name == "contrast":  # before saturation, where that is done at all, or behind the hue
-                found[rows, 4] = 1 if number < 2 else 2
-    return columns((*ADJUSTMENTS, "place of contrast", "first channel"), found)
+            numbers[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
+            if name == "contrast":  # comes before saturation, or after hue
+                numbers[rows, 4] = 1 if number < 2 else 2
+    return columns((*ADJUSTMENTS, "place of contrast", "first channel"), numbers)
 
 
 def erased_boxes(draws: T.Program) -> dict[str, np.ndarray]:
-    """How many boxes there are, and the first of them, wherever it stands."""
+    """Return the number of boxes, and the first box that has an area."""
     boxes = draws.records[0].boxes_tlhw
     there = boxes[:, :, 2] > 0
     first = np.where(there.any(axis=1)[:, None], boxes[np.arange(N), there.argmax(axis=1)], -1)
     return columns(("count", *BOX), np.column_stack([there.sum(axis=1), first]))
 
 
-def mix(draws: T.Program) -> dict[str, np.ndarray]:
+def mix_columns(draws: T.Program) -> dict[str, np.ndarray]:
     return columns((*BOX, "share"), np.column_stack([draws.records[1].box_tlhw, draws.records[1].share]))
 
 
 def jittered_sometimes(draws: T.Program) -> dict[str, np.ndarray]:
-    """The factor, 0 where it is not done."""
-    found = np.zeros(N)
+    """Return the factor, 0 if the jitter is not applied."""
+    factors = np.zeros(N)
     for record in draws.records:
-        found[record.rows] = record.values[:, 0, 0]
-    return {"factor": found}
+        factors[record.rows] = record.values[:, 0, 0]
+    return {"factor": factors}
 
 
-def chosen(draws: T.Program) -> dict[str, np.ndarray]:
-    """Which way, and the number that was drawn on it."""
-    way, number = np.full(N, 2.0), np.zeros(N)  # Identity
+def branches(draws: T.Program) -> dict[str, np.ndarray]:
+    """Return the branch, and the number that its transform drew."""
+    branch, number = np.full(N, 2.0), np.zeros(N)  # Identity
     for record in draws.records:
         kind = ["ColorJitter", "GaussianBlur"].index(record.name)
-        way[record.rows] = kind
+        branch[record.rows] = kind
         number[record.rows] = record.values[:, 0, 2 * kind]
-    return {"way": way, "number": number}
+    return {"way": branch, "number": number}
 
 
 def simulated_choice(rng: Generator) -> dict[str, np.ndarray]:
-    way = rng.choice(3, N, p=[0.5, 0.3, 0.2])
-    numbers = np.where(way == 0, rng.uniform(0.6, 1.4, N), rng.uniform(0.5, 3, N))
-    return {"way": way.astype(float), "number": np.where(way == 2, 0, numbers)}
+    branch = rng.choice(3, N, p=[0.5, 0.3, 0.2])
+    numbers = np.where(branch == 0, rng.uniform(0.6, 1.4, N), rng.uniform(0.5, 3, N))
+    return {"way": branch.astype(float), "number": np.where(branch == 2, 0, numbers)}
 
 
 def ordered(draws: T.Program) -> dict[str, np.ndarray]:
-    """At which place each flip is done, and whether it is."""
-    found = np.zeros((N, 4))
-    for number, record in enumerate(draws.records):  # two for each way
-        found[record.rows, record.axis] = number % 2
-        found[record.rows, 2 + record.axis] = record.flipped
-    return columns(("place 0", "place 1", "flip 0", "flip 1"), found)
+    """Return the position of each flip, and whether it is applied."""
+    numbers = np.zeros((N, 4))
+    for number, record in enumerate(draws.records):  # two per branch
+        numbers[record.rows, record.axis] = number % 2
+        numbers[record.rows, 2 + record.axis] = record.flipped
+    return columns(("place 0", "place 1", "flip 0", "flip 1"), numbers)
 
 
 def simulated_order(rng: Generator) -> dict[str, np.ndarray]:
@@ -185,7 +184,9 @@ def simulated_order(rng: Generator) -> dict[str, np.ndarray]:
     return columns(("place 0", "place 1", "flip 0", "flip 1"), np.column_stack([first, 1 - first, flips]))
 
 
-def loop(names: tuple[str, ...], once: Callable[..., Any], *arguments: Any) -> Callable[[Any], dict[str, np.ndarray]]:
+def simulation(
+    names: tuple[str, ...], once: Callable[..., Any], *arguments: Any
+) -> Callable[[Any], dict[str, np.ndarray]]:
     return lambda rng: repeated(N, names, partial(once, rng, *arguments))
 
 
@@ -195,13 +196,13 @@ def resize_range(rng: Generator) -> dict[str, np.ndarray]:
 
 
 def shortest(rng: Generator) -> dict[str, np.ndarray]:
-    """Detectron's ResizeShortestEdge as torchvision has it."""
+    """Simulate Detectron's ResizeShortestEdge, as in torchvision."""
     factor = np.minimum(rng.choice([20, 31, 40, 55], N) / min(SIZE), 70 / max(SIZE))
     return columns(BOX[2:], (np.array(SIZE) * factor[:, None]).astype(int))
 
 
 def jitter_scale(rng: Generator) -> dict[str, np.ndarray]:
-    """Ghiasi et al. 2021, as torchvision has it, which compares the target's width with the image's height."""
+    """Simulate Ghiasi et al. 2021, as in torchvision, which compares the target's width with the image's height."""
     factor = rng.uniform(0.2, 1.5, N) * min(50 / SIZE[0], 90 / SIZE[1])
     return columns(BOX[2:], (np.array(SIZE) * factor[:, None]).astype(int))
 
@@ -211,29 +212,26 @@ DISTORTED = [(0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05)]
 
 
 def operation(draws: T.Program) -> dict[str, np.ndarray]:
-    """Return whether the operation is done, which it is, and its first number."""
+    """Return whether an operation is applied, its code, and its first number."""
     [record] = draws.records
     [codes] = record.codes.T
     done = codes != NOTHING
     return {"done": done.astype(float), "code": codes.astype(float), "number": record.values[:, 0, 0] * done}
 
 
-def tossed(p: float, name: str, number: float = 0) -> Callable[[Generator], dict[str, np.ndarray]]:
-    """Return a simulation of an operation that is done with a probability, always with the same number."""
+def operation_with(transform: Any, p: float, name: str, number: float = 0) -> Definition:
+    """Define an operation with a fixed number that is applied with a probability."""
 
     def simulated(rng: Generator) -> dict[str, np.ndarray]:
         done = rng.uniform(size=N) < p
-        return {
-            "done": done.astype(float),
-            "code": np.where(done, OPS.index(name), NOTHING).astype(float),
-            "number": np.where(done, number, 0.0),
-        }
+        code = np.where(done, OPS.index(name), NOTHING).astype(float)
+        return {"done": done.astype(float), "code": code, "number": np.where(done, number, 0.0)}
 
-    return simulated
+    return Definition(transform, operation, simulated)
 
 
-def coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
-    """Return a simulation of a coin."""
+def simulated_coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
+    """Return a simulation of a simulated_coin."""
     return lambda rng: {name: (rng.uniform(size=N) < p).astype(float)}
 
 
@@ -246,21 +244,25 @@ def permuted(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def resized_crops(scale: tuple[float, float], ratio: tuple[float, float]) -> Definition:
-    return Definition(T.RandomResizedCrop(32, scale, ratio), box, loop(BOX, published.resized_crop, SIZE, scale, ratio))
+    return Definition(
+        T.RandomResizedCrop(32, scale, ratio), box, simulation(BOX, published.resized_crop, SIZE, scale, ratio)
+    )
 
 
 def erasures(p: float, scale: tuple[float, float], ratio: tuple[float, float], counts: tuple[int, int]) -> Definition:
     transform = T.RandomErasing(p, scale, ratio, 1, min_count=counts[0], max_count=counts[1])
-    return Definition(transform, erased_boxes, loop(("count", *BOX), published.erasing, SIZE, p, scale, ratio, counts))
+    return Definition(
+        transform, erased_boxes, simulation(("count", *BOX), published.erasing, SIZE, p, scale, ratio, counts)
+    )
 
 
 jitters = Definition(
     T.ColorJitter(*RANGES),
     jittered,
-    loop((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), published.color_jitter, RANGES),
+    simulation((*ADJUSTMENTS, *(f"place of {name}" for name in ADJUSTMENTS)), published.color_jitter, RANGES),
 )
 distortions = Definition(
     T.RandomPhotometricDistort(p=0.4),
     distorted,
-    loop((*ADJUSTMENTS, "place of contrast", "first channel"), published.photometric, DISTORTED, 0.4),
+    simulation((*ADJUSTMENTS, "place of contrast", "first channel"), published.photometric, DISTORTED, 0.4),
 )

@@ -1,4 +1,5 @@
-"""Whether two samples of several numbers each are of one distribution: each number, and how they hang together."""
+"""Statistical tests: whether two samples of several columns have one joint distribution, and whether columns are
+independent."""
 
 from __future__ import annotations
 
@@ -7,40 +8,40 @@ import itertools
 import numpy as np
 from scipy import stats
 
-__all__ = ["LEAST", "alike", "unrelated"]
+__all__ = ["MIN_P_VALUE", "assert_same_distribution", "independence_p_value"]
 
-# So rarely would a right sample fail; seeds are fixed, so none ever does.
-LEAST = 1e-4
+# The share of correct samples that would fail; because seeds are fixed, none does.
+MIN_P_VALUE = 1e-4
 
 
-def alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    """Two-sample Kolmogorov–Smirnov tests of each column, and of the sums and differences of any two columns' ranks,
-    which differ where the columns hang together in another way."""
+def assert_same_distribution(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    """Compare each column with a two-sample Kolmogorov–Smirnov test, and the dependence of each two columns by the sums
+    and differences of their ranks."""
     assert list(ours) == list(theirs)
-    tested = {name: (ours[name], theirs[name]) for name in ours}
-    ranks = {name: _ranks(*pair) for name, pair in tested.items()}
+    pairs = {name: (ours[name], theirs[name]) for name in ours}
+    ranks = {name: _ranks(*pair) for name, pair in pairs.items()}
     for one, other in itertools.combinations(ours, 2):
         for sign, word in ((1, "with"), (-1, "without")):
-            tested[f"{one} {word} {other}"] = tuple(
+            pairs[f"{one} {word} {other}"] = tuple(
                 first + sign * second for first, second in zip(ranks[one], ranks[other], strict=True)
             )
-    for name, (left, right) in tested.items():
-        found = stats.ks_2samp(left, right, method="asymp").pvalue
-        assert found > LEAST / len(tested), f"{name}: p = {found:.2g}"
+    for name, (left, right) in pairs.items():
+        p_value = stats.ks_2samp(left, right, method="asymp").pvalue
+        assert p_value > MIN_P_VALUE / len(pairs), f"{name}: p = {p_value:.2g}"
 
 
-def _ranks(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of both samples in one, from 0 to 1, so that numbers of different size go together; equal ones share theirs."""
-    both = np.concatenate([one, other]).astype(np.float64)
+def _ranks(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranks of both samples in their union, from 0 to 1; equal numbers have equal ranks."""
+    both = np.concatenate([first, second]).astype(np.float64)
     ranks = stats.rankdata(np.round(both, 9)) / len(both)
-    return ranks[: len(one)], ranks[len(one) :]
+    return ranks[: len(first)], ranks[len(first) :]
 
 
-def unrelated(one: np.ndarray, other: np.ndarray) -> float:
-    """The p-value of two columns of numbers having nothing to do with each other: a table of 8 by 8 ranks."""
-    places = [
-        np.minimum(stats.rankdata(np.ravel(column), "ordinal") * 8 // np.size(column), 7) for column in (one, other)
+def independence_p_value(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the p-value of two columns being independent, from a table of 8 × 8 ranks."""
+    octiles = [
+        np.minimum(stats.rankdata(np.ravel(column), "ordinal") * 8 // np.size(column), 7) for column in (first, second)
     ]
     table = np.zeros((8, 8))
-    np.add.at(table, (places[0].astype(int), places[1].astype(int)), 1)
+    np.add.at(table, (octiles[0].astype(int), octiles[1].astype(int)), 1)
     return float(stats.chi2_contingency(table).pvalue)

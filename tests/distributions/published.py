@@ -1,5 +1,4 @@
-"""What transforms are published to draw, simulated with numpy's generator: directly, one image after the other where
-the definition loops, and with no code of gpuload."""
+"""Published definitions of the draws of transforms, simulated with numpy's generator, without code of gpuload."""
 
 from __future__ import annotations
 
@@ -9,34 +8,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "affine",
-    "color_jitter",
-    "crop",
-    "cutmix",
-    "erasing",
-    "keep_ratio",
-    "perspective",
-    "photometric",
-    "repeated",
-    "resized_crop",
-    "zoom_out",
-]
-
 Columns = dict[str, np.ndarray]
 Generator = np.random.Generator
 
 
 def repeated(count: int, names: tuple[str, ...], once: Callable[[], Any]) -> Columns:
-    """What a definition for one image draws for many."""
-    found = np.array([once() for _ in range(count)], np.float64).reshape(count, len(names))
-    return dict(zip(names, found.T, strict=True))
+    """Repeat a definition for one image, and return the numbers as columns."""
+    rows = np.array([once() for _ in range(count)], np.float64).reshape(count, len(names))
+    return dict(zip(names, rows.T, strict=True))
 
 
 def resized_crop(
     rng: Generator, size_hw: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Szegedy et al. 2015 as torchvision has it: of ten boxes the first that fits, else a central one."""
+    """Szegedy et al. 2015, as in torchvision: the first of ten boxes that fits, or a central box."""
     height, width = size_hw
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
@@ -55,8 +40,8 @@ def resized_crop(
 def crop(
     rng: Generator, size_hw: tuple[int, int], crop_hw: tuple[int, int], padding: tuple[int, int, int, int]
 ) -> tuple[int, int]:
-    """torchvision's RandomCrop with pad_if_needed: padded all around, then on both sides by all that is missing; the
-    corner, in the frame of the image. Padding is left, top, right, bottom."""
+    """torchvision's RandomCrop with pad_if_needed: the corner, relative to the image. The image is padded by `padding`
+    (left, top, right, bottom), then on both sides by the length that is missing."""
     corner = []
     for length, wanted, (before, after) in zip(
         size_hw, crop_hw, ((padding[1], padding[3]), (padding[0], padding[2])), strict=True
@@ -70,7 +55,7 @@ def crop(
 
 
 def zoom_out(rng: Generator, size_hw: tuple[int, int], sides: tuple[float, float], p: float) -> tuple[int, ...]:
-    """Liu et al. 2016 (SSD), as torchvision has it: top and left of the image on its canvas, and the canvas's size."""
+    """Liu et al. 2016 (SSD), as in torchvision: top and left of the image on its canvas, and the size of the canvas."""
     height, width = size_hw
     if rng.uniform() >= p:
         return 0, 0, height, width
@@ -136,8 +121,7 @@ def affine(
 
 
 def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: float) -> list[int]:
-    """torchvision's RandomPerspective: where the four corners go: top left, top right, bottom right, bottom left, x, y
-    each."""
+    """torchvision's RandomPerspective: the new x and y of the corners, clockwise from the top left."""
     height, width = size_hw
     if rng.uniform() >= p:
         distortion = 0
@@ -148,24 +132,21 @@ def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: 
 
 
 def color_jitter(rng: Generator, ranges: list[tuple[float, float]]) -> list[float]:
-    """torchvision's ColorJitter: a factor for each adjustment, and where in the order each is done."""
+    """torchvision's ColorJitter: a factor for each adjustment, and its position in the order."""
     factors = [rng.uniform(*span) for span in ranges]
     order = rng.permutation(len(ranges))
     return [*factors, *np.argsort(order).tolist()]
 
 
 def photometric(rng: Generator, ranges: list[tuple[float, float]], p: float) -> list[float]:
-    """Howard 2013 as torchvision has it: a factor for each adjustment, 0 where it is not done; whether contrast comes
-    before saturation and hue, 0 where it is not done; which channel comes first, -1 where they stay."""
+    """Howard 2013, as in torchvision: a factor for each adjustment, -9 if it is not applied; the place of contrast, 1
+    before saturation and hue, 2 after them, 0 if it is not applied; the first channel, -1 if they are not permuted."""
     brightness, contrast, saturation, hue = (rng.uniform(*span) if rng.uniform() < p else math.nan for span in ranges)
     early = rng.uniform() < 0.5
     first = int(rng.permutation(3)[0]) if rng.uniform() < p else -1
-    known = 0 if math.isnan(contrast) else 1 if early else 2
-    return [
-        *(-9.0 if math.isnan(factor) else factor for factor in (brightness, contrast, saturation, hue)),
-        known,
-        first,
-    ]
+    place = 0 if math.isnan(contrast) else 1 if early else 2
+    factors = (brightness, contrast, saturation, hue)
+    return [*(-9.0 if math.isnan(factor) else factor for factor in factors), place, first]
 
 
 def erasing(
@@ -176,7 +157,7 @@ def erasing(
     ratio: tuple[float, float],
     counts: tuple[int, int],
 ) -> tuple[int, ...]:
-    """Zhong et al. 2017: torchvision's for one box, timm's for several: how many are erased, and the first of them."""
+    """Zhong et al. 2017, as in torchvision for one box, and as in timm for several: their number, and the first box."""
     height, width = size_hw
     boxes, count = [], int(rng.integers(counts[0], counts[1] + 1)) if rng.uniform() < p else 0
     for _ in range(count):
@@ -192,7 +173,7 @@ def erasing(
 
 
 def cutmix(rng: Generator, size_hw: tuple[int, int], alpha: float) -> list[float]:
-    """Yun et al. 2019, as torchvision has it: the box, and the image's own share."""
+    """Yun et al. 2019, as in torchvision: the box, and the share of the image."""
     height, width = size_hw
     share = rng.beta(alpha, alpha)
     x, y = int(rng.integers(width)), int(rng.integers(height))

@@ -1,11 +1,11 @@
-"""What one draw is says nothing of another: of neighbours, of the next epoch, of another seed, of the same transform at
-another place of a chain, or in another view."""
+"""Draws are independent of those of other samples, epochs and seeds, of the same transform at another place of a chain,
+and of other views."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from distributions.joint import LEAST, unrelated
+from distributions.joint import MIN_P_VALUE, independence_p_value
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -14,7 +14,7 @@ N = 20_000
 SIZES = np.tile([[61, 83]], (N, 1))
 KEY = epoch_key(8, 0)
 
-# By name, a transform and one number for each sample out of what it draws.
+# By name, a transform, and a function that reduces its draws to one number per sample.
 NUMBERS = {
     "RandomResizedCrop": (T.RandomResizedCrop(32), lambda params: params.box_tlhw[:, 3] + params.box_tlhw[:, 1] / 100),
     "ColorJitter": (T.ColorJitter(0.4), lambda params: params.values[:, 0, 0]),
@@ -24,34 +24,34 @@ NUMBERS = {
 }
 
 
-def drawn(transforms, number, key=KEY, positions=None, view=0):
+def draw(transforms, number, key=KEY, positions=None, view=0):
     positions = np.arange(N) if positions is None else positions
     return T.Chain(transforms).draw(key, positions, SIZES, view=view).records[number]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_draws_are_independent(name):
+def test_draws_of_samples_epochs_seeds_and_lanes_are_independent(name):
     transform, number = NUMBERS[name]
-    own = number(drawn([transform], 0))
+    reference = number(draw([transform], 0))
     others = {
-        "of the next sample": number(drawn([transform], 0, positions=np.arange(1, N + 1))),
-        "of its partner": number(drawn([transform], 0, positions=np.arange(N) ^ 1)),
-        "far behind": number(drawn([transform], 0, positions=np.arange(N) + 2**32)),
-        "of the next epoch": number(drawn([transform], 0, epoch_key(8, 1))),
-        "of the next seed": number(drawn([transform], 0, epoch_key(9, 0))),
-        "at the next place": number(drawn([T.RandomHorizontalFlip(), transform], 1)),
-        "within another": number(drawn([T.RandomApply([transform], 1)], 0)),
+        "of the next sample": number(draw([transform], 0, positions=np.arange(1, N + 1))),
+        "of its partner": number(draw([transform], 0, positions=np.arange(N) ^ 1)),
+        "far behind": number(draw([transform], 0, positions=np.arange(N) + 2**32)),
+        "of the next epoch": number(draw([transform], 0, epoch_key(8, 1))),
+        "of the next seed": number(draw([transform], 0, epoch_key(9, 0))),
+        "at the next place": number(draw([T.RandomHorizontalFlip(), transform], 1)),
+        "within another": number(draw([T.RandomApply([transform], 1)], 0)),
     }
-    for which, numbers in others.items():
-        assert unrelated(own, numbers) > LEAST, which
+    for description, numbers in others.items():
+        assert independence_p_value(reference, numbers) > MIN_P_VALUE, description
 
 
-def test_views_are_independent():
+def test_draws_of_views_are_independent():
     chain = [T.MultiView([[T.RandomRotation(90)]] * 2), T.ColorJitter(0.4)]
     for number, column in ((0, lambda params: params.coefficients[:, 1]), (1, lambda params: params.values[:, 0, 0])):
-        assert unrelated(column(drawn(chain, number)), column(drawn(chain, number, view=1))) > LEAST
+        assert independence_p_value(column(draw(chain, number)), column(draw(chain, number, view=1))) > MIN_P_VALUE
 
 
-def test_what_is_the_same_is_found_to_be():
-    own = drawn([T.ColorJitter(0.4)], 0).values[:, 0, 0]
-    assert unrelated(own, own**2) < LEAST
+def test_independence_p_value_of_dependent_columns_is_small():
+    factors = draw([T.ColorJitter(0.4)], 0).values[:, 0, 0]
+    assert independence_p_value(factors, factors**2) < MIN_P_VALUE

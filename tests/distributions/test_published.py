@@ -1,4 +1,4 @@
-"""What a sample draws, all its numbers together, is distributed as published: against direct simulations."""
+"""The joint distributions of draws are those of the published definitions, which are simulated directly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributions.definitions import SIZE, N
-from distributions.joint import alike
+from distributions.joint import assert_same_distribution
 from transforms.specs import SPECS
 
 from gpuload import transforms as T
@@ -19,12 +19,12 @@ DEFINITIONS = [(name, each) for name, spec in SPECS.items() if not isinstance(sp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "definition"), DEFINITIONS, ids=[name for name, _ in DEFINITIONS])
 def test_draws_are_distributed_as_published(name, definition):
-    given = definition.transform if isinstance(definition.transform, list) else [definition.transform]
-    assert name in {type(transform).__name__ for transform in given}
-    draws = T.Chain(given).draw(epoch_key(8, 0), np.arange(N), np.tile([SIZE], (N, 1)))
-    alike(definition.drawn(draws), definition.simulated(np.random.default_rng(1)))
+    transforms = definition.transform if isinstance(definition.transform, list) else [definition.transform]
+    assert name in {type(transform).__name__ for transform in transforms}
+    draws = T.Chain(transforms).draw(epoch_key(8, 0), np.arange(N), np.tile([SIZE], (N, 1)))
+    assert_same_distribution(definition.drawn(draws), definition.simulated(np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if isinstance(spec.draws, str)])
-def test_a_file_that_tests_draws_names_the_transform(name):
+def test_files_that_specs_name_for_draws_contain_the_transform(name):
     assert name in (Path(__file__).parents[1] / str(SPECS[name].draws)).read_text()

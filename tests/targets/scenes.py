@@ -1,4 +1,4 @@
-"""Pictures whose targets can be read off their colours: a coloured rectangle, its mask and box, and coloured dots."""
+"""Images whose targets can be computed from their colours: a rectangle, its mask and box, and dots for keypoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOTS = ((0, 0, 250), (0, 250, 0), (250, 0, 250))
 
 
 class Scenes:
-    """A dataset of scenes: ``(image, target dict, semantic mask)``; ``target["boxes"]`` in a format."""
+    """A dataset of ``(image, target dict, semantic mask)``, with boxes in a format and dtype."""
 
     def __init__(self, length: int = 12, box_format: str = "xyxy", dtype: type = np.float32) -> None:
         self.length, self.box_format, self.dtype = length, box_format, dtype
@@ -33,7 +33,7 @@ class Scenes:
 
 
 def scene(index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Image H×W×3, mask H×W, box (left, top, right, bottom), points (3, 2)."""
+    """Return an image H×W×3, a mask H×W, a box (left, top, right, bottom) and points (3, 2)."""
     random = np.random.default_rng(index)
     height, width = 60 + int(random.integers(30)), 70 + int(random.integers(30))
     image = np.full((height, width, 3), 20, np.uint8)
@@ -50,7 +50,7 @@ def scene(index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def as_format(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Boxes left, top, right, bottom in a format."""
+    """Convert boxes (left, top, right, bottom) to a format."""
     size = boxes[:, 2:] - boxes[:, :2]
     if box_format == "xywh":
         return np.concatenate([boxes[:, :2], size], axis=1)
@@ -58,5 +58,5 @@ def as_format(boxes: np.ndarray, box_format: str) -> np.ndarray:
 
 
 def region(image: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
-    """Where a picture C×H×W has a colour, bool H×W."""
+    """Return where an image C×H×W has a colour, as bool H×W."""
     return (image == np.array(color).reshape(3, 1, 1)).all(axis=0)

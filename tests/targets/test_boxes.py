@@ -1,4 +1,4 @@
-"""RandomIoUCrop, SanitizeBoundingBoxes and their relatives: what is drawn, what is left out, what is refused."""
+"""Draws of RandomIoUCrop, compared with the published definition and torchvision; and arguments of box transforms."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, firs
     return transform.draw(Uniforms(KEY, positions, 0, [boxes] * count), np.array([SIZE] * count))  # pyright: ignore
 
 
-def reference(random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)) -> list[float]:
-    """One draw by the published definition: left, top, width, height, and the number of boxes that stay."""
+def published_crop(
+    random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)
+) -> list[float]:
+    """Draw a crop by the published definition: left, top, width, height, and the number of boxes that remain."""
     height, width = SIZE
     while True:
         overlap = options[random.integers(len(options))]
@@ -55,21 +57,21 @@ def reference(random: np.random.Generator, options, trials: int, scale=(0.3, 1.0
 @pytest.mark.parametrize(
     ("options", "trials"), [((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), 40), ((0.1, 0.3), 5), ((0.5, 2.0), 3)]
 )
-def test_crops_are_distributed_as_published(options, trials):
+def test_iou_crops_are_distributed_as_published(options, trials):
     count = 3000
     drawn = draw(T.RandomIoUCrop(sampler_options=options, trials=trials), count)
     ours = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept_boxes.sum(axis=1)])
     random = np.random.default_rng(0)
-    theirs = np.array([reference(random, options, trials) for _ in range(count)])
+    theirs = np.array([published_crop(random, options, trials) for _ in range(count)])
     for column in range(4):
         assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
     tables = np.array([[(counts == n).sum() for n in range(1, 4)] for counts in (ours[:, 4], theirs[:, 4])])
     assert scipy.stats.chi2_contingency(tables).pvalue > 1e-3
-    whole = [(rows[:, 2:4] == SIZE[::-1]).all(axis=1).mean() for rows in (ours, theirs)]
-    assert abs(whole[0] - whole[1]) < 4 * (0.25 * 2 / count) ** 0.5
+    complete_shares = [(rows[:, 2:4] == SIZE[::-1]).all(axis=1).mean() for rows in (ours, theirs)]
+    assert abs(complete_shares[0] - complete_shares[1]) < 4 * (0.25 * 2 / count) ** 0.5
 
 
-def test_what_was_drawn_fits_what_it_was_drawn_for():
+def test_iou_crops_are_inside_the_image_and_list_the_boxes_inside_them():
     drawn = draw(T.RandomIoUCrop(), 500)
     top, left, height, width = drawn.box_tlhw.T
     assert (drawn.box_tlhw[:, :2] >= 0).all()
@@ -81,45 +83,40 @@ def test_what_was_drawn_fits_what_it_was_drawn_for():
     np.testing.assert_array_equal(drawn.kept_boxes, inside)
 
 
-def test_a_sample_without_boxes_stays_as_it_is():
-    drawn = draw(T.RandomIoUCrop(), 20, np.zeros((0, 4)))
-    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 20)
-
-
-def test_a_search_that_cannot_end_ends():
-    drawn = draw(T.RandomIoUCrop(sampler_options=[0.99], trials=2), 3)
-    np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 3)
-    assert drawn.kept_boxes.all()
+@pytest.mark.parametrize(
+    ("crop", "boxes"),
+    [(T.RandomIoUCrop(), np.zeros((0, 4))), (T.RandomIoUCrop(sampler_options=[0.99], trials=2), BOXES)],
+    ids=["no boxes", "impossible overlap"],
+)
+def test_iou_crop_without_a_possible_box_is_the_complete_image(crop, boxes):
+    record = draw(crop, 20, boxes)
+    np.testing.assert_array_equal(record.box_tlhw, [[0, 0, *SIZE]] * 20)
+    assert record.kept_boxes.all()
 
 
 @pytest.mark.slow
-def test_torchvision_finds_as_many_whole_images_and_boxes():
-    torchvision()
-    from torchvision import tv_tensors
-    from torchvision.transforms import v2
-
+def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
+    tv_tensors, v2 = torchvision().tv_tensors, torchvision().transforms.v2
     torch.manual_seed(0)
     boxes = tv_tensors.BoundingBoxes(torch.from_numpy(BOXES).float(), format="XYXY", canvas_size=SIZE)
     image = tv_tensors.Image(torch.zeros(1, *SIZE, dtype=torch.uint8))
     crop = v2.RandomIoUCrop()
-    sizes, left = [], []
+    areas, box_counts = [], []
     for _ in range(400):
         out, moved = crop(image, boxes)
-        sizes.append(out.shape[-1] * out.shape[-2])
-        left.append(int((moved[:, 2] > moved[:, 0]).sum()))
+        areas.append(out.shape[-1] * out.shape[-2])
+        box_counts.append(int((moved[:, 2] > moved[:, 0]).sum()))
     drawn = draw(T.RandomIoUCrop(), 400)
-    assert scipy.stats.ks_2samp(drawn.box_tlhw[:, 2:].prod(axis=1), sizes).pvalue > 1e-3
-    assert scipy.stats.ks_2samp(drawn.kept_boxes.sum(axis=1), left).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(drawn.box_tlhw[:, 2:].prod(axis=1), areas).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(drawn.kept_boxes.sum(axis=1), box_counts).pvalue > 1e-3
 
 
-def test_torchvisions_formats_are_taken():
-    torchvision()
-    from torchvision.tv_tensors import BoundingBoxFormat
-
-    assert T.ConvertBoundingBoxFormat(BoundingBoxFormat.CXCYWH) == T.ConvertBoundingBoxFormat("cxcywh")
+def test_convert_bounding_box_format_accepts_torchvisions_enum():
+    theirs = torchvision().tv_tensors.BoundingBoxFormat.CXCYWH
+    assert T.ConvertBoundingBoxFormat(theirs) == T.ConvertBoundingBoxFormat("cxcywh")
 
 
-def test_a_function_does_not_change_what_a_chain_is():
+def test_labels_getter_does_not_change_the_fingerprint():
     chains = [T.Chain([T.SanitizeBoundingBoxes(labels_getter=lambda sample: None)]) for _ in range(2)]
     assert chains[0].fingerprint() == chains[1].fingerprint()
     assert T.Chain([T.SanitizeBoundingBoxes(min_size=2)]).fingerprint() != chains[0].fingerprint()

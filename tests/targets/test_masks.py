@@ -1,4 +1,4 @@
-"""Masks through both runners: by the nearest pixel, the same on any device, whatever their dtype and number."""
+"""Masks of any dtype and number are moved equally by both runners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from targets.test_parity import CHAINS, SIZES, made
+from targets.geometric_chains import GEOMETRIC_CHAINS, SIZES, draw
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -27,46 +27,46 @@ MORE = {
 }
 
 
-def both(masks, draws):
-    """By the runner of single images, and by that of batches."""
-    three = [mask if mask.ndim == 3 else mask[None] for mask in masks]
-    arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in three]
+def move_in_both_runners(masks, draws):
+    """Move masks with the runner of single images, and with the batched runner."""
+    masks_nhw = [mask if mask.ndim == 3 else mask[None] for mask in masks]
+    arrays = [np.ascontiguousarray(mask.transpose(1, 2, 0)).view(np.uint8) for mask in masks_nhw]
     kinds = [(mask.dtype.name, mask.ndim) for mask in masks]
     stages = [MaskStage(torch.device("cpu"), runner) for runner in ("single", "batched")]
     return [stage(RaggedImages.from_arrays(arrays), draws, kinds) for stage in stages]
 
 
-@pytest.mark.parametrize("name", [*CHAINS, *MORE])
+@pytest.mark.parametrize("name", [*GEOMETRIC_CHAINS, *MORE])
 @pytest.mark.parametrize("dtype", ["uint8", "int32"])
-def test_both_runners_move_masks_alike(name, dtype):
-    draws = made({**CHAINS, **MORE}[name])
+def test_both_runners_move_masks_equally(name, dtype):
+    draws = draw({**GEOMETRIC_CHAINS, **MORE}[name])
     random = np.random.default_rng(0)
     shapes = [tuple(size) if row % 2 else (1 + row, *size) for row, size in enumerate(SIZES.tolist())]
     masks = [random.integers(0, 120, shape).astype(dtype) for shape in shapes]
-    (single, _), (batched, _) = both(masks, draws)
+    (single, _), (batched, _) = move_in_both_runners(masks, draws)
     for row, (one, other) in enumerate(zip(single, batched, strict=True)):
         assert one.shape == (*masks[row].shape[:-2], *draws.results_hw[row])
         assert one.dtype == getattr(torch, dtype)
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_each_of_several_masks_is_moved_as_it_would_be_alone():
-    draws = made(CHAINS["several"])
+def test_instance_masks_are_moved_as_single_masks():
+    draws = draw(GEOMETRIC_CHAINS["several"])
     random = np.random.default_rng(0)
     masks = [random.integers(-9, 9, (3, *size)).astype(np.int64) for size in SIZES.tolist()]
-    (together, _), _ = both(masks, draws)
+    (together, _), _ = move_in_both_runners(masks, draws)
     for number in range(3):
-        (alone, whole), _ = both([mask[number] for mask in masks], draws)
-        assert whole is not None
+        (alone, single_tensor), _ = move_in_both_runners([mask[number] for mask in masks], draws)
+        assert single_tensor is not None
         for row, mask in enumerate(together):
             assert torch.equal(mask[number], alone[row])
-            assert torch.equal(whole[row], alone[row])
+            assert torch.equal(single_tensor[row], alone[row])
 
 
-def test_no_new_values_come_into_being():
-    draws = made(MORE["fills"])
+def test_moved_masks_contain_only_their_values_and_the_fill():
+    draws = draw(MORE["fills"])
     masks = [np.random.default_rng(1).choice([0, 50, 2**40], size).astype(np.int64) for size in SIZES.tolist()]
-    (moved, _), _ = both(masks, draws)
+    (moved, _), _ = move_in_both_runners(masks, draws)
     assert {value for mask in moved for value in mask.unique().tolist()} == {0, 50, 100, 2**40}
 
 
@@ -89,14 +89,14 @@ def test_no_new_values_come_into_being():
         ("float32", 2**70),
     ],
 )
-def test_what_is_filled_in_is_any_number_that_the_type_has(dtype, fill):
+def test_masks_are_filled_with_any_number_of_their_dtype(dtype, fill):
     fills = {gl.Image: 0, gl.Mask: fill}
     chain = [T.Pad(2, fill=fills), T.RandomApply([T.RandomRotation((45, 45), fill=fills)], p=1.0)]
     masks = [
         np.zeros((3, *size), dtype) if row % 2 else np.zeros(size, dtype) for row, size in enumerate(SIZES.tolist())
     ]
     expected = np.array([0, fill]).astype(dtype) if dtype != "int64" else np.array([0, fill], dtype)
-    for moved, _ in both(masks, made(chain)):
+    for moved, _ in move_in_both_runners(masks, draw(chain)):
         for mask in moved:
             assert str(mask.dtype) == f"torch.{dtype}"
             assert mask.flatten()[0].numpy() == expected[1] or math.isnan(fill)  # a corner, outside
@@ -119,23 +119,23 @@ def test_what_is_filled_in_is_any_number_that_the_type_has(dtype, fill):
         pytest.param("float32", 10**400, id="huge"),
     ],
 )
-def test_what_is_filled_in_must_be_a_number_that_the_type_has(dtype, fill):
-    draws = made([T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})])
+def test_mask_stage_refuses_a_fill_outside_the_dtype_of_the_mask(dtype, fill):
+    draws = draw([T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})])
     text = re.escape(f"fills masks with {fill}, which a mask of dtype {dtype} cannot hold; use masks of another dtype")
     with pytest.raises(ValueError, match=text):
-        both([np.zeros(size, dtype) for size in SIZES.tolist()], draws)
+        move_in_both_runners([np.zeros(size, dtype) for size in SIZES.tolist()], draws)
 
 
 @pytest.mark.parametrize("fill", ["255", True, 1j, np.bool_(True)])
-def test_what_is_filled_in_must_be_a_number(fill):
+def test_pad_refuses_a_fill_of_masks_that_is_not_a_number(fill):
     with pytest.raises(TypeError, match=r"Pad\(fill=…\) for masks must be a number, got "):
         T.Pad(2, fill={gl.Image: 0, gl.Mask: fill})
 
 
-def test_colours_and_erasing_leave_masks_alone():
+def test_colour_transforms_and_erasing_do_not_change_masks():
     masks = [np.random.default_rng(1).integers(0, 9, size).astype(np.uint8) for size in SIZES.tolist()]
-    (moved, _), _ = both(
-        masks, made([T.ColorJitter(0.5, 0.5), T.GaussianBlur(3), T.RandomErasing(p=1), T.RandomInvert(1)])
+    (moved, _), _ = move_in_both_runners(
+        masks, draw([T.ColorJitter(0.5, 0.5), T.GaussianBlur(3), T.RandomErasing(p=1), T.RandomInvert(1)])
     )
-    for mask, found in zip(masks, moved, strict=True):
-        np.testing.assert_array_equal(found.numpy(), mask)
+    for mask, moved_mask in zip(masks, moved, strict=True):
+        np.testing.assert_array_equal(moved_mask.numpy(), mask)

@@ -1,8 +1,8 @@
-"""What tests and the gallery need to know of each transform: a new transform gets a `Spec` here.
+"""A `Spec` of each transform: expected results and draws, random arguments, and notes for the documentation.
 
-The suites loop over `SPECS`: of parity, of distributions, of random chains, of recorded bits and of conversions from
-torchvision; docs/transforms.md has the notes, and docs/gallery.py makes the pictures. Building the documentation
-imports this module, so oracles import Kornia and torchvision when they are called.
+The suites of parity, distributions, random chains, recorded bits and conversions from torchvision loop over `SPECS`;
+docs/transforms.md contains the notes, and docs/gallery.py makes the pictures. Building the documentation imports this
+module, so oracles import Kornia and torchvision when they are called.
 """
 
 from __future__ import annotations
@@ -13,44 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from distributions import definitions as D
 from distributions import published
-from distributions.definitions import (
-    AFFINE,
-    BOX,
-    CORNERS,
-    ORDER,
-    SIZE,
-    Definition,
-    N,
-    chosen,
-    coin,
-    columns,
-    corner,
-    distortions,
-    erasures,
-    flipped,
-    jitter_scale,
-    jittered_sometimes,
-    jitters,
-    loop,
-    mapped_corners,
-    mix,
-    moved_corners,
-    operation,
-    ordered,
-    permuted,
-    quarter_turns,
-    resize_range,
-    resized_crops,
-    rot90,
-    shortest,
-    simulated_affine,
-    simulated_choice,
-    simulated_order,
-    size,
-    tossed,
-    zoomed_out,
-)
 from hypothesis import strategies as st
 from parity import color
 from parity.auto import policy
@@ -83,36 +47,35 @@ __all__ = ["SPECS", "Spec", "any_filter", "chances", "pairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What tests need to know of one transform.
+    """The properties of one transform that tests check.
 
     Attributes:
-        picture: the call whose effect the gallery shows, or why it shows none.
-        parity: what its results have to be, for different arguments. The cases of one topic are a table of
-            docs/parity.md.
-        draws: what its random parameters have to be, or the file that tests them; nothing if it draws none.
-        chains: a strategy for random arguments, with which random chains hold it; None if it does not work on levels.
+        picture: the call whose effect the gallery shows, or the reason that it shows none.
+        parity: cases with the expected results. The cases of one topic are a table of docs/parity.md.
+        draws: the distributions of the random parameters, or the file that tests them; empty if it draws nothing.
+        chains: a strategy for its arguments in random chains; None if it does not work on levels.
         torchvision: each argument of torchvision's transform of the same name, with a value that is not the default;
             None if torchvision has no such transform.
-        more: the arguments that torchvision's does not have.
-        note: how it differs from torchvision's, for docs/transforms.md; "" means not at all.
+        more: the arguments that torchvision's transform does not have.
+        note: the differences from torchvision's transform, for docs/transforms.md; "" means none.
     """
 
     picture: str
     parity: Sequence[Case]
-    draws: Sequence[Definition] | str
     chains: st.SearchStrategy[Any] | None
+    draws: Sequence[D.Definition] | str = ()
     torchvision: dict[str, Any] | None = None
     more: Sequence[str] = ()
     note: str = ""
 
     @property
     def code(self) -> str | None:
-        """The call that the picture shows."""
+        """The call whose effect the picture shows."""
         return self.picture if self.picture.startswith("T.") else None
 
 
-# A transform that changes no levels of its own: it contains others, moves boxes, or combines samples.
-other = partial(Spec, parity=(), draws=(), chains=None)
+# A transform that does not change levels itself: it contains others, moves boxes, or combines samples.
+indirect = partial(Spec, parity=(), chains=None)
 
 
 def second(sample: Any) -> Any:
@@ -126,6 +89,11 @@ FILLED = "`fill` is a pixel value before `ToDtype`, or a dict that maps types to
 INTEGERS = "computes on integers even after `ToDtype`"
 CLASSIFICATION = "refuses samples with masks, boxes or keypoints, as in torchvision"
 TIMM = "not in torchvision; from timm"
+MIXING = (
+    "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample half a "
+    "batch away)"
+)
+FINISHED = "comes after `ToDtype` or `Normalize`; `label_smoothing` is from timm"
 ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
 
 shares = st.floats(0, 1)
@@ -141,13 +109,13 @@ odd = st.integers(0, 5).map(lambda number: 2 * number + 1)
 bins = st.integers(2, 31)
 
 
-def spans(least: float, most: float) -> Any:
-    """(low, high) within bounds, to two places: a bound with all its digits says nothing more."""
-    number = st.integers(round(least * 100), round(most * 100)).map(lambda whole: whole / 100)
+def ranges(low: float, high: float) -> Any:
+    """Make a strategy for (low, high) within bounds, rounded to two digits."""
+    number = st.integers(round(low * 100), round(high * 100)).map(lambda hundredths: hundredths / 100)
     return st.tuples(number, number).map(sorted).map(tuple)
 
 
-factors = st.one_of(st.none(), spans(0, 2))
+factors = st.one_of(st.none(), ranges(0, 2))
 
 SPECS: dict[str, Spec] = {
     "Resize": Spec(
@@ -178,7 +146,6 @@ SPECS: dict[str, Spec] = {
                 T.RandomTranspose(),
             ),
         ],
-        draws=[],
         chains=st.one_of(
             st.builds(T.Resize, pairs, any_filter),
             st.builds(T.Resize, sides, any_filter),
@@ -192,7 +159,6 @@ SPECS: dict[str, Spec] = {
             moved("CenterCrop", T.CenterCrop((60, 80))),
             moved("CenterCrop(even, odd)", T.CenterCrop((51, 30)), channels=1),
         ],
-        draws=[],
         chains=st.builds(T.CenterCrop, pairs),
     ),
     "RandomCrop": Spec(
@@ -217,10 +183,10 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomCrop((70, 30), padding=(1, 2, 3, 4), pad_if_needed=True),
-                corner,
-                loop(BOX[:2], published.crop, SIZE, (70, 30), (1, 2, 3, 4)),
+                D.corner,
+                D.simulation(D.BOX[:2], published.crop, D.SIZE, (70, 30), (1, 2, 3, 4)),
             )
         ],
         chains=st.builds(
@@ -262,10 +228,10 @@ SPECS: dict[str, Spec] = {
             tensors("RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2),
         ],
         draws=[
-            resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
-            resized_crops((0.8, 1.0), (1.5, 4.0)),  # seldom possible
+            D.resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
+            D.resized_crops((0.8, 1.0), (1.5, 4.0)),  # rarely possible
         ],
-        chains=st.builds(T.RandomResizedCrop, pairs, spans(0.05, 1), spans(0.3, 3), any_filter),
+        chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
     "Pad": Spec(
         picture="T.Pad(20)",
@@ -279,7 +245,6 @@ SPECS: dict[str, Spec] = {
                 for mode in ("edge", "reflect", "symmetric")
             ),
         ],
-        draws=[],
         chains=st.builds(
             T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=modes
         ),
@@ -288,21 +253,21 @@ SPECS: dict[str, Spec] = {
         picture="T.RandomHorizontalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror")],
-        draws=[Definition(T.RandomHorizontalFlip(0.3), flipped, coin("done", 0.3))],
+        draws=[D.Definition(T.RandomHorizontalFlip(0.3), D.flipped, D.simulated_coin("done", 0.3))],
         chains=st.builds(T.RandomHorizontalFlip, chances),
     ),
     "RandomVerticalFlip": Spec(
         picture="T.RandomVerticalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip")],
-        draws=[Definition(T.RandomVerticalFlip(0.8), flipped, coin("done", 0.8))],
+        draws=[D.Definition(T.RandomVerticalFlip(0.8), D.flipped, D.simulated_coin("done", 0.8))],
         chains=st.builds(T.RandomVerticalFlip, chances),
     ),
     "RandomRotate90": Spec(
         picture="T.RandomRotate90(p=1.0)",
         note=ALBUMENTATIONS,
         parity=[moved("RandomRotate90", T.RandomRotate90(0.9), against="Pillow Image.transpose")],
-        draws=[Definition(T.RandomRotate90(0.7), quarter_turns, rot90)],
+        draws=[D.Definition(T.RandomRotate90(0.7), D.quarter_turns, D.rot90)],
         chains=st.builds(T.RandomRotate90, chances),
     ),
     "RandomTranspose": Spec(
@@ -310,10 +275,10 @@ SPECS: dict[str, Spec] = {
         note=ALBUMENTATIONS,
         parity=[moved("RandomTranspose", T.RandomTranspose(), against="Pillow Image.transpose", channels=1)],
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomTranspose(0.3),
                 lambda draws: {"done": draws.records[0].transposed.astype(float)},
-                coin("done", 0.3),
+                D.simulated_coin("done", 0.3),
             )
         ],
         chains=st.builds(T.RandomTranspose, chances),
@@ -324,11 +289,13 @@ SPECS: dict[str, Spec] = {
         torchvision={"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
         parity=[moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8))],
         draws=[
-            Definition(
-                T.RandomZoomOut(0, (1.0, 3.0), 0.7), zoomed_out, loop(BOX, published.zoom_out, SIZE, (1.0, 3.0), 0.7)
+            D.Definition(
+                T.RandomZoomOut(0, (1.0, 3.0), 0.7),
+                D.zoomed_out,
+                D.simulation(D.BOX, published.zoom_out, D.SIZE, (1.0, 3.0), 0.7),
             )
         ],
-        chains=st.builds(T.RandomZoomOut, fills, spans(1, 2), chances),
+        chains=st.builds(T.RandomZoomOut, fills, ranges(1, 2), chances),
     ),
     "RandomIoUCrop": Spec(
         picture="T.RandomIoUCrop(sampler_options=[0.3])",
@@ -361,15 +328,15 @@ SPECS: dict[str, Spec] = {
             resized("ScaleJitter", T.ScaleJitter((60, 90)), apart=2),
             cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
         ],
-        draws=[Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), size, jitter_scale)],
-        chains=st.builds(T.ScaleJitter, pairs, spans(0.1, 2), any_filter),
+        draws=[D.Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), D.size, D.jitter_scale)],
+        chains=st.builds(T.ScaleJitter, pairs, ranges(0.1, 2), any_filter),
     ),
     "RandomShortestSize": Spec(
         picture="T.RandomShortestSize([64, 96, 128, 160])",
         note=ANTIALIASED,
         torchvision={"min_size": [20, 30], "max_size": 50, "interpolation": "bicubic", "antialias": False},
         parity=[resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90), apart=2)],
-        draws=[Definition(T.RandomShortestSize([20, 31, 40, 55], 70), size, shortest)],
+        draws=[D.Definition(T.RandomShortestSize([20, 31, 40, 55], 70), D.size, D.shortest)],
         chains=st.builds(
             T.RandomShortestSize, st.lists(sides, min_size=1, max_size=4), st.one_of(st.none(), sides), any_filter
         ),
@@ -382,14 +349,14 @@ SPECS: dict[str, Spec] = {
             resized("RandomResize", T.RandomResize(40, 100)),
             cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
         ],
-        draws=[Definition(T.RandomResize(20, 45), size, resize_range)],
+        draws=[D.Definition(T.RandomResize(20, 45), D.size, D.resize_range)],
         chains=st.builds(T.RandomResize, st.integers(1, 40), st.integers(41, 64), any_filter),
     ),
     "ResizeKeepRatio": Spec(
         picture="T.ResizeKeepRatio((128, 128))",
         note=TIMM,
         parity=timm(
-            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # of black and white noise
+            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # the images are noise
             cubic("ResizeKeepRatio(longest, bicubic)", T.ResizeKeepRatio(80, longest=1.0, interpolation="bicubic")),
             cubic(
                 "ResizeKeepRatio(random)",
@@ -399,10 +366,10 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.ResizeKeepRatio((90, 120), 0.3, "bilinear", 0.6, (0.5, 1.2), True, 0.7, (0.5, 1.5)),
-                size,
-                loop(BOX[2:], published.keep_ratio, SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
+                D.size,
+                D.simulation(D.BOX[2:], published.keep_ratio, D.SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
             )
         ],
         chains=st.builds(
@@ -411,10 +378,10 @@ SPECS: dict[str, Spec] = {
             shares,
             any_filter,
             chances,
-            spans(0.5, 1.5),
+            ranges(0.5, 1.5),
             st.booleans(),
             chances,
-            spans(0.5, 2),
+            ranges(0.5, 2),
         ),
     ),
     "CenterCropOrPad": Spec(
@@ -424,7 +391,6 @@ SPECS: dict[str, Spec] = {
             moved("CenterCropOrPad", T.CenterCropOrPad((120, 60), fill=FILL)),
             moved("CenterCropOrPad(reflect)", T.CenterCropOrPad((61, 110), padding_mode="reflect"), against=MIRROR),
         ),
-        draws=[],
         chains=st.builds(T.CenterCropOrPad, pairs, fills, modes),
     ),
     "RandomCropOrPad": Spec(
@@ -435,11 +401,13 @@ SPECS: dict[str, Spec] = {
             moved("RandomCropOrPad(reflect)", T.RandomCropOrPad((100, 61), padding_mode="reflect"), against=MIRROR),
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomCropOrPad((70, 30)),
-                corner,
+                D.corner,
                 # timm's: an image that is smaller than the crop is anywhere in it
-                lambda rng: columns(BOX[:2], np.column_stack([-rng.integers(0, 10, N), rng.integers(0, 54, N)])),
+                lambda rng: D.columns(
+                    D.BOX[:2], np.column_stack([-rng.integers(0, 10, D.N), rng.integers(0, 54, D.N)])
+                ),
             )
         ],
         chains=st.builds(T.RandomCropOrPad, pairs, fills, modes),
@@ -448,7 +416,6 @@ SPECS: dict[str, Spec] = {
         picture="T.TrimBorder(24)",
         note=TIMM,
         parity=timm(moved("TrimBorder", T.TrimBorder(9))),
-        draws=[],
         chains=st.builds(T.TrimBorder, st.integers(0, 6)),
     ),
     "RandomRotation": Spec(
@@ -468,15 +435,15 @@ SPECS: dict[str, Spec] = {
             turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
         ],
         draws=[
-            Definition(
+            D.Definition(
                 # torchvision turns counterclockwise here, and clockwise in RandomAffine
                 T.RandomRotation((-20, 50)),
-                mapped_corners,
-                lambda rng: simulated_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
+                D.mapped_corners,
+                lambda rng: D.simulated_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
             )
         ],
         chains=st.builds(
-            T.RandomRotation, spans(-180, 180), filters, st.booleans(), st.one_of(st.none(), pairs), fills
+            T.RandomRotation, ranges(-180, 180), filters, st.booleans(), st.one_of(st.none(), pairs), fills
         ),
     ),
     "RandomAffine": Spec(
@@ -501,13 +468,15 @@ SPECS: dict[str, Spec] = {
             ),
             warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
         ],
-        draws=[Definition(T.RandomAffine(*AFFINE), mapped_corners, lambda rng: simulated_affine(rng, *AFFINE))],
+        draws=[
+            D.Definition(T.RandomAffine(*D.AFFINE), D.mapped_corners, lambda rng: D.simulated_affine(rng, *D.AFFINE))
+        ],
         chains=st.builds(
             T.RandomAffine,
-            spans(-180, 180),
+            ranges(-180, 180),
             st.one_of(st.none(), st.tuples(shares, shares)),
-            st.one_of(st.none(), spans(0.3, 2)),
-            st.one_of(st.none(), spans(-40, 40)),
+            st.one_of(st.none(), ranges(0.3, 2)),
+            st.one_of(st.none(), ranges(-40, 40)),
             filters,
             fills,
         ),
@@ -530,8 +499,10 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            Definition(
-                T.RandomPerspective(0.6, 0.7), moved_corners, loop(CORNERS, published.perspective, SIZE, 0.6, 0.7)
+            D.Definition(
+                T.RandomPerspective(0.6, 0.7),
+                D.moved_corners,
+                D.simulation(D.CORNERS, published.perspective, D.SIZE, 0.6, 0.7),
             )
         ],
         chains=st.builds(T.RandomPerspective, shares, chances, filters, fills),
@@ -557,8 +528,8 @@ SPECS: dict[str, Spec] = {
                 color.CONTRAST,
             ),
         ),
-        draws=[jitters],
-        chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), spans(-0.5, 0.5))),
+        draws=[D.jitters],
+        chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), ranges(-0.5, 0.5))),
     ),
     "RandomPhotometricDistort": Spec(
         picture="T.RandomPhotometricDistort(p=1.0)",
@@ -579,9 +550,9 @@ SPECS: dict[str, Spec] = {
                 color.CONTRAST,
             )
         ),
-        draws=[distortions],
+        draws=[D.distortions],
         chains=st.builds(
-            T.RandomPhotometricDistort, spans(0, 2), spans(0, 2), spans(0, 2), spans(-0.5, 0.5), p=chances
+            T.RandomPhotometricDistort, ranges(0, 2), ranges(0, 2), ranges(0, 2), ranges(-0.5, 0.5), p=chances
         ),
     ),
     "Grayscale": Spec(
@@ -598,21 +569,20 @@ SPECS: dict[str, Spec] = {
             for count in (1, 3)
             for channels in (3, 1)
         ],
-        draws=[],
         chains=st.builds(T.Grayscale, st.sampled_from([1, 3])),
     ),
     "RandomGrayscale": Spec(
         picture="T.RandomGrayscale(p=0.5)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')")),
-        draws=[Definition(T.RandomGrayscale(0.3), operation, tossed(0.3, "grayscale"))],
+        draws=[D.operation_with(T.RandomGrayscale(0.3), 0.3, "grayscale")],
         chains=st.builds(T.RandomGrayscale, chances),
     ),
     "RandomInvert": Spec(
         picture="T.RandomInvert(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert")),
-        draws=[Definition(T.RandomInvert(0.3), operation, tossed(0.3, "invert"))],
+        draws=[D.operation_with(T.RandomInvert(0.3), 0.3, "invert")],
         chains=st.builds(T.RandomInvert, chances),
     ),
     "RandomSolarize": Spec(
@@ -624,7 +594,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
             colour("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
         ),
-        draws=[Definition(T.RandomSolarize(99, 0.3), operation, tossed(0.3, "solarize", 99))],
+        draws=[D.operation_with(T.RandomSolarize(99, 0.3), 0.3, "solarize", 99)],
         chains=st.builds(T.RandomSolarize, st.integers(1, 255), chances),
     ),
     "RandomPosterize": Spec(
@@ -635,21 +605,21 @@ SPECS: dict[str, Spec] = {
             colour("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
             colour("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
         ),
-        draws=[Definition(T.RandomPosterize(3, 0.3), operation, tossed(0.3, "posterize", 3))],
+        draws=[D.operation_with(T.RandomPosterize(3, 0.3), 0.3, "posterize", 3)],
         chains=st.builds(T.RandomPosterize, st.integers(0, 8), chances),
     ),
     "RandomEqualize": Spec(
         picture="T.RandomEqualize(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize")),
-        draws=[Definition(T.RandomEqualize(0.3), operation, tossed(0.3, "equalize"))],
+        draws=[D.operation_with(T.RandomEqualize(0.3), 0.3, "equalize")],
         chains=st.builds(T.RandomEqualize, chances),
     ),
     "RandomAutocontrast": Spec(
         picture="T.RandomAutocontrast(p=1.0)",
         torchvision={"p": 0.3},
         parity=in_both(colour("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast")),
-        draws=[Definition(T.RandomAutocontrast(0.3), operation, tossed(0.3, "autocontrast"))],
+        draws=[D.operation_with(T.RandomAutocontrast(0.3), 0.3, "autocontrast")],
         chains=st.builds(T.RandomAutocontrast, chances),
     ),
     "RandomChannelPermutation": Spec(
@@ -657,10 +627,10 @@ SPECS: dict[str, Spec] = {
         torchvision={},
         parity=in_both(colour("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge")),
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomChannelPermutation(),
-                permuted,
-                lambda rng: columns(ORDER, rng.permuted(np.tile([0, 1, 2], (N, 1)), axis=1)),
+                D.permuted,
+                lambda rng: D.columns(D.ORDER, rng.permuted(np.tile([0, 1, 2], (D.N, 1)), axis=1)),
             )
         ],
         chains=st.just(T.RandomChannelPermutation()),
@@ -672,7 +642,7 @@ SPECS: dict[str, Spec] = {
             colour("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
             colour("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
         ),
-        draws=[Definition(T.RandomAdjustSharpness(1.7, 0.3), operation, tossed(0.3, "sharpness", 1.7))],
+        draws=[D.operation_with(T.RandomAdjustSharpness(1.7, 0.3), 0.3, "sharpness", 1.7)],
         chains=st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
     ),
     "GaussianBlur": Spec(
@@ -680,33 +650,22 @@ SPECS: dict[str, Spec] = {
         note="σ is random for each sample; kernel weights are rounded to multiples of 2⁻¹⁶",
         torchvision={"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
         parity=in_both(
-            colour(
-                "GaussianBlur(23)",
-                T.GaussianBlur(23),
-                "Kornia gaussian_blur2d",
-                0.02,
-                1,
-                color.BLUR,
-                fused=color.FUSED_BLUR,
-            ),
-            colour(
-                "GaussianBlur((5, 9))",
-                T.GaussianBlur((5, 9), (0.5, 5)),
-                "Kornia gaussian_blur2d",
-                0.02,
-                1,
-                color.BLUR,
-                fused=color.FUSED_BLUR,
-            ),
+            *(
+                colour(name, transform, "Kornia gaussian_blur2d", 0.02, 1, color.BLUR, fused=color.FUSED_BLUR)
+                for name, transform in (
+                    ("GaussianBlur(23)", T.GaussianBlur(23)),
+                    ("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5))),
+                )
+            )
         ),
         draws=[
-            Definition(
+            D.Definition(
                 T.GaussianBlur(5, (0.3, 1.7)),
-                lambda draws: columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
-                lambda rng: columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (N, 1)), 2, axis=1)),
+                lambda draws: D.columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
+                lambda rng: D.columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (D.N, 1)), 2, axis=1)),
             )
         ],
-        chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), spans(0.1, 4)),
+        chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), ranges(0.1, 4)),
     ),
     "GaussianNoise": Spec(
         picture="T.GaussianNoise(sigma=0.15)",
@@ -736,7 +695,7 @@ SPECS: dict[str, Spec] = {
             ),
         ),
         draws="transforms/test_colour.py",
-        chains=st.builds(T.GaussianNoise, spans(-0.2, 0.2).map(min), spans(0, 0.3).map(max)),
+        chains=st.builds(T.GaussianNoise, ranges(-0.2, 0.2).map(min), ranges(0, 0.3).map(max)),
     ),
     "AutoAugment": Spec(
         picture='T.AutoAugment("imagenet")',
@@ -753,7 +712,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandAugment": Spec(
         picture="T.RandAugment(num_ops=2, magnitude=12)",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={"num_ops": 3, "magnitude": 5, "num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("RandAugment()", T.RandAugment()),
@@ -766,7 +725,7 @@ SPECS: dict[str, Spec] = {
     ),
     "TrivialAugmentWide": Spec(
         picture="T.TrivialAugmentWide()",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={"num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("TrivialAugmentWide()", T.TrivialAugmentWide(), max=1),
@@ -778,7 +737,7 @@ SPECS: dict[str, Spec] = {
     ),
     "AugMix": Spec(
         picture="T.AugMix(severity=6)",
-        note=f"{CLASSIFICATION}",
+        note=CLASSIFICATION,
         torchvision={
             "severity": 4,
             "mixture_width": 2,
@@ -864,13 +823,13 @@ SPECS: dict[str, Spec] = {
         torchvision={"quality": (20, 80)},
         parity=in_both(colour("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=color.recoded)),
         draws=[
-            Definition(
+            D.Definition(
                 T.JPEG((30, 39)),
-                operation,
+                D.operation,
                 lambda rng: {
-                    "done": np.ones(N),
-                    "code": np.full(N, OPS.index("jpeg")),
-                    "number": rng.integers(30, 40, N),
+                    "done": np.ones(D.N),
+                    "code": np.full(D.N, OPS.index("jpeg")),
+                    "number": rng.integers(30, 40, D.N),
                 },
             )
         ],
@@ -883,7 +842,7 @@ SPECS: dict[str, Spec] = {
         draws="transforms/test_blur_noise.py",
         chains=st.builds(
             T.ElasticTransform,
-            spans(0, 200),
+            ranges(0, 200),
             st.sampled_from([0, 1.0, (3.0, 5.0)]),
             st.sampled_from(["nearest", "bilinear"]),
             fills,
@@ -919,33 +878,31 @@ SPECS: dict[str, Spec] = {
             ),
         ],
         draws=[
-            erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
-            erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # seldom possible
-            erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often of no size
-            erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
+            D.erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
+            D.erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
+            D.erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
+            D.erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
         ],
         chains=st.builds(
-            T.RandomErasing, chances, spans(0, 0.5), spans(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
+            T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
         ),
     ),
-    "Identity": Spec(
-        picture="does not change images", torchvision={}, parity=[], draws=[], chains=st.just(T.Identity())
-    ),
-    "ClampBoundingBoxes": other(
+    "Identity": Spec(picture="does not change images", torchvision={}, parity=[], chains=st.just(T.Identity())),
+    "ClampBoundingBoxes": indirect(
         picture="changes boxes, not images",
         note="all clamping modes have the same result, because boxes are never rotated",
         torchvision={"clamping_mode": "hard"},
     ),
-    "ClampKeyPoints": other(picture="changes keypoints, not images", torchvision={}),
-    "Compose": other(
+    "ClampKeyPoints": indirect(picture="changes keypoints, not images", torchvision={}),
+    "Compose": indirect(
         picture="T.Compose([T.RandomCrop(128), T.RandomHorizontalFlip()])",
         note="equivalent to listing its transforms directly; accepted wherever a list of transforms is",
         torchvision={},
     ),
-    "ConvertBoundingBoxFormat": other(
+    "ConvertBoundingBoxFormat": indirect(
         picture="changes the format of boxes, not images", torchvision={"format": "CXCYWH"}
     ),
-    "CopyPaste": other(
+    "CopyPaste": indirect(
         picture="T.CopyPaste()",
         note=(
             "combines the sample with its neighbour in the epoch's order; part of torchvision's references, not "
@@ -953,52 +910,50 @@ SPECS: dict[str, Spec] = {
         ),
         draws="transforms/test_combining.py",
     ),
-    "Custom": other(
+    "Custom": indirect(
         picture="the base class for your own transforms", note="not in torchvision; base class for your own transforms"
     ),
     "CutMix": Spec(
         picture="T.CutMix(num_classes=2)",
-        note=(
-            "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the "
-            "sample half a batch away); the mixing ratio and the box are random for each sample; comes after "
-            "`ToDtype` or `Normalize`; `label_smoothing` is from timm"
-        ),
+        note=f"{MIXING}; the mixing ratio and the box are random for each sample; {FINISHED}",
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": second},
         more=["label_smoothing"],
         parity=[mixing(T.CutMix(num_classes=10)), mixing(T.CutMix(alpha=4.0, num_classes=10))],
-        draws=[Definition([FLOAT, T.CutMix(alpha=0.7)], mix, loop((*BOX, "share"), published.cutmix, SIZE, 0.7))],
+        draws=[
+            D.Definition(
+                [FLOAT, T.CutMix(alpha=0.7)],
+                D.mix_columns,
+                D.simulation((*D.BOX, "share"), published.cutmix, D.SIZE, 0.7),
+            )
+        ],
         chains=None,
     ),
-    "Lambda": other(
+    "Lambda": indirect(
         picture="calls your function",
         note="calls a function or module with a batch of images, or with each image; does not pass targets",
         torchvision={},
     ),
     "MixUp": Spec(
         picture="T.MixUp(alpha=4.0, num_classes=2)",
-        note=(
-            "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the "
-            "sample half a batch away); the mixing ratio is random for each sample; comes after `ToDtype` or "
-            "`Normalize`; `label_smoothing` is from timm"
-        ),
+        note=f"{MIXING}; the mixing ratio is random for each sample; {FINISHED}",
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": None},
         more=["label_smoothing"],
         parity=[mixing(T.MixUp(num_classes=10)), mixing(T.MixUp(alpha=0.2, num_classes=10))],
         draws=[
-            Definition(
+            D.Definition(
                 [FLOAT, T.MixUp(alpha=0.3)],
                 lambda draws: {"share": draws.records[1].share},
-                lambda rng: {"share": rng.beta(0.3, 0.3, N)},
+                lambda rng: {"share": rng.beta(0.3, 0.3, D.N)},
             )
         ],
         chains=None,
     ),
-    "Mosaic": other(
+    "Mosaic": indirect(
         picture="T.Mosaic(160)",
         note=("not in torchvision; known from YOLO; combines the sample with three neighbours in the epoch's order"),
         draws="transforms/test_combining.py",
     ),
-    "MultiView": other(
+    "MultiView": indirect(
         picture="T.MultiView([[T.RandomResizedCrop(144)], [T.RandomResizedCrop(144)], [T.RandomResizedCrop(64)]])",
         note="not in torchvision; makes several views of an image, which is decoded once",
     ),
@@ -1021,46 +976,45 @@ SPECS: dict[str, Spec] = {
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             )
         ],
-        draws=[],
         chains=None,
     ),
-    "RandomApply": other(
+    "RandomApply": indirect(
         picture="T.RandomApply([T.GaussianBlur(15, sigma=3.0)], p=0.5)",
         torchvision={},
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomApply([T.ColorJitter(0.4)], 0.3),
-                jittered_sometimes,
-                lambda rng: {"factor": np.where(rng.uniform(size=N) < 0.3, rng.uniform(0.6, 1.4, N), 0)},
+                D.jittered_sometimes,
+                lambda rng: {"factor": np.where(rng.uniform(size=D.N) < 0.3, rng.uniform(0.6, 1.4, D.N), 0)},
             )
         ],
     ),
-    "RandomChoice": other(
+    "RandomChoice": indirect(
         picture="T.RandomChoice([T.RandomInvert(p=1.0), T.RandomGrayscale(p=1.0), T.RandomRotation((90, 90))])",
         torchvision={},
         draws=[
-            Definition(
+            D.Definition(
                 T.RandomChoice([T.ColorJitter(0.4), T.GaussianBlur(3, (0.5, 3)), T.Identity()], [5, 3, 2]),
-                chosen,
-                simulated_choice,
+                D.branches,
+                D.simulated_choice,
             )
         ],
     ),
-    "RandomOrder": other(
+    "RandomOrder": indirect(
         picture="T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
         torchvision={},
         draws=[
-            Definition(
-                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]), ordered, simulated_order
+            D.Definition(
+                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]), D.ordered, D.simulated_order
             )
         ],
     ),
-    "SanitizeBoundingBoxes": other(
+    "SanitizeBoundingBoxes": indirect(
         picture="drops boxes, and does not change images",
         note="`labels_getter` receives the sample as the dataset returned it",
         torchvision={"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
     ),
-    "SanitizeKeyPoints": other(
+    "SanitizeKeyPoints": indirect(
         picture="drops keypoints, and does not change images",
         note="`labels_getter` receives the sample as the dataset returned it",
         torchvision={"labels_getter": second},
@@ -1097,10 +1051,9 @@ SPECS: dict[str, Spec] = {
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             ),
         ],
-        draws=[],
         chains=None,
     ),
-    "UniformTemporalSubsample": other(
+    "UniformTemporalSubsample": indirect(
         picture="chooses the frames of a clip",
         note="accepts T×H×W×C clips and lists of frames; selects frames before they are decoded",
         torchvision={"num_samples": 3},

@@ -1,4 +1,4 @@
-"""Bad arguments of transforms are refused where they are written, with a text that teaches."""
+"""Invalid arguments of transforms raise errors with a remedy, and equivalent arguments give equal transforms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from gpuload import transforms as T
 from gpuload.transforms.arguments import format_argument
 
 
-class InterpolationMode(enum.Enum):
-    """As torchvision has it."""
-
+class InterpolationMode(enum.Enum):  # as in torchvision
     BILINEAR = "bilinear"
     BICUBIC = "bicubic"
     BOX = "box"
@@ -68,12 +66,12 @@ class InterpolationMode(enum.Enum):
         (lambda: T.ConvertBoundingBoxFormat("XYWHR"), ValueError, "rotated boxes are not supported"),
     ],
 )  # fmt: skip
-def test_arguments_that_cannot_be_are_refused_with_what_to_write(make, error, text):
+def test_invalid_arguments_are_refused_with_a_remedy(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
 
 
-def test_objects_of_other_packages_become_strings():
+def test_enums_and_dtypes_of_other_packages_become_strings():
     assert T.Resize(8, InterpolationMode.BICUBIC).interpolation == "bicubic"
     assert T.Resize(8, 2).interpolation == "bilinear"  # Pillow's constants
     assert T.Resize(8, 0).interpolation == "nearest"
@@ -82,7 +80,7 @@ def test_objects_of_other_packages_become_strings():
     assert T.ToDtype(np.float16) == T.ToDtype(np.dtype("float16")) == T.ToDtype("torch.float16")
 
 
-def test_arguments_take_one_form():
+def test_equivalent_arguments_give_equal_transforms():
     assert T.CenterCrop(5) == T.CenterCrop([5]) == T.CenterCrop((5, 5))
     assert T.Resize([5]) == T.Resize(5) != T.Resize((5, 5))
     assert T.RandomCrop(5, 2) == T.RandomCrop(5, [2, 2]) == T.RandomCrop(5, (2, 2, 2, 2))
@@ -93,14 +91,13 @@ def test_arguments_take_one_form():
     assert hash(T.Normalize([0.5], np.array([0.5]))) == hash(T.Normalize((0.5,), (0.5,)))
 
 
-def test_repr_shows_what_is_not_default():
+def test_repr_shows_only_arguments_that_differ_from_the_default():
     assert repr(T.RandomResizedCrop(224)) == "RandomResizedCrop(size=(224, 224))"
     assert repr(T.Resize(256, "bicubic")) == "Resize(size=256, interpolation='bicubic')"
     assert repr(T.RandomHorizontalFlip()) == "RandomHorizontalFlip()"
 
 
-def test_numbers_are_shown_shortly():
-    assert 1 - 0.8 != 0.2
+def test_repr_rounds_numbers_to_six_digits():
     assert repr(T.ColorJitter(0.8)) == "ColorJitter(brightness=(0.2, 1.8))"
     assert repr(T.RandomApply([T.GaussianBlur(3, 1 / 3)], 2 / 3)) == (
         "RandomApply(transforms=(GaussianBlur(kernel_size=(3, 3), sigma=(0.333333, 0.333333)),), p=0.666667)"

@@ -1,8 +1,7 @@
-"""Arguments by epoch: what they can be, and that each batch has those of its own epoch, wherever it is made."""
+"""Arguments by epoch: valid values, and batches with the arguments of their epoch, with and without workers."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.generated_images import encode
+from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -19,16 +19,16 @@ from gpuload import transforms as T
 SIZES = {0: 16, 2: 24, 5: (32, 20)}
 
 
-def test_each_epoch_has_the_last_size_that_began():
+def test_by_epoch_returns_the_value_of_the_last_epoch_listed():
     sizes = T.by_epoch({5: (32, 20), 0: 16, 2: 24})
     assert [sizes.at_epoch(epoch) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
     assert T.by_epoch(lambda epoch: 10 + epoch).at_epoch(7) == 17
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.RandomResizedCrop, T.CenterCrop, T.RandomCrop, T.Mosaic])
-@pytest.mark.parametrize("given", [SIZES, lambda epoch: SIZES[max(n for n in SIZES if n <= epoch)]])
-def test_a_chain_of_an_epoch_is_that_with_its_size(kind, given):
-    chain = T.Chain([T.RandomHorizontalFlip(), kind(T.by_epoch(given))])
+@pytest.mark.parametrize("sizes", [SIZES, lambda epoch: SIZES[max(n for n in SIZES if n <= epoch)]])
+def test_chain_at_an_epoch_has_the_size_of_the_epoch(kind, sizes):
+    chain = T.Chain([T.RandomHorizontalFlip(), kind(T.by_epoch(sizes))])
     for epoch, size in ((0, 16), (3, 24), (7, (32, 20))):
         assert chain.at(epoch) == T.Chain([T.RandomHorizontalFlip(), kind(size)])
     assert chain.output_size_hw is None
@@ -36,13 +36,13 @@ def test_a_chain_of_an_epoch_is_that_with_its_size(kind, given):
     assert plain.at(3) is plain
 
 
-def test_a_chain_of_an_epoch_keeps_what_is_called_with_the_finished_batch():
+def test_chain_at_an_epoch_retains_its_modules():
     chain = T.Chain([T.Resize(T.by_epoch(SIZES)), T.Lambda(torch.neg)])
     assert chain.at(2) == T.Chain([T.Resize(24), T.Lambda(torch.neg)])
     assert chain.at(2).modules == (torch.neg,)
 
 
-def test_transforms_that_others_hold_change_too():
+def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
     size, crop = T.by_epoch({0: 8, 1: 9}), T.RandomCrop(7)
     chain = T.Chain([T.MultiView([[T.CenterCrop(size)], [crop, T.RandomApply([T.Resize(size, max_size=40)])]])])
     expected = [[T.CenterCrop(9)], [crop, T.RandomApply([T.Resize(9, max_size=40)])]]
@@ -52,104 +52,73 @@ def test_transforms_that_others_hold_change_too():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (
-            lambda: T.by_epoch(224),
-            TypeError,
-            "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128",
-        ),
+        (lambda: T.by_epoch(224), TypeError,
+         "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128"),
         (lambda: T.by_epoch({}), ValueError, "by_epoch() needs a value for epoch 0, got {}; write {0: …, …}"),
         (lambda: T.by_epoch({3: 5}), ValueError, "by_epoch() needs a value for epoch 0, got {3: 5}"),
         (lambda: T.by_epoch({0: 5, -1: 5}), ValueError, "by_epoch({epoch: value}) must be at least 0, got -1"),
-        (
-            lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8),
-            ValueError,
-            "Resize(max_size=8) must be greater than size=9",
-        ),
-        (
-            lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8),
-            ValueError,
-            "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0",
-        ),
-        (
-            lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})),
-            ValueError,
-            "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
-            "and at most 1, got 2",
-        ),
-        (
-            lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3),
-            TypeError,
-            "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'",
-        ),
-        (
-            lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})),
-            ValueError,
-            "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)",
-        ),
-        (
-            lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})),
-            ValueError,
-            "for epoch 5 is invalid: RandomIoUCrop needs 0 < min_scale ≤ max_scale, got 0.9 and 0.8",
-        ),
-        (
-            lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]),
-            ValueError,
-            "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255",
-        ),
-        (
-            lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})),
-            TypeError,
-            "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all",
-        ),
-        (
-            lambda: T.Resize(8, T.by_epoch({0: "nearest"})),
-            TypeError,
-            "Resize(interpolation=…) cannot depend on the epoch",
-        ),
-        (
-            lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)),
-            TypeError,
-            "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
-            "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})",
-        ),
+        (lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8), ValueError,
+         "Resize(max_size=8) must be greater than size=9"),
+        (lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8), ValueError,
+         "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
+        (lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})), ValueError,
+         "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
+         "and at most 1, got 2"),
+        (lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3), TypeError,
+         "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
+        (lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})), ValueError,
+         "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)"),
+        (lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})), ValueError,
+         "for epoch 5 is invalid: RandomIoUCrop needs 0 < min_scale ≤ max_scale, got 0.9 and 0.8"),
+        (lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]), ValueError,
+         "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255"),
+        (lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})), TypeError,
+         "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all"),
+        (lambda: T.Resize(8, T.by_epoch({0: "nearest"})), TypeError,
+         "Resize(interpolation=…) cannot depend on the epoch"),
+        (lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)), TypeError,
+         "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
+         "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})"),
     ],
-)
-def test_what_cannot_be(make, error, text):
+)  # fmt: skip
+def test_by_epoch_refuses_invalid_values(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
 
 
-def test_arguments_are_checked_with_the_other_arguments_of_the_same_epoch():
+def test_by_epoch_arguments_are_checked_together_for_each_epoch():
     crop = T.RandomIoUCrop(T.by_epoch({0: 0.1, 5: 0.8}), T.by_epoch({0: 0.5, 5: 1}))
     assert T.Chain([crop]).at(5) == T.Chain([T.RandomIoUCrop(0.8, 1)])
 
 
-def test_a_function_is_called_for_no_other_epoch():
-    called = []
+def test_by_epoch_calls_its_function_only_for_the_current_epoch():
+    epochs = []
 
     def probability_of(epoch: int) -> float:
-        called.append(epoch)
+        epochs.append(epoch)
         return 0.5 if epoch == 3 else 2.0
 
-    with gl.Loader(Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0) as made:
-        made.set_epoch(3)
-        iter(made)
-    assert set(called) == {3}
+    with gl.Loader(
+        Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0
+    ) as loader:
+        loader.set_epoch(3)
+        iter(loader)
+    assert set(epochs) == {3}
 
 
-def test_states_know_the_arguments():
-    def digits(sizes):
+def test_fingerprint_and_repr_contain_the_values_of_by_epoch():
+    def fingerprint(sizes):
         return T.Chain([T.Resize(T.by_epoch(sizes))]).fingerprint()
 
-    assert digits({0: 8}) == digits({0: 8}) != digits({0: 9})
-    assert digits(len) == digits(len) != digits(abs)
+    assert fingerprint({0: 8}) == fingerprint({0: 8}) != fingerprint({0: 9})
+    assert fingerprint(len) == fingerprint(len) != fingerprint(abs)
     flips = [T.Chain([T.RandomHorizontalFlip(p)]).fingerprint() for p in (1, T.by_epoch({0: 1}), T.by_epoch({0: 0}))]
     assert len(set(flips)) == 3
     assert repr(T.CenterCrop(T.by_epoch({0: 8, 3: (9, 7)}))) == "CenterCrop(size=by_epoch({0: (8, 8), 3: (9, 7)}))"
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic(8, p=p)])
-def test_a_probability_that_decides_the_size_is_planned_for_all_epochs(kind):
+def test_output_size_is_unknown_where_a_probability_by_epoch_decides_it(kind):
     chain = T.Chain([T.Resize((8, 8)), kind(p=T.by_epoch({0: 0, 1: 1, 2: 0}))])
     assert chain.output_size_hw is None
     assert chain.transforms[1].outline[0].min_hw == (1, 1)
@@ -160,21 +129,16 @@ def test_a_probability_that_decides_the_size_is_planned_for_all_epochs(kind):
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.ResizeKeepRatio, T.RandomResizedCrop, T.CenterCrop, T.Mosaic])
-def test_a_size_that_depends_on_the_epoch_is_not_planned(kind):
+def test_output_size_by_epoch_is_unknown(kind):
     assert T.Chain([T.CenterCrop(30), kind(T.by_epoch({0: 8, 1: 9}))]).output_size_hw is None
 
 
 # -- through loaders --------------------------------------------------------------------------------------------------
 
 
-def jpeg(number: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (60, 70, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
-
-
-FILES = [jpeg(number) for number in range(10)]
+FILES = [
+    encode(np.random.default_rng(number).integers(0, 256, (60, 70, 3)).astype(np.uint8), "JPEG") for number in range(10)
+]
 
 
 class Files:
@@ -186,7 +150,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Gain(T.Custom):
+class GainTransform(T.Custom):
     factor: float
     float_levels = True
 
@@ -194,8 +158,7 @@ class Gain(T.Custom):
         return images * self.factor
 
 
-FLOATS = T.ToDtype("float32", scale=True)
-# Chains of transforms, given a function to which each chain passes the arguments that can depend on the epoch.
+# By name, a function that makes a chain, given a function that converts the arguments that can depend on the epoch.
 Arguments = Callable[[Any], Any]
 CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     "RandomHorizontalFlip": lambda of: [T.RandomHorizontalFlip(of(0.7))],
@@ -205,47 +168,47 @@ CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     ],
     "ColorJitter": lambda of: [T.ColorJitter(of(0.4), of((0.5, 1)), of(None), hue=of(0.1))],
     "ColorJitter, disabled": lambda of: [T.ColorJitter(0.4, of(0), of((1, 1)))],
-    "RandomSolarize": lambda of: [FLOATS, T.RandomSolarize(of(0.5), of(0.5))],
+    "RandomSolarize": lambda of: [TO_FLOAT, T.RandomSolarize(of(0.5), of(0.5))],
     "RandomRotation": lambda of: [T.RandomRotation(of(30))],
     "RandomZoomOut": lambda of: [T.RandomZoomOut(0, of((1, 2)), of(0.5)), T.Resize((24, 24))],
     "Resize": lambda of: [T.Resize(None, max_size=of(20)), T.CenterCrop(of(24))],
-    "RandomErasing": lambda of: [T.RandomErasing(of(0.8), of((0.1, 0.2)), of((0.5, 2))), FLOATS],
+    "RandomErasing": lambda of: [T.RandomErasing(of(0.8), of((0.1, 0.2)), of((0.5, 2))), TO_FLOAT],
     "RandAugment": lambda of: [T.RandAugment(2, of(20))],
     "AugMix": lambda of: [T.AugMix(of(5), alpha=of(0.5))],
     "ElasticTransform": lambda of: [T.ElasticTransform(of(30), of((2, 3)))],
-    "MixUp": lambda of: [FLOATS, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
-    "CutMix": lambda of: [FLOATS, T.CutMix(alpha=of(0.3), num_classes=10)],
-    "a user's": lambda of: [Gain(of(0.5))],
+    "MixUp": lambda of: [TO_FLOAT, T.RandomApply([T.MixUp(alpha=of(0.3), num_classes=10)], p=of(0.5))],
+    "CutMix": lambda of: [TO_FLOAT, T.CutMix(alpha=of(0.3), num_classes=10)],
+    "custom": lambda of: [GainTransform(of(0.5))],
 }
 
 
 def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
-    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as made:
-        made.set_epoch(epoch)
-        return [tensor for batch in made for tensor in batch]
+    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as loader:
+        loader.set_epoch(epoch)
+        return [tensor for batch in loader for tensor in batch]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_one_value_for_all_epochs_gives_the_bits_of_the_constant(name):
+def test_by_epoch_with_one_value_gives_the_bits_of_the_constant(name):
     chain = CHAINS[name]
     expected = load(chain(lambda value: value))
     for of in (lambda value: T.by_epoch({0: value}), lambda value: T.by_epoch(lambda epoch: value)):
-        found = load(chain(of))
-        assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in expected]
-        assert all(map(torch.equal, found, expected))
+        tensors = load(chain(of))
+        assert [tensor.dtype for tensor in tensors] == [tensor.dtype for tensor in expected]
+        assert all(map(torch.equal, tensors, expected))
 
 
-def test_labels_stay_soft_where_nothing_is_mixed():
-    """As with timm's ``--mixup-off-epoch``."""
-    images, *_ = load([FLOATS], epoch=1)
-    mixed, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
+def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():
+    """timm's ``--mixup-off-epoch`` does the same."""
+    images, *_ = load([TO_FLOAT], epoch=1)
+    mixed, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
     assert torch.equal(mixed, images)
     assert torch.equal(labels, torch.eye(10)[:4])
-    _, labels, *_ = load([FLOATS, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))])
+    _, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))])
     assert (labels.max(dim=1).values < 1).all()
 
 
-def test_augment_has_the_arguments_of_its_epoch():
+def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
     images = torch.randint(0, 256, (8, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     augment = gl.Augment([T.RandomHorizontalFlip(T.by_epoch(float)), T.ColorJitter(T.by_epoch({0: 0, 1: 0.5}))])
     for epoch in (0, 1):
@@ -258,71 +221,59 @@ def test_augment_has_the_arguments_of_its_epoch():
     assert augment.epoch == 1
 
 
-def loader(size, workers=0, **options) -> gl.Loader:
-    chain = [T.RandomCrop(40), T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
-    return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu", **options)
+def sizes_chain(argument: Callable[..., Any]) -> list[Any]:
+    """Return transforms with sizes for three epochs; in workers, the size decides which part of a file is decoded."""
+    return [T.RandomCrop(40), T.RandomResizedCrop(argument(16, (24, 20), 12)), T.RandomHorizontalFlip(), TO_FLOAT]
 
 
-def epochs(made: gl.Loader, count: int) -> list[list[torch.Tensor]]:
-    with made:
-        return [[images for images, _ in made] for _ in range(count)]
-
-
-@pytest.mark.parametrize(
-    "workers", [0, pytest.param(1, marks=pytest.mark.processes), pytest.param(2, marks=pytest.mark.processes)]
-)
-def test_batches_have_the_size_of_their_epoch(workers):
-    """Workers too draw from the size: it decides which part of a file is decoded."""
-    sizes = {0: 16, 1: (24, 20), 3: 12}
-    found = epochs(loader(T.by_epoch(sizes), workers, prefetch_factor=4), 4)
-    for epoch, size in enumerate((16, (24, 20), (24, 20), 12)):
-        plain = loader(size)
-        plain.set_epoch(epoch)
-        [expected] = epochs(plain, 1)
-        assert all(map(torch.equal, found[epoch], expected))
-        assert len(found[epoch]) == len(expected) == 3
-
-
-def curriculum(of: Callable[..., Any]) -> list[Any]:
-    """Return transforms with arguments for three epochs: `of` gets the values."""
+def curriculum_chain(argument: Callable[..., Any]) -> list[Any]:
+    """Return transforms with other arguments for three epochs."""
+    flip = T.RandomHorizontalFlip(argument(0, 0.5, 1))
     return [
-        T.RandomResizedCrop(24, of((0.9, 1), (0.1, 0.2), (0.5, 1))),
-        T.RandomChoice([T.RandomHorizontalFlip(of(0, 0.5, 1)), T.RandomInvert(1)], p=of([0, 1], [1, 1], [1, 0])),
-        T.ColorJitter(of(0, 0.4, 0.8), contrast=of(0.4, 0, (0.5, 0.6))),
-        FLOATS,
-        T.RandomApply([T.MixUp(alpha=of(0.5, 1, 1), num_classes=10)], p=of(1, 0.5, 0)),
+        T.RandomResizedCrop(24, argument((0.9, 1), (0.1, 0.2), (0.5, 1))),
+        T.RandomChoice([flip, T.RandomInvert(1)], p=argument([0, 1], [1, 1], [1, 0])),
+        T.ColorJitter(argument(0, 0.4, 0.8), contrast=argument(0.4, 0, (0.5, 0.6))),
+        TO_FLOAT,
+        T.RandomApply([T.MixUp(alpha=argument(0.5, 1, 1), num_classes=10)], p=argument(1, 0.5, 0)),
     ]
 
 
-def scheduled(*values: Any) -> Any:
-    return T.by_epoch(dict(enumerate(values)))
+@pytest.mark.parametrize("chain", [sizes_chain, curriculum_chain])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(count, marks=pytest.mark.processes) for count in (1, 2))])
+def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
+    options = {"shuffle": True, "num_workers": workers, "device": "cpu"} | ({"prefetch_factor": 4} if workers else {})
 
+    def make(argument: Callable[..., Any]) -> gl.Loader:
+        return gl.Loader(Files(), 4, transforms=chain(argument), **options)
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_batches_have_the_arguments_of_their_epoch(workers):
-    def make(chain: list[Any]) -> gl.Loader:
-        return gl.Loader(Files(), 4, shuffle=True, transforms=chain, num_workers=workers, device="cpu")
+    def by_epoch(*values: Any) -> Any:
+        return T.by_epoch(dict(enumerate(values)))
 
-    with make(curriculum(scheduled)) as made:
-        whole = [[tensor for batch in made for tensor in batch] for _ in range(3)]
+    def tensors_of(loader: gl.Loader) -> list[torch.Tensor]:
+        return [tensor for batch in loader for tensor in batch]
+
+    with make(by_epoch) as loader:
+        epochs = [tensors_of(loader) for _ in range(3)]
     for epoch in range(3):
-        with make(curriculum(lambda *values, epoch=epoch: values[epoch])) as plain:
+        with make(lambda *values, epoch=epoch: values[epoch]) as plain:
             plain.set_epoch(epoch)
-            expected = [tensor for batch in plain for tensor in batch]
-        assert all(map(torch.equal, whole[epoch], expected))
-        assert len(whole[epoch]) == len(expected) == 6
-    with make(curriculum(scheduled)) as made:
-        made.set_epoch(1)
-        next(iter(made))
-        state = made.state_dict()
-    with make(curriculum(scheduled)) as made:
-        made.load_state_dict(state)
-        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[1][2:]))
-        assert all(map(torch.equal, [tensor for batch in made for tensor in batch], whole[2]))
+            expected = tensors_of(plain)
+        assert all(map(torch.equal, epochs[epoch], expected))
+        assert len(epochs[epoch]) == len(expected) == 6
+    with make(by_epoch) as interrupted:
+        interrupted.set_epoch(1)
+        next(iter(interrupted))
+        state = interrupted.state_dict()
+    with make(by_epoch) as resumed:
+        resumed.load_state_dict(state)
+        assert all(map(torch.equal, tensors_of(resumed), epochs[1][2:]))
+        assert all(map(torch.equal, tensors_of(resumed), epochs[2]))
+    with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
+        make(lambda *values: values[0]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
-def test_sizes_that_a_probability_decides_are_those_of_each_epoch(kind):
+def test_loader_gives_batches_the_sizes_that_a_probability_by_epoch_decides(kind):
     class Boxed(Files):
         def __getitem__(self, index: int):
             target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
@@ -332,40 +283,25 @@ def test_sizes_that_a_probability_decides_are_those_of_each_epoch(kind):
         chain = [T.Resize((40, 40)), kind(p=p)]
         return gl.Loader(Boxed(), 4, transforms=chain, ragged="list", device="cpu", num_workers=0)
 
-    with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as made:
+    with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as loader:
         for epoch, p in enumerate((0, 1, 0.5)):
             with make(p) as plain:
                 plain.set_epoch(epoch)
-                for (found, targets), (images, expected) in zip(made, plain, strict=True):
-                    assert all(map(torch.equal, found, images))
-                    assert [target["boxes"].tolist() for target in targets] == [
-                        target["boxes"].tolist() for target in expected
-                    ]
+                for (images, targets), (expected_images, expected_targets) in zip(loader, plain, strict=True):
+                    assert all(map(torch.equal, images, expected_images))
+                    for target, expected in zip(targets, expected_targets, strict=True):
+                        assert torch.equal(target["boxes"], expected["boxes"])
 
 
-def test_an_epoch_goes_on_with_its_size():
-    sizes = T.by_epoch(lambda epoch: 12 + 4 * epoch)
-    whole = epochs(loader(sizes), 3)
-    with loader(sizes) as made:
-        made.set_epoch(2)
-        next(iter(made))
-        state = made.state_dict()
-    again = loader(sizes)
-    again.load_state_dict(state)
-    [rest] = epochs(again, 1)
-    assert [tuple(images.shape[2:]) for images in rest] == [(20, 20)] * 2
-    assert all(map(torch.equal, rest, whole[2][1:]))
-    with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
-        loader(T.by_epoch({0: 20})).load_state_dict(state)
+def test_replay_gives_a_sample_the_size_of_its_epoch():
+    chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 1: 22}))]
+    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
+        assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
-def test_a_sample_is_made_again_in_its_size():
-    with loader(T.by_epoch({0: 16, 1: 22})) as made:
-        assert made.replay(1, 3).sample[0].shape == (3, 22, 22)
-
-
-def test_a_size_that_cannot_be_is_an_error_when_its_epoch_begins():
-    with loader(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0)) as made:
-        assert len(list(made)) == 3
+def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
+    chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
+    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
+        assert len(list(loader)) == 3
         with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
-            iter(made)
+            iter(loader)

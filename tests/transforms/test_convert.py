@@ -1,4 +1,4 @@
-"""`Normalize` for pixel values and for 0 … 1, and the conversion of floats and uint16 by `ToDtype("uint8")`."""
+"""`Normalize` for levels (0 … 255) and for floats (0 … 1), and `ToDtype("uint8")` for floats and uint16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from helpers import lacking
 from helpers.peers import torchvision
 from PIL import Image as PILImage
+from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -19,8 +20,8 @@ LEVELS = T.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-@pytest.mark.parametrize("before", [[], [T.ToDtype("float32", scale=True)], [T.CenterCrop(8)]])
-def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
+@pytest.mark.parametrize("before", [[], [TO_FLOAT], [T.CenterCrop(8)]])
+def test_chain_refuses_a_mean_of_levels_where_images_are_scaled(before):
     text = (
         r"is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and std by 255, or "
         r"put ToDtype\('float32'\), which does not scale, right before it"
@@ -30,27 +31,27 @@ def test_a_mean_of_levels_is_refused_where_images_are_scaled(before):
             T.Chain([*before, normalize])
 
 
-def test_a_mean_of_0_to_1_is_refused_where_levels_are_converted_as_they_are():
+def test_chain_refuses_a_mean_of_0_to_1_behind_to_dtype_without_scale():
     text = r"is for images in 0 … 1, but a ToDtype without scale=True leaves 0 … 255; set scale=True, or"
     with pytest.raises(ValueError, match=text):
         T.Chain([T.ToDtype("float32"), T.RandomHorizontalFlip(), FLOATS])
 
 
-def test_what_the_messages_say_gives_the_same_numbers():
+def test_normalize_of_levels_and_of_floats_give_equal_results():
     image = np.random.default_rng(3).integers(0, 256, (8, 8, 3), np.uint8)
-    found = []
-    for chain in ([T.ToDtype("float32"), LEVELS], [FLOATS], [T.ToDtype("float32", scale=True), FLOATS]):
+    results = []
+    for chain in ([T.ToDtype("float32"), LEVELS], [FLOATS], [TO_FLOAT, FLOATS]):
         with gl.Loader([image], transforms=chain, num_workers=0, device="cpu") as loader:
-            found += loader
-    for other in found[1:]:
-        np.testing.assert_allclose(found[0].numpy(), other.numpy(), atol=2e-6)
+            results += loader
+    for result in results[1:]:
+        np.testing.assert_allclose(results[0].numpy(), result.numpy(), atol=2e-6)
 
 
 @pytest.mark.parametrize(
     "normalize", [T.Normalize((0.0,) * 3, (1.0,) * 3), T.Normalize((0.0,) * 3, (2.0,) * 3), T.Normalize((1.0,), (1.0,))]
 )
-@pytest.mark.parametrize("before", [[], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True)]])
-def test_what_may_be_meant_is_taken(before, normalize):
+@pytest.mark.parametrize("before", [[], [T.ToDtype("float32")], [TO_FLOAT]])
+def test_chain_accepts_an_ambiguous_mean_and_std(before, normalize):
     T.Chain([*before, normalize])
 
 
@@ -65,20 +66,20 @@ def test_what_may_be_meant_is_taken(before, normalize):
 def test_normalize_with_one_mean_and_std_applies_to_any_number_of_channels(backend):
     for channels in (1, 3):
         levels = torch.randint(0, 256, (2, channels, 8, 9), dtype=torch.uint8)
-        found = gl.Augment([T.CenterCrop(6), T.Normalize([0.5], [0.25])], backend=backend)(levels)
+        result = gl.Augment([T.CenterCrop(6), T.Normalize([0.5], [0.25])], backend=backend)(levels)
         expected = gl.Augment([T.CenterCrop(6), T.Normalize([0.5] * channels, [0.25] * channels)], backend=backend)(
             levels
         )
-        assert torch.equal(found, expected)
+        assert torch.equal(result, expected)
 
 
-def test_normalize_with_one_mean_and_std_after_a_custom_transform():
+def test_normalize_with_one_mean_and_std_applies_behind_a_custom_transform():
     floats = torch.rand(2, 3, 8, 9)
     chain = [T.Lambda(lambda images: images * 2, per="image"), T.Normalize([0.5], [0.25])]
     torch.testing.assert_close(gl.Augment(chain)(floats), (floats * 2 - 0.5) / 0.25)
 
 
-def test_tensors_and_arrays_without_axes_are_numbers():
+def test_arguments_as_tensors_and_arrays_equal_plain_numbers():
     mean = [0.5, 0.25, 0.75]
     assert T.Normalize(torch.tensor(mean), torch.tensor(mean)) == T.Normalize(np.array(mean), mean)
     assert T.RandomHorizontalFlip(torch.tensor(0.25)) == T.RandomHorizontalFlip(np.array(0.25))
@@ -89,13 +90,13 @@ def test_tensors_and_arrays_without_axes_are_numbers():
 TO_UINT8 = T.ToDtype("uint8", scale=True)
 
 
-def loaded(dataset, transforms, **options):
+def load(dataset, transforms, **options):
     with gl.Loader(dataset, 32, transforms=transforms, device="cpu", **{"num_workers": 0, **options}) as loader:
         return torch.cat(list(loader))
 
 
 def unit_floats():
-    """Return float32 20×24×25×3 in 0 … 1, among them the bounds of each level."""
+    """Return float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
     floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
     bounds = (np.arange(257) / 255.999).astype(np.float32)
     floats[0].flat[: 3 * 257] = np.clip(
@@ -113,25 +114,25 @@ def test_to_uint8_at_the_head_gives_torchvisions_values_of_floats_and_uint16(tmp
     original = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
     for images in (floats, deep):
         expected = original(nchw(images))
-        assert torch.equal(loaded(list(map(gl.Image, images)), [TO_UINT8]), expected)
+        assert torch.equal(load(list(map(gl.Image, images)), [TO_UINT8]), expected)
         assert torch.equal(gl.Augment([TO_UINT8])(nchw(images)), expected)
         np.save(tmp_path / "images.npy", images)  # more than the samples that are checked before rows are copied
-        assert torch.equal(loaded(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
+        assert torch.equal(load(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_augment_narrows_and_widens_floats_before_it_converts_them(dtype):
+def test_to_uint8_converts_other_floats_as_float32(dtype):
     images = nchw(unit_floats()).to(dtype)
     assert torch.equal(gl.Augment([TO_UINT8])(images), gl.Augment([TO_UINT8])(images.float()))
 
 
-def test_image_files_of_16_bits_are_converted_at_the_head():
+def test_to_uint8_at_the_head_converts_image_files_of_16_bits():
     deep = np.random.default_rng(1).integers(0, 65536, (24, 25)).astype(np.uint16)
     file = io.BytesIO()
     PILImage.fromarray(deep).save(file, "PNG")
     files = [gl.Encoded(file.getvalue(), "unchanged")]
     levels = torch.from_numpy((deep >> 8).astype(np.uint8))
-    assert torch.equal(loaded(files, [TO_UINT8, T.CenterCrop(20)])[0, 0], levels[2:22, 2:22])
+    assert torch.equal(load(files, [TO_UINT8, T.CenterCrop(20)])[0, 0], levels[2:22, 2:22])
 
 
 @pytest.mark.parametrize(
@@ -142,28 +143,25 @@ def test_image_files_of_16_bits_are_converted_at_the_head():
         [T.MultiView([[TO_UINT8, T.ColorJitter(0.3)], [TO_UINT8, T.RandomGrayscale(0.5)]])],
     ],
 )
-def test_images_that_are_converted_at_the_head_give_the_bits_of_uint8_images(transforms):
+def test_images_converted_at_the_head_give_the_bits_of_uint8_images(transforms):
     floats = unit_floats()
     levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(nchw(floats)).permute(0, 2, 3, 1).numpy())
     options = {"batch_size": 20, "device": "cpu", "num_workers": 0, "transforms": transforms}
-    found, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
-    assert_equal(found, expected)
-    assert_equal(gl.Augment(transforms)(nchw(floats)), gl.Augment(transforms)(nchw(levels)))
+    converted, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
+    augmented, plain = (gl.Augment(transforms)(nchw(images)) for images in (floats, levels))
+    for results, others in ((converted, expected), (augmented, plain)):
+        views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, others))
+        assert all(view.dtype == torch.uint8 for view in views)
+        assert all(map(torch.equal, views, other_views))
 
 
-def assert_equal(found, expected):
-    for image, other in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (found, expected)), strict=True):
-        assert image.dtype == torch.uint8
-        assert torch.equal(image, other)
-
-
-@pytest.mark.parametrize(("value", "found"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])
-def test_floats_outside_0_to_1_are_refused_at_the_head(value, found):
+@pytest.mark.parametrize(("value", "content"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])
+def test_to_uint8_at_the_head_refuses_floats_outside_0_to_1(value, content):
     image = np.full((8, 9, 3), 0.5, np.float32)
     image[2, 3] = value
-    message = f"contains {found}, but float images must be in 0 … 1"
+    message = f"contains {content}, but float images must be in 0 … 1"
     with pytest.raises(gl.SampleError, match=f"^sample 0,.* ValueError: the image {re.escape(message)}"):
-        loaded([gl.Image(image)], [TO_UINT8, T.ColorJitter(0.3)])
+        load([gl.Image(image)], [TO_UINT8, T.ColorJitter(0.3)])
     with pytest.raises(ValueError, match=f"^batch {re.escape(message)}"):
         gl.Augment([TO_UINT8, T.ColorJitter(0.3)])(nchw(image[None]))
 
@@ -176,15 +174,15 @@ def test_floats_outside_0_to_1_are_refused_at_the_head(value, found):
         [T.MultiView([[TO_UINT8], [T.RandomHorizontalFlip(), TO_UINT8]])],
     ],
 )
-def test_floats_are_refused_where_to_uint8_is_not_at_the_head(transforms):
+def test_loader_refuses_floats_where_to_uint8_is_not_at_the_head(transforms):
     text = "accepts only uint8 images, but these images are float32; put ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        loaded(list(map(gl.Image, unit_floats())), transforms)
+        load(list(map(gl.Image, unit_floats())), transforms)
     levels = (unit_floats() * 255).astype(np.uint8)
-    loaded([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
+    load([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
 
 
-def test_colours_of_floats_are_refused_with_to_uint8_as_the_remedy():
+def test_color_jitter_refuses_floats_with_to_uint8_as_the_remedy():
     text = "ColorJitter takes uint8 images, but sample 0 is float32; put T.ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        loaded(list(map(gl.Image, unit_floats())), [T.ColorJitter(0.3)])
+        load(list(map(gl.Image, unit_floats())), [T.ColorJitter(0.3)])

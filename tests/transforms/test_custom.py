@@ -1,4 +1,4 @@
-"""Transforms of the user's own are drawn like all others, stay out of workers, and move boxes and keypoints."""
+"""Custom transforms draw like all others, are not sent to workers, and move boxes and keypoints."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transforms.drawing import KEY, NORMALIZE, TO_FLOAT
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.ops import Call
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-KEY = epoch_key(3, 1)
 SIZES = np.random.default_rng(0).integers(40, 90, (12, 2))
 POSITIONS = np.arange(100, 112)
-FLOAT = T.ToDtype("float32", scale=True)
-NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
 
 Drawn = namedtuple("Drawn", "gain shift")
 
 
 @dataclass(frozen=True)
-class Several(T.Custom):
-    """Draws a structure of arrays."""
+class Structured(T.Custom):
+    """A custom transform that draws a structure of arrays."""
 
     strength: float = 0.5
     lock: Any = field(default_factory=threading.Lock, compare=False)  # workers must never need it
@@ -41,7 +38,7 @@ class Several(T.Custom):
 
 @dataclass(frozen=True)
 class Flip(T.Custom):
-    """Flips half of the images from left to right."""
+    """A custom transform that flips half of the images horizontally."""
 
     moves_pixels = True
 
@@ -66,27 +63,27 @@ def call_of(chain: T.Chain, rows: np.ndarray) -> Call:
     return record
 
 
-def test_a_sample_draws_the_same_in_any_batch():
-    chain, rows = T.Chain([T.RandomHorizontalFlip(), Several(), T.Resize(9)]), np.array([7, 2, 5])
-    together, alone = call_of(chain, np.arange(12)), call_of(chain, rows)
-    some = together.take(rows, None)
-    assert type(some.params["both"]) is Drawn
-    np.testing.assert_array_equal(some.params["one"], alone.params["one"])
-    np.testing.assert_array_equal(some.params["both"].shift[0], alone.params["both"].shift[0])
-    np.testing.assert_array_equal(some.seeds, alone.seeds)
-    assert len(set(together.seeds.tolist())) == 12
-    assert len(np.unique(together.params["one"])) == 12
-    assert not np.isin(together.seeds, (together.params["both"].gain * 2.0**32).astype(np.int64)).any()
+def test_custom_transforms_draw_the_same_for_a_sample_in_any_batch():
+    chain, rows = T.Chain([T.RandomHorizontalFlip(), Structured(), T.Resize(9)]), np.array([7, 2, 5])
+    call, call_of_rows = call_of(chain, np.arange(12)), call_of(chain, rows)
+    rows_of_call = call.take(rows, None)
+    assert type(rows_of_call.params["both"]) is Drawn
+    np.testing.assert_array_equal(rows_of_call.params["one"], call_of_rows.params["one"])
+    np.testing.assert_array_equal(rows_of_call.params["both"].shift[0], call_of_rows.params["both"].shift[0])
+    np.testing.assert_array_equal(rows_of_call.seeds, call_of_rows.seeds)
+    assert len(set(call.seeds.tolist())) == 12
+    assert len(np.unique(call.params["one"])) == 12
+    assert not np.isin(call.seeds, (call.params["both"].gain * 2.0**32).astype(np.int64)).any()
 
 
-def test_two_of_a_kind_draw_other_numbers():
-    one, two = T.Chain([Several(), Several()]).draw(KEY, POSITIONS, SIZES).records
+def test_two_custom_transforms_of_one_class_draw_different_numbers():
+    one, two = T.Chain([Structured(), Structured()]).draw(KEY, POSITIONS, SIZES).records
     assert not np.isin(one.params["one"], two.params["one"]).any()
     assert not np.isin(one.seeds, two.seeds).any()
 
 
 @pytest.mark.parametrize(
-    ("drawn", "got"),
+    ("draw", "got"),
     [
         (lambda u, s: u(1)[:3], "got an array of shape (3, 1)"),
         (lambda u, s: {"a": (u(1), 0.5)}, "got float"),
@@ -94,89 +91,97 @@ def test_two_of_a_kind_draw_other_numbers():
         (lambda u, s: np.float64(3), "got float64"),
     ],
 )
-def test_what_draw_returns_is_checked(drawn, got):
-    class Own(T.Custom):
+def test_draw_refuses_a_result_without_an_entry_per_sample(draw, got):
+    class Wrong(T.Custom):
         def draw(self, uniforms, sizes_hw):
-            return drawn(uniforms, sizes_hw)
+            return draw(uniforms, sizes_hw)
 
-    text = "Own.draw must return numpy arrays with one entry for each sample, of shape (12, …), or tuples and dicts of "
+    text = (
+        "Wrong.draw must return numpy arrays with one entry for each sample, of shape (12, …), or tuples and dicts of "
+    )
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
-        T.Chain([Own()]).draw(KEY, POSITIONS, SIZES)
+        T.Chain([Wrong()]).draw(KEY, POSITIONS, SIZES)
     assert str(caught.value).endswith(got)
 
 
 @pytest.mark.parametrize(
     "transforms",
     [
-        [T.RandomCrop(20), Several()],
-        [Several(), T.RandomCrop(20)],
-        [T.RandomApply([Several()]), T.RandomResizedCrop(20), T.RandomCrop(10)],
-        [T.MultiView([[Several(), T.CenterCrop(9)], [T.RandomOrder([Several(), T.RandomInvert()])]])],
-        [FLOAT, T.RandomErasing(), Several(), NORMALIZE],
-        [FLOAT, Several(), T.RandomErasing(value="random"), NORMALIZE, torch.nn.Identity()],
+        [T.RandomCrop(20), Structured()],
+        [Structured(), T.RandomCrop(20)],
+        [T.RandomApply([Structured()]), T.RandomResizedCrop(20), T.RandomCrop(10)],
+        [T.MultiView([[Structured(), T.CenterCrop(9)], [T.RandomOrder([Structured(), T.RandomInvert()])]])],
+        [TO_FLOAT, T.RandomErasing(), Structured(), NORMALIZE],
+        [TO_FLOAT, Structured(), T.RandomErasing(value="random"), NORMALIZE, torch.nn.Identity()],
         [T.Lambda(lambda images: images, per="image"), T.Lambda(torch.nn.Identity()), T.CenterCrop(9)],
     ],
 )
-def test_workers_get_neither_it_nor_other_regions(transforms):
+def test_pickled_chains_contain_no_custom_transforms_and_draw_equal_regions(transforms):
     chain = T.Chain(transforms)
-    data = pickle.dumps(chain)  # locks and lambdas cannot be pickled
-    assert b"test_custom" not in data  # the class
-    assert b"strength" not in data
-    there = pickle.loads(data)
-    np.testing.assert_array_equal(there.regions(KEY, POSITIONS, SIZES), chain.regions(KEY, POSITIONS, SIZES))
+    pickled = pickle.dumps(chain)  # locks and lambdas cannot be pickled
+    assert b"test_custom" not in pickled  # the class
+    assert b"strength" not in pickled
+    unpickled = pickle.loads(pickled)
+    np.testing.assert_array_equal(unpickled.regions(KEY, POSITIONS, SIZES), chain.regions(KEY, POSITIONS, SIZES))
 
 
-def test_what_a_worker_gets_cannot_be_applied():
-    there = pickle.loads(pickle.dumps(T.Chain([Several(), NORMALIZE])))
-    with pytest.raises(RuntimeError, match="Several was removed when its chain was pickled"):
-        T.apply(there.transforms, np.zeros((4, 4, 3), np.uint8))
+def test_apply_refuses_a_chain_whose_custom_transforms_were_removed_by_pickling():
+    unpickled = pickle.loads(pickle.dumps(T.Chain([Structured(), NORMALIZE])))
+    with pytest.raises(RuntimeError, match="Structured was removed when its chain was pickled"):
+        T.apply(unpickled.transforms, np.zeros((4, 4, 3), np.uint8))
 
 
-def test_a_fingerprint_has_the_arguments_and_no_address():
-    def of(*transforms):
+def test_fingerprint_depends_on_arguments_but_not_on_addresses():
+    def fingerprint(*transforms):
         return T.Chain(transforms).fingerprint()
 
-    def named(images):
+    def function(images):
         return images
 
     @dataclass(frozen=True)
-    class Held(T.Custom):
-        what: Any = None
+    class WithField(T.Custom):
+        value: Any = None
 
-    class Plain(T.Custom):
+    class WithAttribute(T.Custom):
         def __init__(self, number):
             self.number = number
 
-    assert of(Several(0.5)) == of(Several(0.5)) != of(Several(0.6))
-    assert of(Plain(1)) == of(Plain(1)) != of(Plain(2))
-    assert of(T.Lambda(lambda x: x), NORMALIZE) == of(T.Lambda(lambda x: x + 1), NORMALIZE)
-    assert of(T.Lambda(named), NORMALIZE) != of(T.Lambda(lambda x: x), NORMALIZE)
-    assert of(T.Lambda(named), NORMALIZE) != of(T.Lambda(named, per="image"), NORMALIZE)
-    assert of(NORMALIZE, T.Lambda(named)) == of(NORMALIZE) + "-named"
-    assert of(Held(object())) == of(Held(object())) != of(Held(torch.nn.ReLU()))
-    assert of(Held(np.arange(3))) == of(Held([0, 1, 2])) != of(Held(np.arange(4)))
+    assert fingerprint(Structured(0.5)) == fingerprint(Structured(0.5)) != fingerprint(Structured(0.6))
+    assert fingerprint(WithAttribute(1)) == fingerprint(WithAttribute(1)) != fingerprint(WithAttribute(2))
+    assert fingerprint(T.Lambda(lambda x: x), NORMALIZE) == fingerprint(T.Lambda(lambda x: x + 1), NORMALIZE)
+    assert fingerprint(T.Lambda(function), NORMALIZE) != fingerprint(T.Lambda(lambda x: x), NORMALIZE)
+    assert fingerprint(T.Lambda(function), NORMALIZE) != fingerprint(T.Lambda(function, per="image"), NORMALIZE)
+    assert fingerprint(NORMALIZE, T.Lambda(function)) == fingerprint(NORMALIZE) + "-function"
+    assert (
+        fingerprint(WithField(object())) == fingerprint(WithField(object())) != fingerprint(WithField(torch.nn.ReLU()))
+    )
+    assert (
+        fingerprint(WithField(np.arange(3)))
+        == fingerprint(WithField([0, 1, 2]))
+        != fingerprint(WithField(np.arange(4)))
+    )
 
 
-def test_how_they_are_shown():
+def test_repr_of_custom_transforms_and_lambdas():
     chain = T.Chain([Flip(), T.Lambda(abs, per="image"), T.Lambda(torch.nn.ReLU()), T.CenterCrop(8), T.Lambda(abs)])
     assert repr(chain) == (
         "Chain([Flip(), Lambda(abs, per='image'), Lambda(torch's ReLU), CenterCrop(size=(8, 8)), Lambda(abs)])"
     )
 
 
-def test_beside_what_needs_levels_it_may_not_get_floats():
-    held = T.RandomApply([Several(), T.ColorJitter(0.5)])
-    T.Chain([held, NORMALIZE])
+def test_chain_refuses_a_custom_transform_with_one_that_needs_levels_behind_to_dtype():
+    container = T.RandomApply([Structured(), T.ColorJitter(0.5)])
+    T.Chain([container, NORMALIZE])
     text = (
         "RandomApply (number 2) holds ColorJitter, which needs pixel values in 0 … 255, together with your own "
         "transform, which gets the floats of ToDtype; put RandomApply before ToDtype, or move ColorJitter or "
         "your transform out of it"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        T.Chain([FLOAT, held, NORMALIZE])
+        T.Chain([TO_FLOAT, container, NORMALIZE])
 
 
-def test_boxes_and_keypoints_move_as_with_the_one_that_is_built_in():
+def test_a_custom_flip_moves_boxes_and_keypoints_as_random_horizontal_flip():
     boxes, points = np.array([[1, 2, 9, 12], [0, 0, 5, 5]]), np.array([[[3.5, 4.0]], [[0.0, 1.0]]])
     program = T.Chain([Flip(), T.CenterCrop(30)]).draw(KEY, POSITIONS, SIZES)
     samples = [SampleTargets([boxes, boxes.astype(float)], [points]) for _ in range(12)]
@@ -187,19 +192,19 @@ def test_boxes_and_keypoints_move_as_with_the_one_that_is_built_in():
         built_in = T.Chain([T.RandomHorizontalFlip(float(flipped[row])), T.CenterCrop(30)])
         expected = SampleTargets([boxes, boxes.astype(float)], [points])
         apply_records(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]).records, [expected])
-        for found, other in zip((*sample.boxes, *sample.points), (*expected.boxes, *expected.points), strict=True):
-            np.testing.assert_array_equal(found, other)
-            assert found.dtype == other.dtype
+        for ours, theirs in zip((*sample.boxes, *sample.points), (*expected.boxes, *expected.points), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.dtype == theirs.dtype
 
 
-def test_boxes_that_do_not_come_back_are_an_error():
-    class Loses(T.Custom):
+def test_apply_boxes_must_return_as_many_boxes():
+    class Drops(T.Custom):
         def apply_boxes(self, boxes, params, size_hw):
             return boxes[:1]
 
-    program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
+    program = T.Chain([Drops()]).draw(KEY, POSITIONS[:1], SIZES[:1])
     text = (
-        "Loses.apply_boxes must return a numpy array with the shape of its input, (2, 4); got an array of shape (1, 4)"
+        "Drops.apply_boxes must return a numpy array with the shape of its input, (2, 4); got an array of shape (1, 4)"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         apply_records(program.records, [SampleTargets([np.zeros((2, 4))])])

@@ -1,4 +1,4 @@
-"""Names, arguments and defaults are torchvision's, and docs/transforms.md says what they are."""
+"""Names, arguments and defaults are torchvision's, and docs/transforms.md lists them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from transforms.specs import SPECS
 
 from gpuload import transforms as T
 
-# torchvision's Lambda is called with other things.
-THEIRS = [name for name, spec in SPECS.items() if spec.torchvision is not None and name != "Lambda"]
+# torchvision's Lambda has another first argument.
+IN_TORCHVISION = [name for name, spec in SPECS.items() if spec.torchvision is not None and name != "Lambda"]
 
 
-def test_the_table_is_up_to_date():
+def test_table_in_transforms_md_is_up_to_date():
     text = PAGE.read_text()
-    found = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
-    assert found == table(), f"{PAGE} is out of date, run `python tests/transforms/catalogue.py`"
+    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
+    assert written == table(), f"{PAGE} is out of date, run `python tests/transforms/catalogue.py`"
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", IN_TORCHVISION)
 def test_arguments_and_defaults_are_torchvisions(name):
-    def described(kind: type) -> list[tuple]:
+    def parameters_of(kind: type) -> list[tuple]:
         return [
             (key, value.default.value if isinstance(value.default, enum.Enum) else value.default, value.kind)
             for key, value in inspect.signature(kind).parameters.items()
         ]
 
-    ours = described(getattr(T, name))
-    theirs = described(getattr(peers.torchvision().transforms.v2, name))
+    ours = parameters_of(getattr(T, name))
+    theirs = parameters_of(getattr(peers.torchvision().transforms.v2, name))
     count = len(ours) - len(SPECS[name].more)
     assert ours[:count] == theirs
-    assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more)
+    assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more), "edit `more` in tests/transforms/specs.py"
     assert all(default is not inspect.Parameter.empty for _, default, _ in ours[count:])
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_torchvision_has_a_transform_where_its_arguments_are_listed(name):
+def test_specs_have_torchvision_arguments_where_torchvision_has_the_transform(name):
     theirs = hasattr(peers.torchvision().transforms.v2, name)
-    assert theirs == (SPECS[name].torchvision is not None)
+    assert theirs == (SPECS[name].torchvision is not None), f"edit `torchvision` of {name} in tests/transforms/specs.py"

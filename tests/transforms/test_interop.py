@@ -1,25 +1,23 @@
-"""Chains of torchvision and timm become chains of gpuload, with no argument lost, or an error names what cannot be."""
+"""from_torchvision and from_timm convert chains with all arguments, or raise an error that names the problem."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
-import warnings
 from collections import defaultdict
 
-import numpy as np
 import pytest
 import torch
 from helpers import peers
 from helpers.generated_images import smooth_image
 from PIL import Image
 from torch import nn
+from transforms.drawing import TO_FLOAT, draw
 from transforms.specs import SPECS, second
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.interop import PRESETS
 from gpuload.transforms.names import TO_DTYPE, TYPE_CONVERSIONS, UNSUPPORTED
 
@@ -32,33 +30,29 @@ from timm.data.transforms_factory import create_transform  # noqa: E402
 v1 = vision.transforms
 v2 = v1.v2
 BICUBIC = v2.InterpolationMode.BICUBIC
-NEAREST = v2.InterpolationMode.NEAREST
 
 
 CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
-OTHERWISE = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
-# Every argument of every transform that becomes ours of the same name, none of them with its default.
-EXAMPLES = {name: spec.torchvision for name, spec in SPECS.items() if spec.torchvision is not None}
-EXAMPLES = {name: arguments for name, arguments in EXAMPLES.items() if name not in OTHERWISE}
+HANDLED_SEPARATELY = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
+# By name, each argument of each transform that is converted to the one of the same name; no value is a default.
+EXAMPLES = {
+    name: spec.torchvision
+    for name, spec in SPECS.items()
+    if spec.torchvision is not None and name not in HANDLED_SEPARATELY
+}
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
 
 
-def fields_of(transforms) -> list:
-    """All that the transforms hold, what makes no difference to their equality too."""
+def all_fields(transforms) -> list:
+    """Return the values of all fields, including those that are not compared."""
     return [
         (type(transform), [getattr(transform, field.name) for field in dataclasses.fields(transform)])
         for transform in transforms
     ]
 
 
-def classes(module) -> list[str]:
-    return sorted(
-        name for name, value in vars(module).items() if isinstance(value, type) and name not in NOT_TRANSFORMS
-    )
-
-
-def theirs_of(arguments: dict) -> dict:
-    """The arguments as torchvision takes them."""
+def torchvision_arguments(arguments: dict) -> dict:
+    """Convert strings to torchvision's enums."""
     enums = {"interpolation": v2.InterpolationMode, "policy": v2.AutoAugmentPolicy}
     return {key: enums[key](value) if key in enums else value for key, value in arguments.items()}
 
@@ -68,21 +62,24 @@ def parameters(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
-def test_of_each_transform_it_is_stated_what_becomes_of_it(module):
-    stated = {*EXAMPLES, *OTHERWISE}
-    missing = set(classes(module)) - stated
-    assert not missing
+def test_each_torchvision_transform_is_listed(module):
+    classes = {name for name, value in vars(module).items() if isinstance(value, type)}
+    missing = sorted(classes - NOT_TRANSFORMS - {*EXAMPLES, *HANDLED_SEPARATELY})
+    assert not missing, (
+        f"for {', '.join(missing)}, add a Spec with `torchvision=…` to tests/transforms/specs.py, or an entry to "
+        "UNSUPPORTED in gpuload/transforms/names.py"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_ours_have_every_argument(name):
+def test_transforms_have_every_argument_of_torchvision(name):
     for module in (v1, v2):
         if hasattr(module, name):
             assert parameters(getattr(module, name)) == set(EXAMPLES[name])
     assert set(EXAMPLES[name]) <= parameters(getattr(T, name))
 
 
-def test_an_argument_of_a_later_version_is_refused_unless_it_is_its_default():
+def test_from_torchvision_refuses_an_unknown_argument_unless_it_is_its_default():
     class RandomInvert:
         def __init__(self, p=0.5, channels=None):
             self.p, self.channels = p, channels
@@ -102,32 +99,32 @@ def test_an_argument_of_a_later_version_is_refused_unless_it_is_its_default():
         if module is v2 or hasattr(v1, name)  # v2 has all
     ],
 )
-def test_no_argument_is_lost(module, name):
+def test_from_torchvision_converts_every_argument(module, name):
     arguments, kind = EXAMPLES[name], getattr(T, name)
-    ours = fields_of([kind(**arguments)])
-    assert fields_of(T.from_torchvision(getattr(module, name)(**theirs_of(arguments)))) == ours
+    ours = all_fields([kind(**arguments)])
+    assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(arguments)))) == ours
     for key in arguments:
         if inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
             continue
         # The example would show it if this one argument were not carried over.
         fewer = {other: value for other, value in arguments.items() if other != key}
-        without = fields_of([kind(**fewer)])
+        without = all_fields([kind(**fewer)])
         assert without != ours
-        assert fields_of(T.from_torchvision(getattr(module, name)(**theirs_of(fewer)))) == without
+        assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(fewer)))) == without
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_defaults_are_torchvisions(name):
+def test_from_torchvision_of_defaults_gives_defaults(name):
     required = {
         key: value
         for key, value in EXAMPLES[name].items()
         if inspect.signature(getattr(T, name)).parameters[key].default is inspect.Parameter.empty
     }
-    ours = fields_of([getattr(T, name)(**required)])
-    assert fields_of(T.from_torchvision(getattr(v2, name)(**theirs_of(required)))) == ours
+    ours = all_fields([getattr(T, name)(**required)])
+    assert all_fields(T.from_torchvision(getattr(v2, name)(**torchvision_arguments(required)))) == ours
 
 
-def test_labels_getters():
+def test_from_torchvision_converts_labels_getters():
     for kind in ("MixUp", "CutMix"):
         for getter in ("default", None, second):
             [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
@@ -136,140 +133,114 @@ def test_labels_getters():
     assert ours.labels_getter is second
 
 
-def test_values_of_erasing():
-    for module in (v1, v2):
-        for value in (0.5, "random", (0.1, 0.2, 0.3)):
-            assert T.from_torchvision(module.RandomErasing(value=value)) == [T.RandomErasing(value=value)]
+TV = vision.tv_tensors
+FILL_BY_TYPE = defaultdict(lambda: 0, {TV.Image: (1, 2, 3), TV.Mask: 255})
+FILL = {gl.Image: (1, 2, 3), gl.Mask: 255}
+DTYPES_BY_TYPE = {TV.Image: torch.float32, TV.Mask: torch.int64, "others": None}
+FLIP, JITTER = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
+OUR_FLIP, OUR_JITTER = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
+TO_FLOAT16 = [v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)]
 
 
-def test_fills_by_type():
-    tv = vision.tv_tensors
-    fill = defaultdict(lambda: 0, {tv.Image: (1, 2, 3), tv.Mask: 255})
-    expected = {gl.Image: (1, 2, 3), gl.Mask: 255}
-    assert T.from_torchvision(v2.RandomCrop(8, fill=fill)) == [T.RandomCrop(8, fill=expected)]
-    assert T.from_torchvision(v2.Pad(3, fill=fill)) == [T.Pad(3, fill=expected)]
-    assert T.from_torchvision(v2.RandomZoomOut(fill={"others": 5})) == [T.RandomZoomOut(fill={"others": 5})]
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        *(
+            (module.RandomErasing(value=value), [T.RandomErasing(value=value)])
+            for module in (v1, v2)
+            for value in (0.5, "random", (0.1, 0.2, 0.3))
+        ),
+        (v2.RandomCrop(8, fill=FILL_BY_TYPE), [T.RandomCrop(8, fill=FILL)]),
+        (v2.Pad(3, fill=FILL_BY_TYPE), [T.Pad(3, fill=FILL)]),
+        (v2.RandomZoomOut(fill={"others": 5}), [T.RandomZoomOut(fill={"others": 5})]),
+        ([v2.ToImage(), v1.PILToTensor(), v2.ToPureTensor(), v2.ToPILImage(), v2.ToDtype(torch.uint8, scale=True)], []),
+        ([v2.Identity(), nn.Identity()], [T.Identity(), T.Identity()]),
+        ([v1.ToTensor()], [TO_FLOAT]),
+        ([v1.ConvertImageDtype(torch.float32)], [TO_FLOAT]),
+        ([v2.ConvertImageDtype()], [TO_FLOAT]),
+        (v2.ToDtype(torch.float16), [T.ToDtype("float16")]),
+        # Of two conversions, the second changes only the width of the floats.
+        ([v1.ToTensor(), v1.ConvertImageDtype(torch.float32)], [TO_FLOAT]),
+        (TO_FLOAT16, [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]),
+        ([v2.ToDtype(DTYPES_BY_TYPE, scale=True)], [T.ToDtype("float32", scale=True, mask_dtype="int64")]),
+        ([v2.ToDtype(DTYPES_BY_TYPE, scale=True)], [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]),
+        ([v2.ToDtype({TV.Mask: torch.int64, "others": None})], [T.ToDtype(None, mask_dtype="int64")]),
+        (
+            v2.Compose([v2.ToImage(), v2.Compose([FLIP]), nn.Sequential(JITTER, nn.Sequential(FLIP))]),
+            [OUR_FLIP, OUR_JITTER, OUR_FLIP],
+        ),
+        (v1.Compose([v1.RandomApply([JITTER, FLIP], p=0.3)]), [T.RandomApply([OUR_JITTER, OUR_FLIP], p=0.3)]),
+        (v2.RandomApply(nn.ModuleList([JITTER]), p=0.3), [T.RandomApply([OUR_JITTER], p=0.3)]),
+        (v2.RandomApply([v2.ToImage()]), []),
+        *((module.RandomChoice([FLIP, JITTER]), [T.RandomChoice([OUR_FLIP, OUR_JITTER])]) for module in (v1, v2)),
+        *((module.RandomOrder([FLIP, JITTER]), [T.RandomOrder([OUR_FLIP, OUR_JITTER])]) for module in (v1, v2)),
+        (
+            v2.RandomChoice([v2.ToImage(), v2.Compose([FLIP, JITTER])], p=[1, 3]),
+            [T.RandomChoice([T.Identity(), T.Compose([OUR_FLIP, OUR_JITTER])], p=[0.25, 0.75])],
+        ),
+        ([OUR_FLIP, JITTER], [OUR_FLIP, OUR_JITTER]),
+    ],
+)
+def test_from_torchvision_converts_fills_types_and_containers(theirs, ours):
+    assert T.from_torchvision(theirs) == ours
 
 
-def test_a_fill_between_levels_is_cut_as_on_uint8_images():
+@pytest.mark.filterwarnings("ignore:.*ToTensor:UserWarning")  # it is deprecated
+def test_from_torchvision_converts_the_deprecated_to_tensor():
+    assert T.from_torchvision([v2.ToTensor()]) == [TO_FLOAT]
+
+
+def test_from_torchvision_truncates_a_fill_between_levels():
     color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
-    for fill in (color, {"others": color}, defaultdict(lambda: color), {vision.tv_tensors.Image: list(color)}):
+    for fill in (color, {"others": color}, defaultdict(lambda: color), {TV.Image: list(color)}):
         [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
         assert ours.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
-    # Behind the conversion a fill is no level.
+    # Behind ToTensor, a fill is not a level.
     with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is a pixel value in 0 … 255, but comes after ToDtype"):
         T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
 
-def test_conversions():
-    levels = {"ToImage": v2.ToImage(), "PILToTensor": v1.PILToTensor(), "ToPureTensor": v2.ToPureTensor()}
-    assert T.from_torchvision([*levels.values(), v2.ToPILImage(), v2.ToDtype(torch.uint8, scale=True)]) == []
-    assert T.from_torchvision([v2.Identity(), nn.Identity()]) == [T.Identity(), T.Identity()]
-    scaled = [T.ToDtype("float32", scale=True)]
-    assert T.from_torchvision([v1.ToTensor()]) == scaled
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is deprecated
-        assert T.from_torchvision([v2.ToTensor()]) == scaled
-    assert T.from_torchvision([v1.ConvertImageDtype(torch.float32)]) == scaled
-    assert T.from_torchvision([v2.ConvertImageDtype()]) == scaled
-    assert T.from_torchvision(v2.ToDtype(torch.float16)) == [T.ToDtype("float16")]
-    # Floats to floats are a change of width only.
-    assert T.from_torchvision([v1.ToTensor(), v1.ConvertImageDtype(torch.float32)]) == scaled
-    found = T.from_torchvision([v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)])
-    assert found == [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]
-
-
-def test_dtypes_by_type():
-    tv = vision.tv_tensors
-    dtypes = {tv.Image: torch.float32, tv.Mask: torch.int64, "others": None}
-    found = T.from_torchvision([v2.ToDtype(dtypes, scale=True)])
-    assert found == [T.ToDtype("float32", scale=True, mask_dtype="int64")]
-    assert found == [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]
-    assert T.from_torchvision([v2.ToDtype({tv.Mask: torch.int64, "others": None})]) == [
-        T.ToDtype(None, mask_dtype="int64")
-    ]
-
-
-def test_a_threshold_behind_the_conversion_is_in_its_units():
+def test_from_torchvision_leaves_a_threshold_behind_to_tensor_in_its_units():
     chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
     assert chain[1] == T.RandomSolarize(0.5, p=1)
-    values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]])).records[1].values
-    assert values[0, 0, 0] == 127.5
+    assert draw(*chain, count=1).records[1].values[0, 0, 0] == 127.5
 
 
-def test_transforms_that_hold_others():
-    flip, jitter = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
-    ours_flip, ours_jitter = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
-    nested = v2.Compose([v2.ToImage(), v2.Compose([flip]), nn.Sequential(jitter, nn.Sequential(flip))])
-    assert T.from_torchvision(nested) == [ours_flip, ours_jitter, ours_flip]
-    assert T.from_torchvision(v1.Compose([v1.RandomApply([jitter, flip], p=0.3)])) == [
-        T.RandomApply([ours_jitter, ours_flip], p=0.3)
-    ]
-    assert T.from_torchvision(v2.RandomApply(nn.ModuleList([jitter]), p=0.3)) == [T.RandomApply([ours_jitter], p=0.3)]
-    assert T.from_torchvision(v2.RandomApply([v2.ToImage()])) == []
-    for module in (v1, v2):
-        assert T.from_torchvision(module.RandomChoice([flip, jitter])) == [T.RandomChoice([ours_flip, ours_jitter])]
-        assert T.from_torchvision(module.RandomOrder([flip, jitter])) == [T.RandomOrder([ours_flip, ours_jitter])]
-    chosen = v2.RandomChoice([v2.ToImage(), v2.Compose([flip, jitter])], p=[1, 3])
-    expected = T.RandomChoice([T.Identity(), T.Compose([ours_flip, ours_jitter])], p=[0.25, 0.75])
-    assert T.from_torchvision(chosen) == [expected]
-    assert T.from_torchvision([ours_flip, jitter]) == [ours_flip, ours_jitter]
-
-
-class Own(nn.Module):
-    """A module of the user's."""
+class UserModule(nn.Module):
+    pass
 
 
 @pytest.mark.parametrize(
     ("transforms", "error", "text"),
     [
-        (
-            lambda: v2.Lambda(second),
-            TypeError,
-            "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
-            "sample; with gpuload, write T.Lambda(fn, per='image') to call",
-        ),
+        (lambda: v2.Lambda(second), TypeError,
+         "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
+         "sample; with gpuload, write T.Lambda(fn, per='image') to call"),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
-        (
-            lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]),
-            ValueError,
-            "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have",
-        ),
-        (
-            lambda: v2.RandomChoice([v2.Resize(8), v2.RGB()]),
-            ValueError,
-            "transforms.transforms[1] is RGB",
-        ),
+        (lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]), ValueError,
+         "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have"),
+        (lambda: v2.RandomChoice([v2.Resize(8), v2.RGB()]), ValueError, "transforms.transforms[1] is RGB"),
         (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images from one"),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
         (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would convert"),
-        (
-            lambda: [v1.ToTensor(), v1.ToPILImage()],
-            ValueError,
-            "transforms[1], ToPILImage, converts floats back to uint8",
-        ),
+        (lambda: [v1.ToTensor(), v1.ToPILImage()], ValueError,
+         "transforms[1], ToPILImage, converts floats back to uint8"),
         (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
-        (
-            lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
-            ValueError,
-            "transforms[1], ToDtype, converts floats back to uint8; remove both",
-        ),
+        (lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)], ValueError,
+         "transforms[1], ToDtype, converts floats back to uint8; remove both"),
         (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
-        (
-            lambda: [v2.Resize(8), Own()],
-            TypeError,
-            "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]",
-        ),
+        (lambda: [v2.Resize(8), UserModule()], TypeError,
+         "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]"),
     ],
-)
-def test_refused(transforms, error, text):
+)  # fmt: skip
+def test_from_torchvision_refuses_unsupported_transforms_with_their_place(transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_torchvision(transforms())
 
 
-# Sizes of photographs, of one that is enlarged, and of one that the crop reaches beyond.
+# Photographs, an image that is enlarged, and one that is smaller than the crop.
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (90, 300), (40, 30)])
 @pytest.mark.parametrize(
     "options",
@@ -279,7 +250,7 @@ def test_refused(transforms, error, text):
     ],
     ids=["defaults", "all given"],
 )
-def test_a_preset_of_classifiers(size, options):
+def test_from_torchvision_of_a_classification_preset_gives_the_presets_images(size, options):
     preset = v1._presets.ImageClassification(**options)
     image = Image.fromarray(smooth_image(*size, 0))
     with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
@@ -288,7 +259,7 @@ def test_a_preset_of_classifiers(size, options):
     assert ((ours[0] - preset(image)).abs() * levels).max() <= 2
 
 
-def test_a_preset_of_classifiers_is_four_transforms():
+def test_from_torchvision_converts_a_classification_preset_to_four_transforms():
     expected = [
         T.Resize(256, "bicubic"),
         T.CenterCrop(224),
@@ -303,39 +274,33 @@ def test_a_preset_of_classifiers_is_four_transforms():
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        (
-            "SemanticSegmentation",
-            {"resize_size": 520, "mean": (0.5, 0.4, 0.3)},
-            "transforms is the preset SemanticSegmentation, which cannot be converted: write "
-            "transforms=[T.Resize(520, 'bilinear'), T.ToDtype('float32', scale=True), "
-            "T.Normalize((0.5, 0.4, 0.3), (0.229, 0.224, 0.225))]; masks",
-        ),
+        ("SemanticSegmentation", {"resize_size": 520, "mean": (0.5, 0.4, 0.3)},
+         "transforms is the preset SemanticSegmentation, which cannot be converted: write "
+         "transforms=[T.Resize(520, 'bilinear'), T.ToDtype('float32', scale=True), "
+         "T.Normalize((0.5, 0.4, 0.3), (0.229, 0.224, 0.225))]; masks"),
         ("SemanticSegmentation", {"resize_size": None}, "write transforms=[T.ToDtype('float32', scale=True), T.Norm"),
         ("ObjectDetection", {}, "cannot be converted: write transforms=[T.ToDtype('float32', scale=True)]"),
         ("VideoClassification", {"crop_size": (8, 8), "resize_size": (9,)}, "apply it in the dataset's __getitem__"),
         ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
     ],
-)
-def test_other_presets_say_what_to_write(name, options, text):
+)  # fmt: skip
+def test_from_torchvision_refuses_other_presets_with_a_remedy(name, options, text):
     assert set(v1._presets.__all__) == {"ImageClassification", *PRESETS}
     with pytest.raises(ValueError, match=re.escape(text)):
         T.from_torchvision(getattr(v1._presets, name)(**options))
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_each_refusal_says_what_to_do(name):
+@pytest.mark.parametrize("name", [*sorted(UNSUPPORTED), "RandomUnknown"])
+def test_from_torchvision_refuses_each_unsupported_transform_by_name(name):
     kind = type(name, (), {"__module__": "torchvision.transforms.v2._any"})
-    with pytest.raises((TypeError, ValueError), match=re.escape(f"transforms[0] is {name}, which gpuload does not")):
+    text = f"transforms[0] is {name}, which gpuload does not have"
+    with pytest.raises(
+        (TypeError, ValueError), match=re.escape(text + ("; call it in" if name == "RandomUnknown" else ""))
+    ):
         T.from_torchvision([kind()])
 
 
-def test_one_that_no_version_has_yet():
-    kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
-    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; call it in"):
-        T.from_torchvision([kind()])
-
-
-def test_timms_are_pointed_to_from_timm():
+def test_from_torchvision_refuses_a_timm_transform_with_from_timm_as_the_remedy():
     kind = type("MaybeToTensor", (), {"__module__": "timm.data.transforms"})
     with pytest.raises(TypeError, match="write from_timm"):
         T.from_torchvision([kind()])
@@ -354,67 +319,52 @@ CONFIG = {
 }
 
 
-def filters(value) -> str:
-    """The name of theirs, of which "random" is two."""
+def filter_name(value) -> str:
+    """Return our name for timm's filter; two filters are "random"."""
     if isinstance(value, tuple | list):
         assert {mode.value for mode in value} == {"bilinear", "bicubic"}
         return "random"
     return value.value
 
 
-def ours_of(transform) -> list:
-    """One of timm's chain, read from its attributes, as ours."""
+def from_attributes(transform) -> list:
+    """Convert a transform of timm's chain by its attributes."""
     name = type(transform).__name__
     match name:
         case "MaybeToTensor":
-            return [T.ToDtype("float32", scale=True)]
+            return [TO_FLOAT]
         case "MaybePILToTensor":
             return []
         case "TrimBorder":
             return [T.TrimBorder(transform.border_size)]
         case "RandomResizedCropAndInterpolation":
-            return [
-                T.RandomResizedCrop(
-                    transform.size, transform.scale, transform.ratio, interpolation=filters(transform.interpolation)
-                )
-            ]
+            interpolation = filter_name(transform.interpolation)
+            return [T.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation)]
         case "ResizeKeepRatio":
-            return [
-                T.ResizeKeepRatio(
-                    transform.size,
-                    transform.longest,
-                    filters(transform.interpolation),
-                    transform.random_scale_prob,
-                    transform.random_scale_range,
-                    transform.random_scale_area,
-                    transform.random_aspect_prob,
-                    transform.random_aspect_range,
-                )
-            ]
+            kinds = ("scale_prob", "scale_range", "scale_area", "aspect_prob", "aspect_range")
+            options = {f"random_{kind}": getattr(transform, f"random_{kind}") for kind in kinds}
+            interpolation = filter_name(transform.interpolation)
+            return [T.ResizeKeepRatio(transform.size, transform.longest, interpolation, **options)]
         case "CenterCropOrPad" | "RandomCropOrPad":
             return [getattr(T, name)(transform.size, transform.fill, transform.padding_mode)]
         case "RandomErasing":
             assert transform.log_aspect_ratio[0] == -transform.log_aspect_ratio[1]
-            return [
-                T.RandomErasing(
-                    transform.probability,
-                    scale=(transform.min_area, transform.max_area),
-                    ratio=(0.3, 1 / 0.3),
-                    mode=transform.mode,
-                    min_count=transform.min_count,
-                    max_count=transform.max_count,
-                )
-            ]
+            scale = (transform.min_area, transform.max_area)
+            options = {name: getattr(transform, name) for name in ("mode", "min_count", "max_count")}
+            return [T.RandomErasing(transform.probability, scale, (0.3, 1 / 0.3), **options)]
         case "Normalize":
-            return [
-                T.Normalize([round(float(x), 6) for x in transform.mean], [round(float(x), 6) for x in transform.std])
-            ]
+            mean, std = ([round(float(x), 6) for x in values] for values in (transform.mean, transform.std))
+            return [T.Normalize(mean, std)]
         case _:
             return T.from_torchvision(transform)
 
 
+def converted(chain: v1.Compose) -> list:
+    return [ours for transform in chain.transforms for ours in from_attributes(transform)]
+
+
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         {},
         {"crop_pct": 0.875, "interpolation": "bilinear"},
@@ -444,22 +394,21 @@ def ours_of(transform) -> list:
     ],
     ids=str,
 )
-def test_the_chain_is_that_of_create_transform(more):
-    config = {**CONFIG, **more}
+def test_from_timm_gives_the_chain_of_create_transform(options):
+    config = {**CONFIG, **options}
     training = config.pop("is_training", False)
-    theirs = create_transform(**config, is_training=training)
-    expected = [ours for transform in theirs.transforms for ours in ours_of(transform)]
+    expected = converted(create_transform(**config, is_training=training))
     assert T.from_timm(config, training) == expected
-    T.Chain(expected)  # in a possible order
-    # The same where arguments are given beside the configuration.
-    beside = {name: value for name, value in more.items() if name in T.from_timm.__kwdefaults__}
-    rest = {name: value for name, value in config.items() if name not in beside}
-    assert T.from_timm(rest, training, **beside) == expected
+    T.Chain(expected)
+    # Options are also accepted as arguments.
+    arguments = {name: value for name, value in options.items() if name in T.from_timm.__kwdefaults__}
+    remaining_config = {name: value for name, value in config.items() if name not in arguments}
+    assert T.from_timm(remaining_config, training, **arguments) == expected
 
 
 @pytest.mark.parametrize("interpolation", ["random", "bicubic"])
 @pytest.mark.parametrize("size", [(3, 224, 224), (3, 160, 192)], ids=str)
-def test_randaugment(interpolation, size):
+def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
     config = {**CONFIG, "interpolation": interpolation, "input_size": size}
     chain = T.from_timm(config, True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
     assert [type(transform).__name__ for transform in chain] == [
@@ -480,22 +429,17 @@ def test_randaugment(interpolation, size):
     assert rand_augment_transform(chain[2].config, {}).num_layers == 2
 
 
-def test_a_models_configuration():
-    model = timm.create_model("resnet18", pretrained=False)
-    config = timm.data.resolve_model_data_config(model)
-    theirs = create_transform(**config, is_training=False)
-    assert T.from_timm(config) == [ours for transform in theirs.transforms for ours in ours_of(transform)]
+def test_from_timm_accepts_the_configuration_of_a_model():
+    config = timm.data.resolve_model_data_config(timm.create_model("resnet18", pretrained=False))
+    assert T.from_timm(config) == converted(create_transform(**config, is_training=False))
 
 
-def test_no_configuration_is_timms_defaults():
-    for training in (False, True):
-        theirs = create_transform(is_training=training)
-        assert T.from_timm(is_training=training) == [
-            ours for transform in theirs.transforms for ours in ours_of(transform)
-        ]
+@pytest.mark.parametrize("training", [False, True])
+def test_from_timm_without_a_configuration_uses_timms_defaults(training):
+    assert T.from_timm(is_training=training) == converted(create_transform(is_training=training))
 
 
-def test_what_training_scripts_override():
+def test_from_timm_arguments_override_the_configuration():
     assert T.from_timm(CONFIG, interpolation="bilinear", crop_pct=1.0)[0] == T.Resize(224)
 
 
@@ -518,11 +462,11 @@ def test_what_training_scripts_override():
         (({"input_size": "224"},), TypeError, "input_size must be an integer, got '224' (str)"),
     ],
 )  # fmt: skip
-def test_refused_from_timm(arguments, error, text):
+def test_from_timm_refuses_invalid_arguments(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_timm(*arguments)
 
 
-def test_a_contradiction_is_refused():
+def test_from_timm_refuses_an_argument_that_contradicts_the_configuration():
     with pytest.raises(ValueError, match=re.escape("hflip is passed twice, as 0.5 and in data_config as 0.1")):
         T.from_timm({**CONFIG, "hflip": 0.1}, True, hflip=0.5)

@@ -1,117 +1,78 @@
-"""MixUp and CutMix: what they take, what they draw, and where they may stand."""
+"""MixUp and CutMix: arguments, draws, and valid places in a chain."""
 
 from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 from scipy import stats
+from transforms.drawing import NORMALIZE, TO_FLOAT, N, draw
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
-
-N = 8000
-KEY = epoch_key(3, 1)
-NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
-FLOAT = T.ToDtype("float32", scale=True)
-
-
-def draw(transform, n: int = N, height: int = 40, width: int = 60):
-    return T.Chain([NORMALIZE, transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).mix
 
 
 @pytest.mark.parametrize("kind", [T.MixUp, T.CutMix])
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        (
-            {"label_smoothing": 0.1, "labels_getter": None},
-            ValueError,
-            "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; remove",
-        ),
-    ],
-)
-def test_arguments_that_cannot_be(kind, arguments, error, text):
-    with pytest.raises(error, match=re.escape(kind.__name__ + text)):
-        kind(**arguments)
+def test_mixup_and_cutmix_refuse_label_smoothing_without_labels(kind):
+    text = "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; remove"
+    with pytest.raises(ValueError, match=re.escape(kind.__name__ + text)):
+        kind(label_smoothing=0.1, labels_getter=None)
 
 
 @pytest.mark.parametrize(
     ("transforms", "text"),
     [
-        (
-            [T.CenterCrop(8), T.MixUp()],
-            "transforms in an impossible order: MixUp (number 2) takes float or normalized images but gets uint8 "
-            "images; put ToDtype('float32', scale=True) or Normalize before it",
-        ),
-        (
-            [FLOAT, T.CutMix(), NORMALIZE],
-            "Normalize (number 3) cannot come after CutMix (number 2), which works on images of the "
-            "final type; put Normalize "
-            "before CutMix",
-        ),
-        ([FLOAT, T.RandomApply([T.CutMix()]), T.CenterCrop(8)], "CenterCrop (number 3) cannot come after RandomApply"),
-        (
-            [NORMALIZE, T.MixUp(), T.CutMix()],
-            "a chain can mix an image only once, but has MixUp and CutMix; put them into one RandomChoice, which "
-            "applies one of them to each sample",
-        ),
-        (
-            [NORMALIZE, T.RandomOrder([T.MixUp(), T.CutMix()])],
-            "RandomOrder can mix an image only once, but has MixUp and CutM",
-        ),
-        (
-            [NORMALIZE, T.RandomChoice([T.Compose([T.MixUp(), T.CutMix()])])],
-            "RandomChoice can mix an image only once, but has MixUp and CutMix",
-        ),
-        (
-            [NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.MixUp()])],
-            "RandomApply cannot hold RandomHorizontalFlip together with MixUp, which mixes images after all other "
-            "transforms; put RandomHorizontalFlip into a separate RandomApply",
-        ),
-        (
-            [NORMALIZE, T.RandomChoice([T.MixUp(num_classes=3), T.CutMix(num_classes=4)])],
-            "MixUp(num_classes=3) and CutMix(num_classes=4) apply to the labels of one batch; pass the same value",
-        ),
-        (
-            [NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
-            "MixUp(labels_getter='default') and CutMix(labels_getter=None) apply to the labels of one batch",
-        ),
-        (
-            [NORMALIZE, T.RandomChoice([T.MixUp(label_smoothing=0.1), T.CutMix()])],
-            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) apply to the labels of one batch; pass the",
-        ),
-        (
-            [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],
-            "MixUp cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
-            "different shares",
-        ),
+        ([T.CenterCrop(8), T.MixUp()],
+         "transforms in an impossible order: MixUp (number 2) takes float or normalized images but gets uint8 "
+         "images; put ToDtype('float32', scale=True) or Normalize before it"),
+        ([TO_FLOAT, T.CutMix(), NORMALIZE],
+         "Normalize (number 3) cannot come after CutMix (number 2), which works on images of the "
+         "final type; put Normalize before CutMix"),
+        ([TO_FLOAT, T.RandomApply([T.CutMix()]), T.CenterCrop(8)],
+         "CenterCrop (number 3) cannot come after RandomApply"),
+        ([NORMALIZE, T.MixUp(), T.CutMix()],
+         "a chain can mix an image only once, but has MixUp and CutMix; put them into one RandomChoice, which "
+         "applies one of them to each sample"),
+        ([NORMALIZE, T.RandomOrder([T.MixUp(), T.CutMix()])],
+         "RandomOrder can mix an image only once, but has MixUp and CutM"),
+        ([NORMALIZE, T.RandomChoice([T.Compose([T.MixUp(), T.CutMix()])])],
+         "RandomChoice can mix an image only once, but has MixUp and CutMix"),
+        ([NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.MixUp()])],
+         "RandomApply cannot hold RandomHorizontalFlip together with MixUp, which mixes images after all other "
+         "transforms; put RandomHorizontalFlip into a separate RandomApply"),
+        ([NORMALIZE, T.RandomChoice([T.MixUp(num_classes=3), T.CutMix(num_classes=4)])],
+         "MixUp(num_classes=3) and CutMix(num_classes=4) apply to the labels of one batch; pass the same value"),
+        ([NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
+         "MixUp(labels_getter='default') and CutMix(labels_getter=None) apply to the labels of one batch"),
+        ([NORMALIZE, T.RandomChoice([T.MixUp(label_smoothing=0.1), T.CutMix()])],
+         "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) apply to the labels of one batch; pass the"),
+        ([T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],
+         "MixUp cannot be combined with MultiView: a sample has one label, but its views would be mixed with "
+         "different shares"),
         ([NORMALIZE, T.MultiView([[T.MixUp()], [T.Identity()]])], "MixUp cannot be combined with MultiView"),
     ],
-)
-def test_where_they_cannot_stand(transforms, text):
+)  # fmt: skip
+def test_chain_refuses_mixup_and_cutmix_in_invalid_places(transforms, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         T.Chain(transforms)
 
 
-def test_they_are_values():
+def test_mixup_and_cutmix_are_compared_without_their_labels_getter():
     assert repr(T.MixUp(alpha=0.2, num_classes=10)) == "MixUp(alpha=0.2, num_classes=10)"
-    # A function has no name that lasts, so a chain is told from others without it.
-    one, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
-    assert one == other
-    assert one.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
-    assert one.mixing is not None
+    # A function has no stable name, so it is not compared.
+    chain, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
+    assert chain == other
+    assert chain.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
+    assert chain.mixing is not None
     assert T.Chain([NORMALIZE]).mixing is None
-    assert T.Chain([FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
+    assert T.Chain([TO_FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
 
 
-def test_a_choice_is_made_for_each_sample():
+def test_random_choice_of_mixup_and_cutmix_draws_one_for_each_sample():
     choice = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()], p=[2, 1, 1])
-    found = draw(T.RandomApply([choice], p=0.8))
-    pasted = found.box_tlhw[:, 2] > 0
-    blended = ~pasted & (found.share < 1)
-    # Some boxes of CutMix are of no size.
+    mix = draw(NORMALIZE, T.RandomApply([choice], p=0.8)).mix
+    pasted = mix.box_tlhw[:, 2] > 0
+    blended = ~pasted & (mix.share < 1)
+    # CutMix draws some boxes without area.
     assert stats.binomtest(int(blended.sum()), N, 0.4).pvalue > 0.01
     assert 0.17 < pasted.mean() < 0.21
-    assert stats.kstest(found.share[blended], "uniform").pvalue > 0.01
+    assert stats.kstest(mix.share[blended], "uniform").pvalue > 0.01

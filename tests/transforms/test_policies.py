@@ -1,4 +1,4 @@
-"""Automatic augmentation: its arguments, its draws, its operations and its mixture against torchvision's."""
+"""Automatic augmentation: arguments, draws, operations and mixtures, compared with torchvision's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from gpuload.transforms.policies import (
 )
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, ChainMixture, Ops
 
-N = 6_000
 HEIGHT, WIDTH = 60, 47
 
 
-def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Any:
-    return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1))).records[0]
+def draw(transform: T.Transform, n: int = 6_000) -> Any:
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +39,40 @@ def v2():
     return peers.torchvision().transforms.v2
 
 
-def simulated(original, n: int = N) -> list[tuple]:
-    """What torchvision's transform does to n images, in the words of `described`: only what it applies is replaced."""
-    image = Image.new("RGB", (WIDTH, HEIGHT))
-    found: list[tuple[str, float]] = []
+def record_operations(original) -> list[Any]:
+    """Replace the operations of torchvision's transform; those that are applied are appended to the returned list."""
+    applied: list[Any] = []
 
-    def note(image, transform_id, magnitude, interpolation, fill):
-        found.append((transform_id, int(magnitude) if transform_id.startswith("Translate") else magnitude))
+    def record(image, transform_id, magnitude, interpolation, fill):
+        applied.append((transform_id, int(magnitude) if transform_id.startswith("Translate") else magnitude))
         return image
 
-    original._apply_image_or_video_transform = note
-    results = []
+    original._apply_image_or_video_transform = record
+    return applied
+
+
+def encode(operations: list[tuple[str, float]], per_image: int) -> list[tuple]:
+    """Convert torchvision's operations to the format of `described`."""
+    kinds = np.array([KINDS.index(kind) for kind, _ in operations], np.int64).reshape(-1, per_image)
+    magnitudes = np.array([magnitude for _, magnitude in operations]).reshape(-1, per_image)
+    sizes = np.tile([[HEIGHT, WIDTH]], (len(kinds), 1))
+    return described(Ops(*TORCHVISION.encode_operations(kinds, magnitudes, sizes)))
+
+
+def simulated(original, n: int = 6_000) -> list[tuple]:
+    """Return the operations that torchvision's transform applies to n images, in the format of `described`."""
+    image, applied, results = Image.new("RGB", (WIDTH, HEIGHT)), record_operations(original), []
     with torch.random.fork_rng():
         torch.manual_seed(4)
         for _ in range(n):
-            found.clear()
+            applied.clear()
             original(image)
-            kinds = np.array([[KINDS.index(kind) for kind, _ in found]], np.int64).reshape(1, -1)
-            magnitudes = np.array([[magnitude for _, magnitude in found]]).reshape(1, -1)
-            results += described(Ops(*TORCHVISION.encode_operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
+            results += encode(applied, len(applied)) if applied else [()]
     return results
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_are_torchvisions(v2, name):
+def test_policy_table_is_torchvisions(v2, name):
     kinds, bins, probabilities = policy(TORCHVISION, POLICIES[name])
     ours = [
         tuple((KINDS[kinds[row, i]], probabilities[row, i], int(bins[row, i])) for i in (0, 1))
@@ -75,7 +84,7 @@ def test_policies_are_torchvisions(v2, name):
 
 @pytest.mark.parametrize("size", [(224, 224), (33, 100), (375, 500), (1, 1)])
 @pytest.mark.parametrize("bins", [2, 7, 10, 30, 31])
-def test_magnitudes_are_torchvisions(v2, bins, size):
+def test_space_magnitudes_are_torchvisions(v2, bins, size):
     spaces = (
         (AUTO_SPACE, v2.AutoAugment._AUGMENTATION_SPACE),
         (RAND_SPACE, v2.RandAugment._AUGMENTATION_SPACE),
@@ -83,38 +92,38 @@ def test_magnitudes_are_torchvisions(v2, bins, size):
         (MIX_SPACES[True], v2.AugMix._AUGMENTATION_SPACE),
         (MIX_SPACES[False], v2.AugMix._PARTIAL_AUGMENTATION_SPACE),
     )
-    places, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
+    bin_indices, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
     for space, theirs in spaces:
         assert space.names == tuple(theirs)
         for kind, (magnitudes, signed) in theirs.items():
-            number = KINDS.index(kind)
+            kind_index = KINDS.index(kind)
             expected = magnitudes(bins, *size)
             expected = np.zeros(bins) if expected is None else expected.double().numpy()
-            found = space.magnitudes(np.full((bins, 1), number), bins, places, sizes)[:, 0]
+            ours = space.magnitudes(np.full((bins, 1), kind_index), bins, bin_indices, sizes)[:, 0]
             if kind.startswith("Translate"):
-                expected = np.trunc(expected)  # to whole pixels
-            # Last bits depend on the instructions that torch finds.
-            assert np.allclose(found, expected, rtol=1e-6, atol=1e-7), kind
-            assert signed == (1 <= number <= 9)
+                expected = np.trunc(expected)
+            # The last bits depend on the CPU's instructions, which torch selects.
+            assert np.allclose(ours, expected, rtol=1e-6, atol=1e-7), kind
+            assert signed == (1 <= kind_index <= 9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_are_torchvisions_on_pillow_images(v2, kind):
-    """At each magnitude, of either sign, through the stage on the CPU."""
+def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
+    """Compare each magnitude, with both signs, after the stage on the CPU."""
     rng = np.random.default_rng(6)
     low = rng.integers(0, 256, (6, 5, 3), np.uint8)
     picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     original = v2.TrivialAugmentWide(interpolation="bilinear", fill=[3, 90, 200])
     ours = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
-    number = KINDS.index(kind)
-    places = np.arange(31)[:, None]
+    kind_index = KINDS.index(kind)
+    bin_indices = np.arange(31)[:, None]
     sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
-    strengths = WIDE_SPACE.magnitudes(np.full((31, 1), number), 31, places, sizes)
-    signs = (1, -1) if 1 <= number <= 9 else (1,)
+    strengths = WIDE_SPACE.magnitudes(np.full((31, 1), kind_index), 31, bin_indices, sizes)
+    signs = (1, -1) if 1 <= kind_index <= 9 else (1,)
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
-    params = Ops(*TORCHVISION.encode_operations(np.full((count, 1), number), magnitudes, sizes))
+    params = Ops(*TORCHVISION.encode_operations(np.full((count, 1), kind_index), magnitudes, sizes))
     draws = program(ours, params, sizes)
     results = compile_stage(T.Chain([ours]), device="cpu")(
         RaggedImages.from_arrays([np.asarray(picture)] * count), draws
@@ -129,14 +138,16 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-def test_auto_augment_draws(v2, policy):
-    theirs = simulated(v2.AutoAugment(v2.AutoAugmentPolicy(policy)))
-    assert alike(described(draw(T.AutoAugment(policy))), theirs) > 0.01
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [*(("AutoAugment", policy) for policy in POLICIES), *(("TrivialAugmentWide", n) for n in (31, 5))],
+)
+def test_auto_and_trivial_augment_draw_operations_as_torchvision(v2, name, argument):
+    theirs = simulated(getattr(v2, name)(v2.AutoAugmentPolicy(argument) if name == "AutoAugment" else argument), 8000)
+    assert alike(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
 
 
-def test_auto_augment_draws_both_operations_by_themselves():
-    """The pair of a sample hangs together; whether each is done, and its sign, do not."""
+def test_auto_augment_applies_the_operations_of_a_pair_independently():
     params = draw(T.AutoAugment("svhn"), 40_000)
     *_, probabilities = policy(TORCHVISION, POLICIES["svhn"])
     done = params.codes != NOTHING
@@ -147,7 +158,7 @@ def test_auto_augment_draws_both_operations_by_themselves():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ops", "magnitude", "bins"), [(1, 9, 31), (2, 4, 10), (3, 30, 31)])
-def test_rand_augment_draws(v2, num_ops, magnitude, bins):
+def test_rand_augment_draws_operations_as_torchvision(v2, num_ops, magnitude, bins):
     theirs = simulated(v2.RandAugment(num_ops, magnitude, bins), 3000)
     ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
     assert {len(sample) for sample in ours} == {num_ops}
@@ -157,18 +168,11 @@ def test_rand_augment_draws(v2, num_ops, magnitude, bins):
         assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bins", [31, 5])
-def test_trivial_augment_draws(v2, bins):
-    theirs = simulated(v2.TrivialAugmentWide(bins), 8000)
-    assert alike(described(draw(T.TrivialAugmentWide(bins), 8000)), theirs) > 0.01
-
-
-def test_no_operation_is_drawn_for_none():
+def test_rand_augment_with_num_ops_0_draws_no_operation():
     assert draw(T.RandAugment(0), 5).codes.shape == (5, 0)
 
 
-def test_shifts_follow_the_size_of_each_image():
+def test_rand_augment_scales_shifts_by_the_size_of_each_image():
     sizes = np.array([[331, 662], [662, 331]] * 400)
     params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes).records[0]
     values = params.values[:, 0]
@@ -180,19 +184,21 @@ def test_shifts_follow_the_size_of_each_image():
     assert min(np.bincount(along[:, 0])) > 30
 
 
-def test_policies_are_taken_from_torchvisions_enum(v2):
+def test_auto_augment_accepts_torchvisions_policy_enum(v2):
     for member in v2.AutoAugmentPolicy:
         assert T.AutoAugment(member) == T.AutoAugment(member.value)
 
 
-def test_defaults_and_arguments_in_order():
-    assert repr(T.AutoAugment()) == "AutoAugment()"
+def test_policies_have_torchvisions_defaults_and_order_of_arguments():
+    assert [repr(transform) for transform in (T.AutoAugment(), T.AugMix())] == ["AutoAugment()", "AugMix()"]
     assert repr(T.RandAugment(3, 5, 20, "bilinear", 7)) == (
         "RandAugment(num_ops=3, magnitude=5, num_magnitude_bins=20, interpolation='bilinear', fill=(7,))"
     )
-    assert T.TrivialAugmentWide().interpolation == "nearest"
+    assert (T.TrivialAugmentWide().interpolation, T.AugMix().interpolation) == ("nearest", "bilinear")
     assert T.TrivialAugmentWide().outside.image == (0,)
-    assert all(transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide()))
+    assert all(
+        transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide(), T.AugMix())
+    )
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -201,8 +207,7 @@ def test_defaults_and_arguments_in_order():
     [T.RandAugment(3, 20, interpolation="bilinear"), T.AugMix(), T.TimmRandAugment("rand-n3-p1-mstd2-inc1")],
     ids=lambda transform: type(transform).__name__,
 )
-def test_some_images_in_the_middle_of_a_chain(transform, batched):
-    """Where only some are augmented, and of the result only a window is wanted, it is that of the whole result."""
+def test_cropping_behind_a_policy_gives_the_crop_of_the_complete_result(transform, batched):
     rng = np.random.default_rng(1)
     image = rng.integers(0, 256, (40, 52, 3), np.uint8)
     sizes = np.tile([image.shape[:2]], (20, 1))
@@ -214,68 +219,53 @@ def test_some_images_in_the_middle_of_a_chain(transform, batched):
         draws = chain.draw(epoch_key(3, 0), np.arange(20), sizes)
         stage = compile_stage(chain, device="cpu", runner="batched" if batched else "single")
         results.append(stage(RaggedImages.from_arrays([image] * 20), draws))
-    cropped, whole = results
+    cropped, complete = results
     box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1]).records[0].box_tlhw[0]
     top, left = box[:2].tolist()
-    assert torch.equal(cropped, whole[:, :, top : top + 17, left : left + 23])
-    unchanged = [bool((one.permute(1, 2, 0).numpy() == image).all()) for one in whole]
+    assert torch.equal(cropped, complete[:, :, top : top + 17, left : left + 23])
+    unchanged = [bool((image_result.permute(1, 2, 0).numpy() == image).all()) for image_result in complete]
     assert 1 < sum(unchanged) < 15
 
 
-MIXED = 2_500
-
-
-def draw_mixture(transform: T.AugMix, n: int = MIXED) -> Any:
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+MIXTURES = 2_500
 
 
 def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ...]], np.ndarray]:
-    """What torchvision's transform draws for n images: operations, the depths of the chains, and the shares."""
+    """Return the operations, the depths of chains and the weights that torchvision's transform draws for n images."""
     image = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
-    marks: list[object] = []
-    sample = original._sample_dirichlet
+    calls, sample = record_operations(original), original._sample_dirichlet
 
-    def note(image, transform_id, magnitude, interpolation, fill):
-        marks.append((transform_id, int(magnitude) if transform_id.startswith("Translate") else magnitude))
-        return image
-
-    def note_dirichlet(parameters):
+    def record_dirichlet(parameters):
         shares = sample(parameters)
-        marks.append(shares.numpy().ravel().copy())
+        calls.append(shares.numpy().ravel().copy())
         return shares
 
-    original._apply_image_or_video_transform = note
-    original._sample_dirichlet = note_dirichlet
-    made, counts, weights = [], [], []
+    original._sample_dirichlet = record_dirichlet
+    operations, counts, weights = [], [], []
     with torch.random.fork_rng():
         torch.manual_seed(4)
         for _ in range(n):
-            marks.clear()
+            calls.clear()
             original(image)
-            own, shares, *found = marks
-            weights.append([own[0], *(own[1] * shares)])
-            made += found
-            counts.append(len(found))
-    kinds = np.array([[KINDS.index(kind)] for kind, _ in made])
-    magnitudes = np.array([[magnitude] for _, magnitude in made])
-    described_ = described(
-        Ops(*TORCHVISION.encode_operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1))))
-    )
-    return [entry for (entry,) in described_], counts, np.array(weights)
+            image_shares, shares, *applied = calls
+            weights.append([image_shares[0], *(image_shares[1] * shares)])
+            operations += applied
+            counts.append(len(applied))
+    return [entry for (entry,) in encode(operations, 1)], counts, np.array(weights)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [{}, {"severity": 10, "mixture_width": 2, "chain_depth": 2, "alpha": 0.4, "all_ops": False}]
 )
-def test_draws(v2, arguments):
-    theirs, counts, weights = simulated_mixture(v2.AugMix(**arguments), MIXED)
-    params = draw_mixture(T.AugMix(**arguments))
+def test_aug_mix_draws_operations_depths_and_weights_as_torchvision(v2, arguments):
+    theirs, their_counts, weights = simulated_mixture(v2.AugMix(**arguments), MIXTURES)
+    params = draw(T.AugMix(**arguments), MIXTURES)
     flat = Ops(params.codes.reshape(-1, 1), params.values.reshape(-1, 1, VALUES))
     ours = [entry[0] for entry in described(flat) if entry]
     assert alike(ours, theirs) > 0.01
-    found = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
-    assert set(found) == set(counts) == {4} if arguments else alike(found, counts) > 0.01
+    our_counts = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
+    assert set(our_counts) == set(their_counts) == {4} if arguments else alike(our_counts, their_counts) > 0.01
     assert params.weights.shape == weights.shape
     for column in range(weights.shape[1]):
         assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001
@@ -283,23 +273,23 @@ def test_draws(v2, arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "alpha"), [(3, 1.0), (2, 0.4), (5, 3.0)])
-def test_shares(width, alpha):
-    n = 30_000
+def test_aug_mix_draws_weights_from_beta_and_dirichlet(width, alpha):
+    count = 30_000
     rng = np.random.default_rng(5)
-    shares = draw_mixture(T.AugMix(mixture_width=width, alpha=alpha), n).weights
-    own = rng.beta(alpha, alpha, (n, 1))
-    expected = np.concatenate([own, (1 - own) * rng.dirichlet([alpha] * width, n)], axis=1)
+    shares = draw(T.AugMix(mixture_width=width, alpha=alpha), count).weights
+    image_share = rng.beta(alpha, alpha, (count, 1))
+    expected = np.concatenate([image_share, (1 - image_share) * rng.dirichlet([alpha] * width, count)], axis=1)
     assert np.allclose(shares.sum(axis=1), 1)
     for column in range(1 + width):
         assert stats.ks_2samp(shares[:, column], expected[:, column]).pvalue > 0.01
     assert np.allclose(np.cov(shares.T), np.cov(expected.T), atol=0.003)
-    # The image itself against the rest, and how the rest is shared, are drawn by themselves.
+    # The weight of the image, and the relative weights of the chains, are independent.
     within = shares[:, 1] / np.maximum(shares[:, 1:].sum(axis=1), 1e-300)
     assert abs(stats.spearmanr(shares[:, 0], within).statistic) < 0.02
 
 
-def test_depths_are_uniform_and_chains_have_no_gaps():
-    done = draw_mixture(T.AugMix(mixture_width=4)).codes != NOTHING
+def test_aug_mix_draws_uniform_depths_without_gaps_in_its_chains():
+    done = draw(T.AugMix(mixture_width=4), MIXTURES).codes != NOTHING
     depths = done.sum(axis=2)
     for chain in range(4):
         assert stats.chisquare(np.bincount(depths[:, chain], minlength=4)[1:]).pvalue > 0.01
@@ -307,16 +297,16 @@ def test_depths_are_uniform_and_chains_have_no_gaps():
     assert np.array_equal(done, np.arange(3) < depths[:, :, None])
 
 
-def test_a_fixed_depth():
-    assert draw_mixture(T.AugMix(chain_depth=5), 9).codes.shape == (9, 3, 5)
-    assert (draw_mixture(T.AugMix(chain_depth=5), 9).codes != NOTHING).all()
-    assert draw_mixture(T.AugMix(chain_depth=0), 9).codes.shape == (9, 3, 3)
+def test_aug_mix_with_a_chain_depth_draws_chains_of_this_length():
+    assert draw(T.AugMix(chain_depth=5), 9).codes.shape == (9, 3, 5)
+    assert (draw(T.AugMix(chain_depth=5), 9).codes != NOTHING).all()
+    assert draw(T.AugMix(chain_depth=0), 9).codes.shape == (9, 3, 3)
 
 
-def test_severity_1_moves_nothing():
-    """Only the first of 10 magnitudes is drawn, which is none; but it keeps 4 bits, and equalizes."""
-    codes = draw_mixture(T.AugMix(severity=1)).codes
-    values = draw_mixture(T.AugMix(severity=1)).values
+def test_aug_mix_of_severity_1_has_magnitudes_without_effect():
+    # The first of 10 magnitudes has no effect, except for the 4 bits of posterize.
+    params = draw(T.AugMix(severity=1), MIXTURES)
+    codes, values = params.codes, params.values
     assert (values[codes == OPS.index("warp")][:, :6] == [1, 0, 0, 0, 1, 0]).all()
     assert (values[codes == OPS.index("brightness")][:, 0] == 1).all()
     assert (values[codes == OPS.index("posterize")][:, 0] == 4).all()
@@ -332,20 +322,20 @@ def run(params: ChainMixture, image: np.ndarray, transform: T.AugMix, *, batched
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_an_image_mixed_with_itself_stays(batched):
-    """The shares of a sample rarely have a sum of 1 in float32; torchvision loses a level to that."""
+def test_aug_mix_of_an_image_with_itself_gives_the_image(batched):
+    # In torchvision, weights whose sum in float32 is below 1 lose a level.
     rng = np.random.default_rng(3)
     image = rng.integers(0, 256, (21, 34, 3), np.uint8)
-    params = draw_mixture(T.AugMix(), 60)
+    params = draw(T.AugMix(), 60)
     still = ChainMixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
     assert (run(still, image, T.AugMix(), batched=batched) == image).all()
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_the_mixture_is_torchvisions(v2, batched):
-    """torchvision, with our shares and our chains of an operation that both do alike."""
+def test_aug_mix_blends_chains_as_torchvision(v2, batched):
+    """Compare with torchvision, given our weights and chains of an operation that gives equal results."""
     image = np.random.default_rng(4).integers(0, 256, (21, 34, 3), np.uint8)
-    params = draw_mixture(T.AugMix(), 20)
+    params = draw(T.AugMix(), 20)
     inverted = ChainMixture(np.full((20, 3, 1), OPS.index("invert")), np.zeros((20, 3, 1, VALUES)), params.weights)
     results = run(inverted, image, T.AugMix(), batched=batched)
     original = v2.AugMix(chain_depth=1)
@@ -356,9 +346,3 @@ def test_the_mixture_is_torchvisions(v2, batched):
         expected = np.asarray(original(Image.fromarray(image))).astype(int)
         assert abs(results[row] - expected).max() <= 1
         assert abs(results[row] - expected).mean() < 0.02
-
-
-def test_defaults():
-    assert repr(T.AugMix()) == "AugMix()"
-    assert T.AugMix().interpolation == "bilinear"
-    assert T.AugMix().image_only

@@ -1,4 +1,4 @@
-"""Resizing to a random size, and by a random filter: torchvision's rules; timm's resize and crops beside timm."""
+"""Sizes and filters of resizing transforms, compared with torchvision's and timm's."""
 
 from __future__ import annotations
 
@@ -10,30 +10,23 @@ import pytest
 from helpers import peers
 from PIL import Image
 from scipy import stats
+from transforms.drawing import KEY, N, draw
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
-from gpuload.transforms.base import DrawError, Uniforms
+from gpuload.transforms.base import DrawError
 from gpuload.transforms.program.ops import FILTERS
 
-N = 10_000
-KEY = epoch_key(8, 0)
 
-
-def draw(transform, height: int, width: int, n: int = N):
-    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1)))
-
-
-def test_sizes_follow_the_shorter_side_and_are_at_least_a_pixel():
-    one = draw(T.RandomShortestSize(40), 77, 128, 5).results_hw
-    np.testing.assert_array_equal(one, [[int(77 * (40 / 77)), int(128 * (40 / 77))]] * 5)
-    upright = draw(T.RandomResize(20, 21), 128, 77, 5).results_hw
-    np.testing.assert_array_equal(upright, [[int(20 * 128 / 77), 20]] * 5)
-    assert draw(T.ScaleJitter((2, 2), (0.1, 0.2)), 100, 90, 10).results_hw.min() == 1
+def test_random_sizes_keep_the_aspect_ratio_and_are_at_least_one_pixel():
+    landscape = draw(T.RandomShortestSize(40), size_hw=(77, 128), count=5).results_hw
+    np.testing.assert_array_equal(landscape, [[int(77 * (40 / 77)), int(128 * (40 / 77))]] * 5)
+    portrait = draw(T.RandomResize(20, 21), size_hw=(128, 77), count=5).results_hw
+    np.testing.assert_array_equal(portrait, [[int(20 * 128 / 77), 20]] * 5)
+    assert draw(T.ScaleJitter((2, 2), (0.1, 0.2)), size_hw=(100, 90), count=10).results_hw.min() == 1
 
 
 @pytest.mark.parametrize(("size", "max_size"), [(40, None), (40, 50), (97, 200), (None, 61)])
-def test_sizes_are_torchvisions(size, max_size):
+def test_resize_draws_torchvisions_sizes(size, max_size):
     rule = peers.torchvision().transforms.functional._compute_resized_output_size
     sizes = np.random.default_rng(0).integers(1, 400, (2000, 2))
     ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).results_hw
@@ -54,24 +47,23 @@ def test_sizes_are_torchvisions(size, max_size):
     ],
     ids=lambda transform: type(transform).__name__,
 )
-def test_a_random_filter_is_bilinear_or_bicubic(transform):
-    draws = draw(transform, 60, 80)
-    bilinear, bicubic = ((draws.records[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
+def test_interpolation_random_draws_bilinear_or_bicubic(transform):
+    program = draw(transform)
+    bilinear, bicubic = ((program.records[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
     assert bilinear + bicubic == N
     assert stats.binomtest(int(bicubic), N).pvalue > 0.01
-    if np.ptp(draws.results_hw[:, 0]):  # which says nothing of the size
-        assert stats.spearmanr(draws.records[0].filters, draws.results_hw[:, 0]).pvalue > 0.01
+    if np.ptp(program.results_hw[:, 0]):
+        # Filters and sizes are independent.
+        assert stats.spearmanr(program.records[0].filters, program.results_hw[:, 0]).pvalue > 0.01
 
 
-def test_a_random_filter_changes_no_box():
-    fixed, random = (
-        draw(T.RandomResizedCrop(40, interpolation=name), 60, 80).records[0] for name in ("bilinear", "random")
-    )
+def test_interpolation_random_draws_the_same_boxes_as_a_fixed_filter():
+    fixed, random = (draw(T.RandomResizedCrop(40, interpolation=name)).records[0] for name in ("bilinear", "random"))
     np.testing.assert_array_equal(fixed.box_tlhw, random.box_tlhw)
     assert fixed.filters == "bilinear"
 
 
-def test_a_window_of_a_random_filter_is_as_wide_as_the_drawn_one_needs():
+def test_regions_of_interpolation_random_are_as_wide_as_the_drawn_filter_needs():
     sizes = np.tile([[500, 500]], (40, 1))
     chains = [T.Chain([T.Resize((50, 50), name), T.CenterCrop(10)]) for name in ("bilinear", "bicubic", "random")]
     bilinear, bicubic, random = (chain.regions(KEY, np.arange(40), sizes) for chain in chains)
@@ -81,35 +73,22 @@ def test_a_window_of_a_random_filter_is_as_wide_as_the_drawn_one_needs():
     assert bilinear[0, 2] < bicubic[0, 2] < math.ceil(500 / 50 * 15)
 
 
-SIZES = np.array([[375, 500], [500, 333], [224, 224], [97, 1001], [31, 47], [640, 480]])
-
-
-def drawn(transform, size_hw, count: int, seed: int = 3):
-    sizes = np.broadcast_to(np.array(size_hw, np.int64), (count, 2))
-    return transform.draw(Uniforms(epoch_key(seed, 0), np.arange(count), 0), sizes)
-
-
-@pytest.fixture(scope="module")
-def theirs():
-    peers.timm()
-    from timm.data import transforms
-
-    return transforms
-
-
 @pytest.mark.parametrize("longest", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("size", [224, (192, 256), (33, 17)], ids=str)
-def test_sizes_are_timms(theirs, size, longest):
+def test_resize_keep_ratio_draws_timms_sizes(size, longest):
+    peers.timm()
+    from timm.data.transforms import ResizeKeepRatio
+
     ours = T.ResizeKeepRatio(size, longest)
     pair = (size, size) if isinstance(size, int) else size
-    for size_hw in SIZES.tolist():
+    for size_hw in ((375, 500), (500, 333), (224, 224), (97, 1001), (31, 47), (640, 480)):
         image = Image.new("RGB", size_hw[::-1])
-        expected = theirs.ResizeKeepRatio.get_params(image, pair, longest)
-        assert drawn(ours, size_hw, 1).size_hw[0].tolist() == expected
-        assert list(ours.output_size(tuple(size_hw))) == expected
+        expected = ResizeKeepRatio.get_params(image, pair, longest)
+        assert draw(ours, size_hw=size_hw, count=1).results_hw[0].tolist() == expected
+        assert list(ours.output_size(size_hw)) == expected
 
 
-def test_trim_border_refuses_what_it_would_leave_nothing_of():
+def test_trim_border_refuses_to_remove_an_entire_image():
     with pytest.raises(DrawError, match=re.escape("TrimBorder(7) would remove an entire image of 14×40")) as caught:
-        drawn(T.TrimBorder(7), (14, 40), 1)
+        draw(T.TrimBorder(7), size_hw=(14, 40), count=1)
     assert caught.value.row == 0

@@ -1,4 +1,4 @@
-"""Every transform has a `Spec`, and what holds for every transform."""
+"""Every transform has a `Spec`; and properties of the draws of every transform."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transforms.drawing import KEY, TO_FLOAT
 from transforms.specs import SPECS
 
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import NOTHING, OPS, ChainMixture, Ops
 
-KEY = epoch_key(8, 0)
 N = 40
 POSITIONS = np.arange(N)
 SIZES = np.random.default_rng(1).integers(170, 300, (N, 2))
@@ -23,8 +22,8 @@ BOXES = [np.array([[1.0, 2.0, 30.0, 31.0], [20.0, 9.0, 80.0, 90.0]])] * N
 CODES = {name: spec.code for name, spec in SPECS.items() if spec.code}
 
 
-def made(name: str) -> Any:
-    """Return the transform whose effect the gallery shows."""
+def make(name: str) -> Any:
+    """Make the transform whose effect the gallery shows."""
     return eval(CODES[name])
 
 
@@ -33,12 +32,12 @@ def parameters(name: str) -> set[str]:
 
 
 def draw(transform: Any, rows: slice = slice(None)) -> T.Program:
-    before = [] if "uint8" in transform.works_on else [T.ToDtype("float32", scale=True)]
-    return T.Chain([*before, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
+    conversion = [] if "uint8" in transform.works_on else [TO_FLOAT]
+    return T.Chain([*conversion, transform]).draw(KEY, POSITIONS[rows], SIZES[rows], BOXES[rows])
 
 
 def records(program: T.Program) -> list[dict[str, Any]]:
-    """Return the records that are for any rows, as dicts."""
+    """Return the records that have rows, as dicts."""
     used = [record for record in program.records if record.rows is None or len(record.rows)]
     return [{field.name: getattr(record, field.name) for field in dataclasses.fields(record)} for record in used]
 
@@ -51,29 +50,32 @@ def test_every_transform_has_a_spec():
     assert set(SPECS) == names, "tests/transforms/specs.py has a Spec of a transform that does not exist"
 
 
-@pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])  # of several samples
+@pytest.mark.parametrize("name", [name for name in CODES if name not in ("CopyPaste", "Mosaic")])
 def test_a_sample_draws_the_same_in_any_batch(name):
-    transform = made(name)
-    whole = draw(transform)
+    transform = make(name)
+    program = draw(transform)
     for row in (0, 7, N - 1):
-        alone, taken = (records(each) for each in (draw(transform, slice(row, row + 1)), whole.take(np.array([row]))))
-        np.testing.assert_equal(alone, taken)
+        alone, row_of_batch = (
+            records(drawn) for drawn in (draw(transform, slice(row, row + 1)), program.take(np.array([row])))
+        )
+        np.testing.assert_equal(alone, row_of_batch)
 
 
 @pytest.mark.parametrize("name", [name for name in CODES if not SPECS[name].draws and SPECS[name].chains is not None])
 def test_a_transform_without_a_distribution_draws_nothing(name):
-    program = T.Chain([made(name)]).draw(KEY, POSITIONS, np.tile([[200, 300]], (N, 1)))
+    program = T.Chain([make(name)]).draw(KEY, POSITIONS, np.tile([[200, 300]], (N, 1)))
     for row in range(1, N):
         first, other = (records(program.take(np.array([number]))) for number in (0, row))
         np.testing.assert_equal(first, other)
 
 
 @pytest.mark.parametrize("name", [name for name in CODES if not {"transforms", "chains"} & parameters(name)])
-def test_a_transform_draws_what_its_outline_says(name):
-    transform = made(name)
+def test_a_transform_draws_records_and_operations_of_its_outline(name):
+    transform = make(name)
     [outline] = transform.outline
     record = draw(transform).records[-1]
     assert type(record) is outline.kind
     codes = getattr(record, "codes", np.empty(0, np.int64))
-    assert {OPS[code] for code in codes[codes != NOTHING].tolist()} <= set(outline.operations)
+    unlisted = {OPS[code] for code in codes[codes != NOTHING].tolist()} - set(outline.operations)
+    assert not unlisted, f"add {unlisted} to the outline of {name}"
     assert outline.operations or not isinstance(record, Ops | ChainMixture)

@@ -1,4 +1,4 @@
-"""What the user's own code refers to, and whether training may write to it."""
+"""has_state searches the objects that a user's code refers to for parameters and buffers, which training changes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def reads_a_global(images: Any) -> Any:
     return NET(images)
 
 
-def reads_a_global_within(images: Any) -> Any:
+def reads_a_global_in_an_inner_function(images: Any) -> Any:
     return [(lambda image: NET(image))(image) for image in images]
 
 
-def reads_a_function_that_does(images: Any) -> Any:
+def calls_a_function_that_reads_a_global(images: Any) -> Any:
     return reads_a_global(images)
 
 
@@ -73,14 +73,14 @@ class Called:
 
 
 class Module(torch.nn.Module):
-    """Has no parameters of its own."""
+    """A module without parameters."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
         self.held = held
 
 
-def circle(held: Any) -> list[Any]:
+def reference_cycle(held: Any) -> list[Any]:
     around: list[Any] = [{}]
     around[0]["back"] = around
     return [around, held]
@@ -89,7 +89,7 @@ def circle(held: Any) -> list[Any]:
 HOLDERS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda held: held,
     "closure": enclosed,
-    "default": lambda held: lambda images, own=held: images,
+    "default": lambda held: lambda images, attribute=held: images,
     "decorated": lambda held: decorated(enclosed(held)),
     "cached": lambda held: functools.lru_cache(enclosed(held)),
     "partial": lambda held: functools.partial(max, held),
@@ -97,78 +97,98 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "method": lambda held: Holder(held).method,
     "object": Holder,
     "slots": Slotted,
-    "named": lambda held: SimpleNamespace(own=held),
+    "named": lambda held: SimpleNamespace(attribute=held),
     "list": lambda held: [0, [held]],
-    "dict": lambda held: {"net": {"own": held}},
+    "dict": lambda held: {"net": {"module": held}},
     "module's list": lambda held: torch.nn.Sequential(Module([held])),
-    "circle": circle,
+    "reference_cycle": reference_cycle,
     "all": lambda held: Holder({"net": [functools.partial(enclosed(held))]}).method,
 }
 
 
-@pytest.mark.parametrize("way", HOLDERS)
-def test_state_is_found_whatever_holds_it(way):
-    hold = HOLDERS[way]
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_has_state_finds_modules_with_state_in_any_holder(holder):
+    hold = HOLDERS[holder]
     for held in (NET, torch.nn.BatchNorm2d(3, affine=False), torch.ones(1, requires_grad=True)):
         assert has_state(hold(held)), held
 
 
-@pytest.mark.parametrize("way", HOLDERS)
-def test_what_training_does_not_write_to_is_no_state(way):
-    hold = HOLDERS[way]
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_has_state_ignores_objects_that_training_does_not_change(holder):
+    hold = HOLDERS[holder]
     for held in (PLAIN, torch.ones(3), np.ones(3), NUMBERS, "text", torch.nn.Conv2d, torch, LOG, len, None):
         assert not has_state(hold(held)), held
 
 
-def test_what_a_function_names_as_a_global():
-    for function in (reads_a_global, reads_a_global_within, reads_a_function_that_does, Called()):
+def test_has_state_follows_the_globals_of_functions():
+    for function in (
+        reads_a_global,
+        reads_a_global_in_an_inner_function,
+        calls_a_function_that_reads_a_global,
+        Called(),
+    ):
         assert has_state(function)
     for function in (reads_plain_globals, torch.nn.functional.interpolate, torch.ones(3).mul):
         assert not has_state(function)
     assert has_state(torch.ones(3, requires_grad=True).mul)
 
 
-def test_what_refers_to_more_than_can_be_searched_is_taken_for_state():
-    some = [[number] for number in range(MAX_OBJECTS)]
-    assert has_state(enclosed(some))
-    assert not has_state(enclosed(some[: MAX_OBJECTS // 2]))
+def test_has_state_is_true_for_more_objects_than_it_searches():
+    objects = [[number] for number in range(MAX_OBJECTS)]
+    assert has_state(enclosed(objects))
+    assert not has_state(enclosed(objects[: MAX_OBJECTS // 2]))
 
 
 @dataclass(frozen=True)
-class Own(T.Custom):
+class CustomTransform(T.Custom):
     held: Any = field(default=None, compare=False)
-    of_class = None
+    class_attribute = None
 
     def apply(self, images: Any, params: Any) -> Any:
         return images
 
 
-class OfClass(Own):
-    of_class = NET  # pyright: ignore[reportAssignmentType]
+class HasClassAttribute(CustomTransform):
+    class_attribute = NET  # pyright: ignore[reportAssignmentType]
 
 
-class Calls(Own):
+class CallsAMethod(CustomTransform):
     def helper(self, images: Any) -> Any:
         return NET(images)
 
 
-def of_a_function(held: Any) -> Own:
-    class Inner(Own):
+def custom_of_function(held: Any) -> CustomTransform:
+    class Inner(CustomTransform):
         def apply(self, images: Any, params: Any) -> Any:
             return held(images)
 
     return Inner()
 
 
-def test_chains():
+def test_chain_holds_state_of_custom_transforms_and_functions():
     functions = T.Lambda(enclosed(NET)), T.Lambda(reads_a_global), T.Lambda(Holder(NET).method, per="image")
-    for own in (Own(NET), Own([NET]), OfClass(), Calls(), of_a_function(NET), T.RandomApply([Own(NET)]), *functions):
-        assert Chain([own, T.RandomHorizontalFlip()]).holds_state
-    for own in (Own(), Own(PLAIN), Own(torch.ones(3)), of_a_function(PLAIN), T.Lambda(enclosed(3)), T.Lambda(abs)):
-        assert not Chain([own, T.RandomHorizontalFlip()]).holds_state
+    for transform in (
+        CustomTransform(NET),
+        CustomTransform([NET]),
+        HasClassAttribute(),
+        CallsAMethod(),
+        custom_of_function(NET),
+        T.RandomApply([CustomTransform(NET)]),
+        *functions,
+    ):
+        assert Chain([transform, T.RandomHorizontalFlip()]).holds_state
+    for transform in (
+        CustomTransform(),
+        CustomTransform(PLAIN),
+        CustomTransform(torch.ones(3)),
+        custom_of_function(PLAIN),
+        T.Lambda(enclosed(3)),
+        T.Lambda(abs),
+    ):
+        assert not Chain([transform, T.RandomHorizontalFlip()]).holds_state
 
 
-def test_modules_at_the_end():
+def test_chain_ends_in_state_of_modules_at_its_end():
     assert all(Chain([module]).ends_in_state for module in (NET, Module([NET])))
     assert not any(Chain([module]).ends_in_state for module in (PLAIN, Module([PLAIN])))
     assert Chain([NET, PLAIN]).ends_in_state

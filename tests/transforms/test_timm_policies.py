@@ -1,4 +1,4 @@
-"""timm's automatic augmentation: its strings, its draws and its operations against timm's own."""
+"""timm's automatic augmentation: config strings, draws and operations, compared with timm's."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def published():
 
 
 def draw(transform, n: int):
-    chain = T.Chain([transform])
-    return chain.draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+
+
+def simulated_policy(published, config: str, hparams: dict | None, n: int):
+    original = published.auto_augment_transform(config, None if hparams is None else dict(hparams))
+    return simulated(published, original, [operation for entry in original.policy for operation in entry], n)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:-1])
-def test_policies_are_timms(published, policy):
-    """Which operations, in which order, with which numbers; left out or not."""
-    original = published.auto_augment_transform(policy)
+def test_timm_auto_augment_draws_the_operations_that_timm_draws(published, policy):
     n = 8000
-    theirs, filters, counts = simulated(published, original, [op for entry in original.policy for op in entry], n)
+    theirs, filters, counts = simulated_policy(published, policy, None, n)
     record = draw(T.TimmAutoAugment(policy), n)
     ours = described(record)
     assert alike(ours, theirs) > 0.005
@@ -49,8 +51,8 @@ def test_policies_are_timms(published, policy):
     assert alike([FILTERS[code] for code in record.filters[done]], [entry.name.lower() for entry in filters]) > 0.01
 
 
-def test_three_augment(published):
-    """A threshold of 128, grey, or a blur whose radius is uniform in 0.1 … 2: one of them for each image."""
+def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
+    # Of a threshold of 128, grey, and a blur with a radius in 0.1 … 2, each image gets one.
     record = draw(T.TimmAutoAugment("3a"), 6000)
     assert (record.codes[:, 1] == NOTHING).all()
     names = [OPS[code] for code in record.codes[:, 0]]
@@ -65,38 +67,44 @@ def test_three_augment(published):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hparams", [None, {"magnitude_std": 1.5, "magnitude_max": 8}])
-def test_magnitudes_vary(published, hparams):
+def test_timm_auto_augment_draws_magnitudes_with_a_deviation_as_timm(published, hparams):
     config = "original" if hparams else "original-mstd0.5"
-    original = published.auto_augment_transform(config, dict(hparams) if hparams else None)
     n = 8000
-    theirs, _, _ = simulated(published, original, [op for entry in original.policy for op in entry], n)
+    theirs, _, _ = simulated_policy(published, config, hparams, n)
     ours = described(draw(T.TimmAutoAugment(config, hparams), n))
     for operation in ("saturation", "contrast", "sharpness"):
-        one, other = (
+        our_magnitudes, their_magnitudes = (
             [entry[1] for sample in samples for entry in sample if entry[0] == operation] for samples in (ours, theirs)
         )
-        assert len(one) > 100
-        assert stats.ks_2samp(one, other, method="asymp").pvalue > 0.001, operation
+        assert len(our_magnitudes) > 100
+        assert stats.ks_2samp(our_magnitudes, their_magnitudes, method="asymp").pvalue > 0.001, operation
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["augmix", "augmix-m5-w4-d2", "augmix-m9-w2-mstd0-a0.5"])
-def test_chains_of_augmix_are_timms(published, config):
+def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
     original = published.augment_and_mix_transform(config)
     n = 3000
-    theirs, _, counts = simulated(published, original, original.ops, n)
+    theirs, _, their_counts = simulated(published, original, original.ops, n)
     record = draw(T.TimmAugMix(config), n)
     assert isinstance(record, ChainMixture)
     width = record.codes.shape[1]
     assert width == original.width
     chains = [described(record.chain(number)) for number in range(width)]
     ours = [tuple(entry for chain in sample for entry in chain) for sample in zip(*chains, strict=True)]
-    found = [len(sample) for sample in ours]
-    assert set(found) == set(counts) if len(set(counts)) == 1 else alike(found, counts) > 0.01
-    assert alike([entry[0] for one in ours for entry in one], [entry[0] for one in theirs for entry in one]) > 0.01
-    factors = [[entry[1] for one in both for entry in one if entry[0] == "contrast"] for both in (ours, theirs)]
+    our_counts = [len(sample) for sample in ours]
+    assert (
+        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
+    )
+    assert (
+        alike([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
+        > 0.01
+    )
+    factors = [
+        [entry[1] for sample in samples for entry in sample if entry[0] == "contrast"] for samples in (ours, theirs)
+    ]
     assert stats.ks_2samp(*factors, method="asymp").pvalue > 0.001
-    # The shares: timm's mixture has a beta-distributed share, which its chains divide.
+    # timm's mixture has a beta-distributed weight, which its chains divide.
     alpha = original.alpha
     assert stats.kstest(record.weights[:, 0], stats.beta(alpha, alpha).cdf).pvalue > 0.001
     assert np.allclose(record.weights.sum(axis=1), 1)
@@ -105,7 +113,7 @@ def test_chains_of_augmix_are_timms(published, config):
 
 
 @pytest.mark.parametrize("transform", [T.TimmAutoAugment("v0r-mstd0.5"), T.TimmAugMix("augmix-m9-mstd1")])
-def test_both_runners_agree(transform):
+def test_timm_policies_give_the_same_results_in_both_runners(transform):
     images = [np.random.default_rng(n).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for n in range(12)]
     chain = T.Chain([transform])
     program = chain.draw(epoch_key(8, 0), np.arange(12), np.tile([[HEIGHT, WIDTH]], (12, 1)))
@@ -117,12 +125,7 @@ def test_both_runners_agree(transform):
     assert (single != RaggedImages.from_arrays(images).pixels.view(12, HEIGHT, WIDTH, 3).permute(0, 3, 1, 2)).any()
 
 
-def test_shown():
-    assert repr(T.TimmAugMix("augmix-m5", {"translate_pct": 0.3})) == "TimmAugMix('augmix-m5', {'translate_pct': 0.3})"
-    assert isinstance(draw(T.TimmAutoAugment(), 3), Ops)
-
-
-def test_from_timm(published):
+def test_from_timm_selects_the_policy_class_by_the_config_string(published):
     jitter = T.ColorJitter(0.4, 0.4, 0.4)
     hparams = {"img_mean": (124, 116, 104), "translate_const": 100, "interpolation": "bilinear"}
     for text, kind, more in (
@@ -132,10 +135,10 @@ def test_from_timm(published):
     ):
         chain = T.from_timm({"interpolation": "bilinear"}, True, auto_augment=text)
         assert kind(text, {**hparams, **more}) in chain
-        assert (jitter in chain) == ("3a" in text)  # as in timm, which leaves it out beside the others
+        assert (jitter in chain) == ("3a" in text)  # timm drops ColorJitter next to the other policies
 
 
-LEAST = 0.0005  # of 66 comparisons of magnitudes, one p-value below 0.01 is to be expected
+MIN_P_VALUE = 0.0005  # in 66 comparisons of magnitudes, one p-value below 0.01 is expected
 CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TIMM.names}
 CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
 
@@ -161,15 +164,18 @@ def simulated_layers(published, config: str, hparams: dict | None, n: int):
         ("rand-m9-n5-p0.9", {"magnitude_max": 8}, 2000),
     ],
 )
-def test_draws_of_one_magnitude(published, config, hparams, n):
-    """Which operations, in which order, with which numbers; left out or not."""
-    theirs, _, counts = simulated_layers(published, config, hparams, n)
+def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, config, hparams, n):
+    theirs, _, their_counts = simulated_layers(published, config, hparams, n)
     ours = described(draw(T.TimmRandAugment(config, hparams), n))
     assert len(set(ours)) > 3
     assert alike(ours, theirs) > 0.005
-    found = [len(sample) for sample in ours]
-    assert set(found) == set(counts) if len(set(counts)) == 1 else alike(found, counts) > 0.01
-    assert alike([entry for sample in ours for entry in sample], [entry for one in theirs for entry in one]) > 0.01
+    our_counts = [len(sample) for sample in ours]
+    assert (
+        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
+    )
+    assert (
+        alike([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
+    )
 
 
 @pytest.mark.slow
@@ -184,33 +190,35 @@ def test_draws_of_one_magnitude(published, config, hparams, n):
         ("rand-m25-mstd2-mmax27-inc1-n1-p1", None),
     ],
 )
-def test_draws_of_magnitudes(published, config, hparams):
+def test_timm_rand_augment_draws_magnitudes_with_a_deviation_as_timm(published, config, hparams):
     n = 9000
     theirs, _, _ = simulated_layers(published, config, hparams, n)
     ours = described(draw(T.TimmRandAugment(config, hparams), n))
     for operation in ("saturation", "sharpness", "solarize", "posterize", "solarize_add"):
         column = 2 if operation == "solarize_add" else 1
-        one, other = (
+        our_values, their_values = (
             [sample[0][column] for sample in samples if sample[0][0] == operation] for samples in (ours, theirs)
         )
-        assert len(one) > 400
-        assert stats.ks_2samp(one, other, method="asymp").pvalue > LEAST, operation
-    # Shears, shifts and rotations, by each of their coefficients, with their signs.
-    one, other = (
+        assert len(our_values) > 400
+        assert stats.ks_2samp(our_values, their_values, method="asymp").pvalue > MIN_P_VALUE, operation
+    # Shears, shifts and rotations are compared by their coefficients.
+    our_values, their_values = (
         np.array([sample[0][1:7] for sample in samples if sample[0][0] == "warp"]) for samples in (ours, theirs)
     )
     for column in range(6):
-        assert stats.ks_2samp(one[:, column], other[:, column], method="asymp").pvalue > LEAST, column
+        assert stats.ks_2samp(our_values[:, column], their_values[:, column], method="asymp").pvalue > MIN_P_VALUE, (
+            column
+        )
 
 
-def test_infinite_deviations_are_uniform():
+def test_an_infinite_mstd_draws_uniform_magnitudes():
     for config in ("rand-m8-mstdinf-n1-p1", "rand-m8-mstd101-n1-p1"):
         params = draw(T.TimmRandAugment(config), 20_000)
         factors = params.values[params.codes == OPS.index("brightness")][:, 0]
         assert stats.kstest((factors - 0.1) / 1.8 / 0.8, "uniform").pvalue > 0.01
 
 
-def test_filters(published):
+def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
     params = draw(T.TimmRandAugment("rand-n3"), 3000)
     _, resample, _ = simulated_layers(published, "rand-n3", None, 3000)
     assert isinstance(params.filters, np.ndarray)
@@ -218,19 +226,19 @@ def test_filters(published):
     ours = [FILTERS[number] for number in params.filters[done].tolist()]
     assert set(ours) == {"bilinear", "bicubic"}
     assert alike(ours, [entry.name.lower() for entry in resample]) > 0.01
-    # Drawn for each operation, not for each image.
+    # Filters are drawn for each operation, not for each image.
     assert abs((params.filters[:, 0] == params.filters[:, 1]).mean() - 0.5) < 0.05
-    one = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)
-    assert one.filters is not None
-    assert (one.filters == FILTERS.index("bilinear")).all()
+    fixed = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)
+    assert fixed.filters is not None
+    assert (fixed.filters == FILTERS.index("bilinear")).all()
     assert T.TimmRandAugment("rand", {"interpolation": "random"}).hparams == (
         ("interpolation", ("bilinear", "bicubic")),
     )
 
 
 @pytest.mark.parametrize("name", sorted(CODE_NAMES))
-def test_operations_are_timms(published, name, monkeypatch):
-    """At each magnitude, of either sign, with both filters, through the stage on the CPU."""
+def test_each_operation_gives_timms_pixels(published, name, monkeypatch):
+    """Compare each magnitude, with both signs and filters, after the stage on the CPU."""
     low = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
     picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     hparams = {"img_mean": (3, 90, 200), "translate_pct": 0.4}
@@ -251,7 +259,7 @@ def test_operations_are_timms(published, name, monkeypatch):
         monkeypatch.setattr(published, "_randomly_negate", lambda value, sign=sign: sign * value)
         arguments: tuple[Any, ...] = operation.level_fn(strength, hparams) if operation.level_fn else ()
         resample = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)[filter_ - 1]
-        if operation.aug_fn is published.posterize and arguments[0] < 1:  # refused since Pillow 13, nothing before
+        if operation.aug_fn is published.posterize and arguments[0] < 1:  # Pillow 13 raises an error
             expected = Image.new("RGB", picture.size)
         else:
             expected = operation.aug_fn(picture, *arguments, fillcolor=(3, 90, 200), resample=resample)
@@ -266,19 +274,18 @@ def test_weighted_operations_are_drawn_without_replacement():
     assert len(set(map(tuple, codes.tolist()))) > 150
 
 
-def test_no_operation():
+def test_timm_rand_augment_without_operations_draws_none():
     assert draw(T.TimmRandAugment("rand-n0"), 3).codes.shape == (3, 0)
     assert (draw(T.TimmRandAugment("rand-p0"), 300).codes == NOTHING).all()
 
 
-def test_fill_and_repr():
+def test_timm_rand_augment_takes_its_fill_from_img_mean_and_shows_its_hparams():
     assert T.TimmRandAugment("rand").outside.image == (128, 128, 128)
     shown = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104), "translate_const": 100})
     assert shown.outside.image == (124, 116, 104)
-    assert (
-        repr(shown)
-        == "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"
-    )
+    text = "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"
+    assert repr(shown) == text
+    assert repr(T.TimmAugMix("augmix-m5", {"translate_pct": 0.3})) == "TimmAugMix('augmix-m5', {'translate_pct': 0.3})"
     assert hash(shown) == hash(T.TimmRandAugment(shown.config, dict(shown.hparams)))
     assert shown.image_only
 
@@ -302,7 +309,7 @@ def test_fill_and_repr():
         (("rand", {"img_mean": (1, 2, 300)}), "TimmRandAugment(hparams['img_mean']) must be integers"),
     ],
 )
-def test_wrong_arguments_of_rand_augment(arguments, text):
+def test_timm_rand_augment_refuses_invalid_arguments(arguments, text):
     with pytest.raises((TypeError, ValueError)) as caught:
         T.TimmRandAugment(*arguments)
     assert text in str(caught.value)

@@ -1,29 +1,21 @@
-"""Rotations, affine maps and perspectives: their arguments, their maps against torchvision's, and what is drawn."""
+"""Rotations, affine maps and perspectives: arguments, maps compared with torchvision's, and draws."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers import peers
+from transforms.drawing import KEY, TO_FLOAT, draw
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.rng.philox import epoch_key
 from gpuload.transforms.warps import affine_coefficients, perspective_coefficients, rotation_coefficients
-
-N = 10_000
-KEY = epoch_key(8, 0)
-
-
-def draw(transform: T.Chain, height: int, width: int, n: int = N) -> Any:
-    return T.Chain([transform]).draw(KEY, np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
 
 
 def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """Where a map takes points of the image."""
+    """Map points of the image to the result, given the coefficients of the inverse map."""
     homogeneous = (
         np.append(points_xy, np.ones((len(points_xy), 1)), 1)
         @ np.linalg.inv(np.append(coefficients, 1).reshape(3, 3)).T
@@ -31,36 +23,33 @@ def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return homogeneous[:, :2] / homogeneous[:, 2:]
 
 
-def test_arguments_have_one_form():
+def test_equivalent_arguments_give_equal_warps():
     assert T.RandomRotation(10) == T.RandomRotation((-10, 10)) == T.RandomRotation([-10.0, 10.0], 0)
     assert T.RandomAffine(0, shear=10) == T.RandomAffine((0, 0), shear=(-10, 10))
-    assert (
-        repr(T.RandomRotation(10, "bilinear"))
-        == "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
-    )
+    text = "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
+    assert repr(T.RandomRotation(10, "bilinear")) == text
     filled = T.RandomAffine(5, fill={gl.Image: (1, 2, 3), gl.Mask: 255})
     assert filled.outside.image == (1, 2, 3)
     assert filled.outside.mask == 255
     assert T.RandomAffine(5, fill=(1, 2, 3)).outside.mask == 0
 
 
-@pytest.mark.parametrize("scaled", [[T.ToDtype("float32", scale=True)]])
-@pytest.mark.parametrize("within", [False, True])
-def test_a_fill_in_levels_comes_before_scaling(scaled, within):
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_chain_refuses_a_fill_in_levels_behind_to_dtype(is_nested):
     for transform in (T.RandomRotation(5, fill=9), T.Pad(2, fill=9), T.RandomCrop(8, fill=9, pad_if_needed=True)):
         name = type(transform).__name__
         text = (
             f"{name}(fill=(9,)) is a pixel value in 0 … 255, but comes after ToDtype, which scales images to 0 … 1; put"
         )
-        inner = T.RandomApply([transform]) if within else transform
+        entry = T.RandomApply([transform]) if is_nested else transform
         with pytest.raises(ValueError, match=re.escape(text)):
-            T.Chain([*scaled, inner])
-        T.Chain([inner, *scaled])
-        T.Chain([T.ToDtype("float32"), inner])  # numbers that are still levels
-    T.Chain([*scaled, T.RandomRotation(5), T.Pad(2)])
+            T.Chain([TO_FLOAT, entry])
+        T.Chain([entry, TO_FLOAT])
+        T.Chain([T.ToDtype("float32"), entry])  # not scaled
+    T.Chain([TO_FLOAT, T.RandomRotation(5), T.Pad(2)])
 
 
-def test_affine_maps_are_torchvisions():
+def test_affine_coefficients_are_torchvisions():
     functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 300, (200, 2))
@@ -76,7 +65,7 @@ def test_affine_maps_are_torchvisions():
             np.testing.assert_allclose(ours[row], [*theirs, 0, 0], rtol=0, atol=1e-10)
 
 
-def test_perspective_maps_are_torchvisions():
+def test_perspective_coefficients_are_torchvisions():
     functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(20, 300, (200, 2))
@@ -84,46 +73,45 @@ def test_perspective_maps_are_torchvisions():
     signs = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
     starts = signs * (sizes[:, None, ::-1] - 1)
     ends = np.where(signs, starts - inward, inward)
-    ours, exist = perspective_coefficients(sizes, ends)
-    assert exist.all()
+    ours, is_invertible = perspective_coefficients(sizes, ends)
+    assert is_invertible.all()
     for row in range(200):
         theirs = functional._get_perspective_coeffs(starts[row].tolist(), ends[row].tolist())
         np.testing.assert_allclose(ours[row], theirs, rtol=1e-5, atol=1e-6)  # torchvision's are rounded to float32
         np.testing.assert_allclose(forward(starts[row], ours[row]), ends[row], atol=1e-6)
 
 
-def test_corners_on_a_line_are_left_alone():
+def test_perspective_coefficients_of_collinear_corners_are_the_identity():
     sizes = np.array([[40, 40], [1, 30], [30, 1], [40, 40]])
     corners = np.array([[[0, 0], [39, 0], [39, 39], [0, 39]]] * 4)
     corners[0, 1] = [20, 20]  # top left, top right and bottom right
-    found, exist = perspective_coefficients(sizes, corners)
-    np.testing.assert_array_equal(exist, [False, False, False, True])
-    np.testing.assert_allclose(found, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)
+    coefficients, is_invertible = perspective_coefficients(sizes, corners)
+    np.testing.assert_array_equal(is_invertible, [False, False, False, True])
+    np.testing.assert_allclose(coefficients, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)
     for height, width in ((1, 1), (1, 9), (2, 2), (3, 3)):
-        drawn = draw(T.RandomPerspective(1.0, p=1.0), height, width, 500)
-        assert np.isfinite(drawn.coefficients).all()
-        assert (np.linalg.det(np.append(drawn.coefficients, np.ones((500, 1)), 1).reshape(-1, 3, 3)) != 0).all()
+        record = draw(T.RandomPerspective(1.0, p=1.0), size_hw=(height, width), count=500).records[0]
+        assert np.isfinite(record.coefficients).all()
+        assert (np.linalg.det(np.append(record.coefficients, np.ones((500, 1)), 1).reshape(-1, 3, 3)) != 0).all()
 
 
-def test_expanding_makes_room_for_the_whole_image():
+def test_rotation_with_expand_enlarges_the_result_to_the_complete_image():
     sizes = np.random.default_rng(0).integers(5, 200, (300, 2))
     chain = T.Chain([T.RandomRotation(180, expand=True)])
-    draws = chain.draw(KEY, np.arange(300), sizes)
+    program = chain.draw(KEY, np.arange(300), sizes)
     for row, (height, width) in enumerate(sizes.tolist()):
-        corners = forward(
-            np.array([[0, 0], [width, 0], [width, height], [0, height]]), draws.records[0].coefficients[row]
-        )
-        grown = draws.results_hw[row][::-1]
+        corners_xy = np.array([[0, 0], [width, 0], [width, height], [0, height]])
+        corners = forward(corners_xy, program.records[0].coefficients[row])
+        size_xy = program.results_hw[row][::-1]
         assert corners.min() > -1e-9
-        assert (corners < grown + 1e-9).all()
-        assert (grown - np.ptp(corners, axis=0) < 2).all()
+        assert (corners < size_xy + 1e-9).all()
+        assert (size_xy - np.ptp(corners, axis=0) < 2).all()
     assert chain.output_size_hw is None
     assert T.Chain([T.Resize((8, 9)), T.RandomRotation(5)]).output_size_hw == (8, 9)
     for angle, size in ((90, (7, 5)), (270, (7, 5)), (180, (5, 7)), (0, (5, 7))):
-        _, found = rotation_coefficients(np.array([angle]), None, np.array([[5, 7]]), expand=True)
-        assert tuple(found[0]) == size
+        _, sizes_hw = rotation_coefficients(np.array([angle]), None, np.array([[5, 7]]), expand=True)
+        assert tuple(sizes_hw[0]) == size
 
 
-def test_without_distortion_or_angle_nothing_is_warped():
+def test_warps_without_distortion_or_angle_warp_no_image():
     for transform in (T.RandomPerspective(0.0, p=0.7), T.RandomRotation(0)):
-        assert not draw(transform, 50, 50, 100).warped.any()
+        assert not draw(transform, count=100).records[0].warped.any()

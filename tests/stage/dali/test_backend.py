@@ -126,7 +126,10 @@ def test_the_plan_shows_that_colours_have_dalis_order(dali):
 
 def test_each_operation_is_supported_or_has_a_reason():
     colours = {"brightness", "contrast", "saturation", "hue", "grayscale"}
-    assert {*OPERATIONS, *backend.UNSUPPORTED, *colours, "warp", "identity"} == set(OPS)
+    listed = {*OPERATIONS, *backend.UNSUPPORTED, *colours, "warp", "identity"}
+    text = "add these to OPERATIONS (gpuload/stage/dali/operators.py) or UNSUPPORTED (…/backend.py)"
+    assert not set(OPS) - listed, text
+    assert not listed - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
 
 
 def test_dali_is_not_installed(monkeypatch):

@@ -196,7 +196,10 @@ def test_a_box_of_levels_is_erased(channels, box):
 def test_what_is_called_pointwise_is_done():
     """Each operation in the list changes a random image, except identity; the codes are those of the parameters."""
     assert ERASE_BOX not in range(len(OPS))
-    assert set(OPS) - set(POINTWISE) == {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
+    others = {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
+    assert set(OPS) - set(POINTWISE) == others, (
+        "add a new operation to POINTWISE in gpuload/transforms/program/fusing/passes.py, or to `others` in this test"
+    )
     values = {"brightness": (0.5,), "saturation": (0.2,), "hue": (0.3,), "solarize": (90,), "posterize": (2,)}
     values |= {"permute": (2, 0, 1), "solarize_add": (128, 40)}
     for name in POINTWISE:

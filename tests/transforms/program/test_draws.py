@@ -1,59 +1,31 @@
-"""What is drawn is distributed as torchvision's definitions say, against direct simulations of them."""
+"""Sizes and boxes that are drawn, and programs for regions that were resized when they were decoded."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
+from transforms.drawing import draw
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
-
-N = 10_000
-
-
-def draw(transform: T.Chain, height: int, width: int, n: int = N):
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[height, width]], (n, 1))).records[0]
-
-
-def simulate_random_resized_crop(height, width, scale, ratio, rng):
-    """torchvision's algorithm, one image."""
-    log_ratio = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(10):
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(*log_ratio))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
-    if width / height < min(ratio):
-        w, h = width, round(width / min(ratio))
-    elif width / height > max(ratio):
-        w, h = round(height * max(ratio)), height
-    else:
-        w, h = width, height
-    return (height - h) // 2, (width - w) // 2, h, w
+from gpuload.transforms.program.ops import code
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "box"),
-    [(10, 1000, [0, 493, 10, 13]), (1000, 10, [493, 0, 13, 10]), (1, 1, [0, 0, 1, 1])],
+    ("size_hw", "box"), [((10, 1000), [0, 493, 10, 13]), ((1000, 10), [493, 0, 13, 10]), ((1, 1), [0, 0, 1, 1])]
 )
-def test_random_resized_crop_falls_back_to_the_central_box(height, width, box):
-    drawn = draw(T.RandomResizedCrop(8, scale=(0.9, 1.0)), height, width, 5)
-    assert drawn.box_tlhw.tolist() == [box] * 5
+def test_random_resized_crop_falls_back_to_the_central_box(size_hw, box):
+    [record] = draw(T.RandomResizedCrop(8, scale=(0.9, 1.0)), size_hw=size_hw, count=5).records
+    assert record.box_tlhw.tolist() == [box] * 5
 
 
-def factors(drawn) -> np.ndarray:
-    """The factors of ColorJitter in the order of its arguments, whatever the order in which they are applied."""
-    order = np.argsort(drawn.codes, axis=1)
-    return np.take_along_axis(drawn.values[:, :, 0], order, axis=1)
-
-
-def test_leaving_an_adjustment_out_does_not_change_the_others():
-    both, one = draw(T.ColorJitter(0.4, hue=0.1), 5, 5), draw(T.ColorJitter(hue=0.1), 5, 5)
-    np.testing.assert_array_equal(factors(both)[:, 1], factors(one)[:, 0])
+def test_color_jitter_draws_hue_alike_with_and_without_brightness():
+    factors = []
+    for jitter in (T.ColorJitter(0.4, hue=0.1), T.ColorJitter(hue=0.1)):
+        [record] = draw(jitter).records
+        factors.append(record.values[:, :, 0][record.codes == code("hue")])
+    np.testing.assert_array_equal(*factors)
 
 
 @pytest.mark.parametrize(
@@ -68,45 +40,45 @@ def test_leaving_an_adjustment_out_does_not_change_the_others():
         (T.Resize(10, max_size=20), (1, 1000), (1, 20)),
     ],
 )
-def test_resize_rounds_as_torchvision(resize, size, expected):
-    assert tuple(draw(resize, *size, 1).size_hw[0]) == expected
+def test_resize_rounds_sizes_as_torchvision(resize, size, expected):
+    assert tuple(draw(resize, size_hw=size, count=1).results_hw[0]) == expected
     assert T.Chain([T.CenterCrop(size), resize]).output_size_hw == expected
 
 
 def test_center_crop_rounds_and_pads_as_torchvision():
     sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
     boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
-    # ⌊½ + 1½⌉ to even; missing pixels are split with the smaller half on the top and left.
+    # Halves are rounded to even numbers; of missing pixels, the smaller half is at the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
 
 
-def test_what_was_resized_as_it_was_decoded_is_not_resized_again():
+def test_of_decoded_makes_the_resize_of_a_resized_region_an_identity():
     chain = T.Chain([T.Resize((20, 30)), T.RandomHorizontalFlip(), T.CenterCrop(16)])
     program = chain.draw(epoch_key(8, 0), np.arange(3), np.array([[200, 300], [90, 80], [41, 33]]))
     windows = program.windows_tlhw[0]
     shapes = np.hstack([windows[:, 2:], np.full((3, 1), 3)])
-    as_it_is = image_table(np.arange(3), shapes, program.sizes_hw, windows)
-    assert program.of_decoded(as_it_is)[0] is program
-    resized = as_it_is.copy()
-    resized["shape"][1, :2], resized["region_tlhw"][1] = (20, 30), (0, 0, 90, 80)
+    unresized_images = image_table(np.arange(3), shapes, program.sizes_hw, windows)
+    assert program.of_decoded(unresized_images)[0] is program
+    resized_images = unresized_images.copy()
+    resized_images["shape"][1, :2], resized_images["region_tlhw"][1] = (20, 30), (0, 0, 90, 80)
 
-    rest, images = program.of_decoded(resized)
+    decoded, images = program.of_decoded(resized_images)
     assert images["region_tlhw"].tolist() == [windows[0].tolist(), [0, 0, 20, 30], windows[2].tolist()]
-    assert images["size_hw"].tolist() == rest.sizes_hw.tolist()
-    assert (images["offset"].tolist(), images["shape"].tolist()) == ([0, 1, 2], resized["shape"].tolist())
-    assert rest.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
-    assert rest.resize is not None
-    assert rest.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
-    assert rest.resize.sizes_hw.tolist() == rest.sizes_hw.tolist()
-    assert rest.results_hw is program.results_hw
-    for before, after in zip(program.windows_tlhw[1:], rest.windows_tlhw[1:], strict=True):
+    assert images["size_hw"].tolist() == decoded.sizes_hw.tolist()
+    assert (images["offset"].tolist(), images["shape"].tolist()) == ([0, 1, 2], resized_images["shape"].tolist())
+    assert decoded.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
+    assert decoded.resize is not None
+    assert decoded.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
+    assert decoded.resize.sizes_hw.tolist() == decoded.sizes_hw.tolist()
+    assert decoded.results_hw is program.results_hw
+    for before, after in zip(program.windows_tlhw[1:], decoded.windows_tlhw[1:], strict=True):
         np.testing.assert_array_equal(before, after)
-    top, left, height, width = rest.windows_tlhw[0][1]
+    top, left, height, width = decoded.windows_tlhw[0][1]
     assert 0 <= top < top + height <= 20
     assert 0 <= left < left + width <= 30
 
 
-def test_the_first_resize_is_the_record_before_all_that_changes_pixels():
+def test_program_resize_is_a_resize_before_all_records_that_change_pixels():
     def resize_of(*transforms: T.Transform) -> object:
         return T.Chain(transforms).draw(epoch_key(8, 0), np.arange(2), np.array([[90, 80], [50, 60]])).resize
 

@@ -1,4 +1,4 @@
-"""The filters as numbers: weights, windows and padding."""
+"""Weights, windows and padding of filters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = [(1, 1), (1, 9), (9, 1), (50, 77), (77, 50), (200, 7), (60, 90), (60, 60
 
 @pytest.mark.parametrize(("length", "output"), CASES)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_weights_are_pillows(length, output, interpolation):
+def test_filter_weights_give_pillows_values(length, output, interpolation):
     row = np.random.default_rng(length).integers(0, 256, length)
     firsts, weights = filter_weights(np.array([length]), np.array([output]), np.array([0]), output, interpolation)
     taps = np.minimum(firsts[0, :, None] + np.arange(weights.shape[2]), length - 1)
@@ -30,7 +30,7 @@ def test_weights_are_pillows(length, output, interpolation):
 
 
 @pytest.mark.parametrize(("length", "output"), CASES)
-def test_nearest_is_pillows(length, output):
+def test_nearest_indices_are_pillows(length, output):
     row = np.arange(length, dtype=np.uint8)[None]
     theirs = np.asarray(Image.fromarray(row).resize((output, 1), Image.NEAREST))[0]
     np.testing.assert_array_equal(nearest_indices(length, output, 0, output), theirs)
@@ -40,7 +40,7 @@ def test_nearest_is_pillows(length, output):
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_a_window_holds_every_pixel_that_has_weight(interpolation):
+def test_source_windows_contain_every_pixel_with_a_weight(interpolation):
     rng = np.random.default_rng(0)
     for length, output in [*CASES, *rng.integers(1, 300, (200, 2)).tolist()]:
         count = int(rng.integers(1, output + 1))
@@ -59,15 +59,15 @@ def test_a_window_holds_every_pixel_that_has_weight(interpolation):
 
 @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_padding_is_numpys(mode, length):
+def test_padded_indices_are_numpys(mode, length):
     expected = np.pad(np.arange(length), 12, mode=mode)
     np.testing.assert_array_equal(padded_indices(np.arange(-12, length + 12), length, mode), expected)
 
 
-def test_boxes_within_windows():
+def test_clip_to_windows_shifts_boxes_and_empties_those_outside():
     boxes = np.array([[[2, 3, 10, 10], [9, 1, 3, 2], [0, 0, 0, 0], [30, 2, 0, 5]]])
-    found = clip_to_windows(boxes, np.array([[4, 5, 6, 20]]))
-    assert found[0, 0].tolist() == [0, 0, 6, 8]
-    # Nothing is left of what lies to the left, nor of what is not there.
-    assert not found[0, 1:, 2:].all(axis=1).any()
-    assert (found[..., 2:] >= 0).all()
+    clipped = clip_to_windows(boxes, np.array([[4, 5, 6, 20]]))
+    assert clipped[0, 0].tolist() == [0, 0, 6, 8]
+    # Boxes outside the window and empty boxes are empty.
+    assert not clipped[0, 1:, 2:].all(axis=1).any()
+    assert (clipped[..., 2:] >= 0).all()

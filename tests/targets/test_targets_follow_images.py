@@ -1,4 +1,4 @@
-"""Masks, boxes and keypoints go where their picture goes, through a real loader, whatever geometric transforms."""
+"""Geometric transforms in a loader move masks, boxes and keypoints with their images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from targets.scenes import COLOR, DOTS, Scenes, region
 import gpuload as gl
 from gpuload import transforms as T
 
-# Images are moved by the nearest pixel here, so that colours stay what they are.
+# With the nearest pixel, images contain only the original colours.
 NEAREST = {"interpolation": "nearest"}
 FLIPS = (T.RandomHorizontalFlip(), T.RandomVerticalFlip())
 CHAINS = {
@@ -44,23 +44,18 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("box_format", ["xyxy", "cxcywh"])
-def test_targets_follow_the_picture(name, box_format):
+def test_geometric_transforms_move_targets_with_the_image(name, box_format):
     transforms = [*CHAINS[name], T.ConvertBoundingBoxFormat("xyxy")]
+    visible_dots = 0
     with gl.Loader(Scenes(12, box_format), 4, transforms=transforms, num_workers=0, device="cpu") as loader:
-        seen = [
-            check(image.numpy(), target, mask.numpy()) for batch in loader for image, target, mask in triples(batch)
-        ]
-    assert np.sum(seen) >= 12  # dots were looked at
+        for batch in loader:
+            for image, target, mask in zip(*batch, strict=True):
+                visible_dots += check_targets(image.numpy(), target, mask.numpy())
+    assert visible_dots >= 12
 
 
-def triples(batch):
-    images, targets, masks = batch
-    assert isinstance(targets, list)
-    return zip(images, targets, masks, strict=True)
-
-
-def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
-    """Hold one sample's targets against its picture; how many dots there were to look at."""
+def check_targets(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
+    """Compare the targets of a sample with its image, and return the number of visible dots."""
     height, width = mask.shape
     assert image.shape == (3, height, width)
     np.testing.assert_array_equal(mask == 7, region(image, COLOR))
@@ -71,7 +66,7 @@ def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) 
     assert 0 <= top <= bottom <= height
     rows, columns = np.nonzero(mask)
     if len(rows):
-        # The nearest pixel may lie half a pixel off, of either side.
+        # The nearest pixel can be half a pixel away on both sides.
         assert left - 1 <= columns.min()
         assert columns.max() <= right + 1
         assert top - 1 <= rows.min()
@@ -88,18 +83,12 @@ def check(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) 
     return seen
 
 
-def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
-    class One:
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, index):
-            image = np.zeros((10, 20, 3), np.uint8)
-            image[2, 3] = 255
-            return image, gl.Boxes([[3, 2, 4, 3]]), gl.Keypoints([[3, 2]])
-
+def test_flips_move_keypoints_to_the_mirrored_pixel():
+    image = np.zeros((10, 20, 3), np.uint8)
+    image[2, 3] = 255
+    sample = image, gl.Boxes([[3, 2, 4, 3]]), gl.Keypoints([[3, 2]])
     transforms = [T.RandomHorizontalFlip(p=1), T.RandomVerticalFlip(p=1)]
-    with gl.Loader(One(), transforms=transforms, num_workers=0, device="cpu") as loader:
+    with gl.Loader([sample], transforms=transforms, num_workers=0, device="cpu") as loader:
         [[images, boxes, points]] = list(loader)
     assert images[0, 0].nonzero().tolist() == [[7, 16]]
     assert boxes[0].tolist() == [[16, 7, 17, 8]]
@@ -107,8 +96,8 @@ def test_flips_take_keypoints_and_boxes_to_the_last_pixel():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_quarter_turn_takes_keypoints_to_the_last_pixel_and_a_rotation_to_the_border(seed):
-    """`RandomRotate90` moves them as flips do; `RandomRotation` takes the corner of the first pixel to the corner."""
+def test_rotate90_moves_keypoints_to_pixels_and_rotation_to_corners_of_pixels(seed):
+    # `RandomRotate90` moves keypoints as flips do, and `RandomRotation` as torchvision does.
     image = np.zeros((20, 30, 3), np.uint8)
     image[5, 3] = 255
     places = []
@@ -136,8 +125,8 @@ RECIPE = (
 )
 
 
-class Several(Scenes):
-    """Scenes with several boxes and instance masks."""
+class ScenesWithSeveralBoxes(Scenes):
+    """A dataset of scenes with up to three boxes and instance masks."""
 
     def __getitem__(self, index):
         image, target, mask = super().__getitem__(index)
@@ -167,18 +156,22 @@ def equal(one, other) -> bool:
     return one == other
 
 
-def epoch(**options):
+def make_loader(**options) -> gl.Loader:
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", **options}
-    with gl.Loader(Several(16), **options) as loader:
+    return gl.Loader(ScenesWithSeveralBoxes(16), **options)
+
+
+def epoch(**options):
+    with make_loader(**options) as loader:
         return list(loader)
 
 
 @pytest.mark.processes
-def test_any_number_of_workers_gives_the_same_targets():
+def test_workers_give_the_targets_of_the_main_process():
     expected = epoch(num_workers=0)
     assert equal(epoch(num_workers=2, chunk_size=3), expected)
     sizes = [len(target["boxes"]) for _, targets, _ in expected for target in targets]
-    assert 0 < sum(sizes) < sum(index % 4 for index in range(16))  # some boxes were left out, and not all
+    assert 0 < sum(sizes) < sum(index % 4 for index in range(16))
     for _, targets, _ in expected:
         for target in targets:
             count = len(target["boxes"])
@@ -188,21 +181,18 @@ def test_any_number_of_workers_gives_the_same_targets():
 
 
 @pytest.mark.processes
-def test_a_resumed_epoch_goes_on_with_the_same_targets():
+def test_a_resumed_epoch_continues_with_the_same_targets():
     expected = epoch(num_workers=0)
-    options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu"}
-    with gl.Loader(Several(16), num_workers=0, **options) as loader:
-        iterator = iter(loader)
-        next(iterator)
+    with make_loader(num_workers=0) as loader:
+        next(iter(loader))
         state = loader.state_dict()
-    with gl.Loader(Several(16), num_workers=2, **options) as loader:
+    with make_loader(num_workers=2) as loader:
         loader.load_state_dict(state)
         assert equal(list(loader), expected[1:])
 
 
 def test_a_replayed_sample_has_the_targets_of_its_batch():
-    options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", "num_workers": 0}
-    with gl.Loader(Several(16), **options) as loader:
+    with make_loader(num_workers=0) as loader:
         batches = list(loader)
         for position in (2, 7, 13):
             images, targets, masks = batches[position // 4]
@@ -215,35 +205,41 @@ def test_a_replayed_sample_has_the_targets_of_its_batch():
 
 
 @pytest.mark.cuda
-def test_targets_on_a_gpu_are_those_of_the_cpu():
-    for expected, found in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
-        tensors = [*found[1], {"masks": found[2]}]
+def test_targets_on_a_gpu_equal_those_on_the_cpu():
+    for expected, on_gpu in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
+        tensors = [*on_gpu[1], {"masks": on_gpu[2]}]
         assert all(
             tensor.is_cuda for target in tensors for tensor in target.values() if isinstance(tensor, torch.Tensor)
         )
-        for one, other in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
-            for name, value in one.items():
+        for expected_values, values in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
+            for name, value in expected_values.items():
                 if isinstance(value, torch.Tensor):
-                    torch.testing.assert_close(value, other[name].cpu(), rtol=0, atol=0)
+                    torch.testing.assert_close(value, values[name].cpu(), rtol=0, atol=0)
 
 
 @pytest.mark.processes
-def test_crops_by_boxes_may_stand_anywhere_and_within_others():
+def test_nested_and_repeated_iou_crops_move_boxes_with_their_masks():
     inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
     again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
     transforms = [T.RandomZoomOut(p=0.5), inner, T.Resize(60), again, T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
-    whole, found = 0, []
+    box_count, epochs = 0, []
     for workers in (0, 2):
         with gl.Loader(
-            Several(32), 8, transforms=transforms, num_workers=workers, chunk_size=3, device="cpu", shuffle=True
+            ScenesWithSeveralBoxes(32),
+            8,
+            transforms=transforms,
+            num_workers=workers,
+            chunk_size=3,
+            device="cpu",
+            shuffle=True,
         ) as loader:
-            found.append(list(loader))
-    assert equal(*found)
-    for _, targets, _ in found[0]:
+            epochs.append(list(loader))
+    assert equal(*epochs)
+    for _, targets, _ in epochs[0]:
         for target in targets:
             assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
-            whole += len(target["boxes"])
-            slack = 4  # a pixel of the whole picture, of which a crop is enlarged
+            box_count += len(target["boxes"])
+            slack = 4  # a pixel of the image, enlarged by the crop
             for box, mask in zip(target["boxes"], target["masks"], strict=True):
                 rows, columns = mask.nonzero(as_tuple=True)
                 if len(rows):
@@ -251,10 +247,10 @@ def test_crops_by_boxes_may_stand_anywhere_and_within_others():
                     assert columns.max() <= box[2] + slack
                     assert box[1] - slack <= rows.min()
                     assert rows.max() <= box[3] + slack
-    assert 0 < whole < sum(index % 4 for index in range(32))
+    assert 0 < box_count < sum(index % 4 for index in range(32))
 
 
-WARPED = """
+HASH_WARPED_TARGETS = """
 import hashlib
 import numpy as np
 from gpuload import transforms as T
@@ -265,22 +261,16 @@ rows = np.arange(64)
 chain = T.Chain([T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20), T.RandomPerspective(0.4, p=1)])
 program = chain.draw(epoch_key(1, 0), rows, np.full((64, 2), 90))
 points = np.random.default_rng(0).uniform(0, 90, (64, 5, 2))
-samples = [SampleTargets([np.concatenate([some, some + 9], axis=1)], [some]) for some in points]
+samples = [SampleTargets([np.concatenate([xy, xy + 9], axis=1)], [xy]) for xy in points]
 apply_records(program.records, samples)
 print(hashlib.sha256(b"".join(s.boxes[0].tobytes() + s.points[0].tobytes() for s in samples)).hexdigest())
 """
 
 
 @pytest.mark.processes
-def test_targets_have_the_same_bits_whichever_kernels_numpys_blas_has_for_the_processor():
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", WARPED],
-            env={**os.environ, "OPENBLAS_CORETYPE": kernels},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for kernels in ("Haswell", "Sandybridge")
-    ]
-    assert found[0] == found[1]
+def test_targets_have_the_same_bits_with_any_kernels_of_numpys_blas():
+    command, hashes = [sys.executable, "-c", HASH_WARPED_TARGETS], set()
+    for kernels in ("Haswell", "Sandybridge"):
+        environment = {**os.environ, "OPENBLAS_CORETYPE": kernels}
+        hashes.add(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+    assert len(hashes) == 1

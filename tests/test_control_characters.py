@@ -1,4 +1,4 @@
-"""Text from data reaches no terminal as it is: control characters are written out, by errors and by commands."""
+"""Errors and commands write out control characters in text from data, so that the text cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gpuload.cli.app import app
 from gpuload.datasets.stores.remote_failures import failure_of
 from gpuload.errors import ErrorRecord, SampleError, one_line, visible
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
-SHOWN = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
-FILE = EVIL.replace("/", "")
+CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
+WRITTEN_OUT = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
+FILE_NAME = CONTROL.replace("/", "")
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
-TARGETS = {f"{EVIL}.i".encode(): IMAGE, f"{EVIL}.t".encode(): EVIL.encode()}
+TARGETS = {f"{CONTROL}.i".encode(): IMAGE, f"{CONTROL}.t".encode(): CONTROL.encode()}
 
 
 def parquet(folder: Path) -> Path:
@@ -33,7 +33,7 @@ def parquet(folder: Path) -> Path:
     import pyarrow as arrow
     from pyarrow import parquet as module
 
-    module.write_table(arrow.table({EVIL: [1], "image": [{EVIL: b"1"}]}), folder / "a.parquet")
+    module.write_table(arrow.table({CONTROL: [1], "image": [{CONTROL: b"1"}]}), folder / "a.parquet")
     return folder / "a.parquet"
 
 
@@ -42,7 +42,7 @@ def hdf5(folder: Path) -> Path:
     import h5py
 
     with h5py.File(folder / "a.h5", "w") as file:
-        file[EVIL] = np.zeros((2, 2))
+        file[CONTROL] = np.zeros((2, 2))
     return folder / "a.h5"
 
 
@@ -58,12 +58,12 @@ def lmdb_with(folder: Path, pairs: dict[bytes, bytes]) -> Path:
 
 def coco(folder: Path) -> Any:
     path = folder / "a.json"
-    path.write_text(json.dumps({"images": [EVIL], "annotations": []}))
+    path.write_text(json.dumps({"images": [CONTROL], "annotations": []}))
     return gl.Coco(folder, path)
 
 
 def shards(folder: Path, *names: str, **options: Any) -> Any:
-    return gl.TarShards(archive(folder / f"{FILE}.tar", [(name, b"\xff") for name in names]), **options)
+    return gl.TarShards(archive(folder / f"{FILE_NAME}.tar", [(name, b"\xff") for name in names]), **options)
 
 
 def csv(folder: Path, text: str) -> Any:
@@ -73,12 +73,12 @@ def csv(folder: Path, text: str) -> Any:
 
 
 def classes(folder: Path) -> Any:
-    (folder / FILE).mkdir()
+    (folder / FILE_NAME).mkdir()
     return gl.ImageFolder(folder)
 
 
-def other_files(folder: Path) -> Any:
-    (folder / FILE).write_bytes(IMAGE)
+def existing_files(folder: Path) -> Any:
+    (folder / FILE_NAME).write_bytes(IMAGE)
     (folder / "1.jpg").write_bytes(IMAGE)
     return gl.pack(gl.ImageFiles(folder), folder, to="tar")
 
@@ -88,23 +88,23 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "a column's type": lambda folder: gl.Parquet(parquet(folder), image="image", target=None),
     "a column of a list": lambda folder: gl.FileList(parquet(folder)),
     "a dataset of HDF5": lambda folder: gl.HDF5(hdf5(folder)),
-    "a key of LMDB": lambda folder: gl.LMDB(lmdb_with(folder, {EVIL.encode(): b"1"}), image="{}.jpg"),
+    "a key of LMDB": lambda folder: gl.LMDB(lmdb_with(folder, {CONTROL.encode(): b"1"}), image="{}.jpg"),
     "a target of LMDB": lambda folder: gl.LMDB(lmdb_with(folder, TARGETS), image="{}.i", target="{}.t")[0],
     "an image of COCO": coco,
-    "a field of a tar": lambda folder: shards(folder, f"a.{EVIL}", fields="jpg")[0],
-    "a key of a tar": lambda folder: shards(folder, f"{EVIL}.cls", fields="cls")[0],
-    "a name twice in a tar": lambda folder: shards(folder, f"{EVIL}.{EVIL}", f"{EVIL}.{EVIL}"),
-    "a stream of a tar": lambda folder: list(shards(folder, f"{EVIL}.cls", fields="jpg", stream=True)),
-    "the header of a CSV": lambda folder: csv(folder, f'"{EVIL}",label\n1,2\n'),
-    "a row of a CSV": lambda folder: csv(folder, f'path,label\n"{EVIL}"\n'),
-    "a path of a CSV": lambda folder: csv(folder, f'path,label\n"../{EVIL}",1\n'),
+    "a field of a tar": lambda folder: shards(folder, f"a.{CONTROL}", fields="jpg")[0],
+    "a key of a tar": lambda folder: shards(folder, f"{CONTROL}.cls", fields="cls")[0],
+    "a name twice in a tar": lambda folder: shards(folder, f"{CONTROL}.{CONTROL}", f"{CONTROL}.{CONTROL}"),
+    "a stream of a tar": lambda folder: list(shards(folder, f"{CONTROL}.cls", fields="jpg", stream=True)),
+    "the header of a CSV": lambda folder: csv(folder, f'"{CONTROL}",label\n1,2\n'),
+    "a row of a CSV": lambda folder: csv(folder, f'path,label\n"{CONTROL}"\n'),
+    "a path of a CSV": lambda folder: csv(folder, f'path,label\n"../{CONTROL}",1\n'),
     "a class": classes,
-    "another file where a set goes": other_files,
+    "another file where a set goes": existing_files,
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_errors(tmp_path: Path, case: str) -> None:
+def test_errors_of_datasets_contain_no_control_characters(tmp_path: Path, case: str) -> None:
     with pytest.raises((ValueError, TypeError, LookupError, OSError, gl.GpuloadError)) as caught:
         CASES[case](tmp_path)
     assert str(caught.value).replace("\n", "").isprintable(), str(caught.value)
@@ -112,8 +112,8 @@ def test_errors(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_samples(tmp_path: Path, workers: int) -> None:
-    path = tmp_path / f"{FILE}.jpg"
+def test_errors_of_samples_contain_no_control_characters(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / f"{FILE_NAME}.jpg"
     path.write_bytes(b"nothing")
 
     class Failing:
@@ -122,7 +122,7 @@ def test_errors_of_samples(tmp_path: Path, workers: int) -> None:
 
         def __getitem__(self, index: int) -> Any:
             if index == 1:
-                raise RuntimeError(f"two\tlines\n{EVIL}")
+                raise RuntimeError(f"two\tlines\n{CONTROL}")
             return gl.Encoded(IMAGE) if index else gl.read(path)
 
     for index in range(2):
@@ -133,55 +133,54 @@ def test_errors_of_samples(tmp_path: Path, workers: int) -> None:
             assert text.replace("\n", "").replace("\t", "").isprintable(), text
         assert r"\x1b]0;owned\x07\x1b[2J" in str(caught.value)
     skip = gl.Faults(on_error="skip", max_error_rate=1)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         with gl.Loader(Failing(), 3, num_workers=workers, device="cpu", faults=skip) as loader:
             assert [len(batch) for batch in loader] == [1]
-    assert told
-    assert all(str(one.message).replace("\n", "").isprintable() for one in told)
+    assert recorded
+    assert all(str(warning.message).replace("\n", "").isprintable() for warning in recorded)
 
 
-def test_a_record_keeps_what_it_is_about() -> None:
-    record = ErrorRecord(epoch=0, position=1, index=EVIL, source=EVIL, cause="it", traceback="")
-    assert record.source == SampleError(record).source == EVIL
-    assert SHOWN in record.describe()
+def test_error_record_stores_source_and_index_unchanged() -> None:
+    record = ErrorRecord(epoch=0, position=1, index=CONTROL, source=CONTROL, cause="it", traceback="")
+    assert record.source == SampleError(record).source == CONTROL
+    assert WRITTEN_OUT in record.describe()
 
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "index", "bench"])
-def test_commands(tmp_path: Path, command: str) -> None:
-    """Of a class, an image, a set and an archive with such names."""
-    data = tmp_path / FILE
+def test_output_of_commands_contains_no_control_characters(tmp_path: Path, command: str) -> None:
+    data = tmp_path / FILE_NAME
     for number in range(2):
-        path = data / f"{FILE}{number}" / f"{FILE}.jpg"
+        path = data / f"{FILE_NAME}{number}" / f"{FILE_NAME}.jpg"
         path.parent.mkdir(parents=True)
         path.write_bytes(IMAGE if number else b"nothing")
-    made = tmp_path / f"{FILE}.set"
-    gl.pack(gl.ImageFolder(data), made, to="tar", workers=0, skip_bad=True)
-    (made / f"{FILE}.tar").write_bytes(b"")
+    packed = tmp_path / f"{FILE_NAME}.set"
+    gl.pack(gl.ImageFolder(data), packed, to="tar", workers=0, skip_bad=True)
+    (packed / f"{FILE_NAME}.tar").write_bytes(b"")
     arguments: dict[str, list[Any]] = {
         "inspect": [data, "--html", "", "--workers", "0"],
-        "pack": [data, tmp_path / f"{FILE}.other", "--to", "tar", "--workers", "0"],
-        "verify": [made],
-        "index": [made / f"{FILE}.tar"],
-        "bench": [made / f"{FILE}.tar"],
+        "pack": [data, tmp_path / f"{FILE_NAME}.other", "--to", "tar", "--workers", "0"],
+        "verify": [packed],
+        "index": [packed / f"{FILE_NAME}.tar"],
+        "bench": [packed / f"{FILE_NAME}.tar"],
     }
-    done = CliRunner().invoke(app, [command, *map(str, arguments[command])])
-    assert done.exit_code in (1, 3), done.output
-    for text in (done.stdout, done.stderr):
+    result = CliRunner().invoke(app, [command, *map(str, arguments[command])])
+    assert result.exit_code in (1, 3), result.output
+    for text in (result.stdout, result.stderr):
         assert text.replace("\n", "").isprintable(), text
-    assert r"\x1b" in done.output
+    assert r"\x1b" in result.output
 
 
-def test_what_a_server_says() -> None:
-    failure = failure_of(RuntimeError(f"no {EVIL}"), "https://host/a.jpg", 1)
-    assert SHOWN.removesuffix(r"\r") in failure.message
+def test_messages_of_servers_contain_no_control_characters() -> None:
+    failure = failure_of(RuntimeError(f"no {CONTROL}"), "https://host/a.jpg", 1)
+    assert WRITTEN_OUT.removesuffix(r"\r") in failure.message
 
 
-def test_visible() -> None:
+def test_visible_writes_out_control_characters() -> None:
     assert visible("plain ünï") == "plain ünï"
     assert visible("a\tb\r\n\x00\u200b\udcff\ud800") == "a\\tb\\r\\n\\x00\\u200b\\xff\\ud800"
     assert visible("a\nb\tc\x1b", "\n\t") == "a\nb\tc\\x1b"
     assert visible(os.fsencode("ä\udcff\n")) == "ä\\xff\\n"
     assert one_line("a\n\x1b[31m b\r\n") == "a; \\x1b[31m b"
-    assert str(gl.GpuloadError(f"{EVIL}\n")) == f"{SHOWN}\n"
+    assert str(gl.GpuloadError(f"{CONTROL}\n")) == f"{WRITTEN_OUT}\n"
     assert str(gl.DecodeError("a")) == "a"

@@ -1,4 +1,4 @@
-"""Boxes, keypoints and masks beside torchvision's own kernels, given our draws."""
+"""Boxes, keypoints and masks, compared with torchvision's kernels, given our draws."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import pytest
 import torch
 from helpers.peers import torchvision
 from PIL import Image as PILImage
+from targets.geometric_chains import GEOMETRIC_CHAINS, KEY, SIZES, draw
 from targets.scenes import as_format
-from transforms.specs import SPECS
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets.sample import from_xyxy, to_xyxy
-from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms.program.ops import Box, Flip, Turn, Warp
@@ -23,19 +22,6 @@ torchvision()
 from torchvision import tv_tensors  # noqa: E402
 from torchvision.transforms.v2 import functional as F  # noqa: E402
 
-SIZES = np.array([[60, 80], [75, 50], [64, 64], [33, 90], [120, 100], [51, 47]])
-MOVING = {name: spec.parity[0] for name, spec in SPECS.items() if spec.parity and spec.parity[0].topic == "geometry"}
-CHAINS = {
-    **{name: case.transforms for name, case in MOVING.items() if name not in ("RandomRotate90", "RandomTranspose")},
-    "flips": [T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
-    "several": [T.RandomHorizontalFlip(), T.RandomResizedCrop(64), T.RandomRotation(20), T.Pad(4), T.RandomCrop(50)],
-}
-KEY = epoch_key(11, 2)
-
-
-def made(transforms):
-    return T.Chain(transforms).draw(KEY, np.arange(len(SIZES)), SIZES)
-
 
 def boxes_of(row: int) -> np.ndarray:
     random = np.random.default_rng(row)
@@ -44,8 +30,8 @@ def boxes_of(row: int) -> np.ndarray:
     return np.concatenate([start, start + random.uniform(0.1, 0.4, (5, 2)) * [width, height]], axis=1)
 
 
-def original(target, draws, row: int):
-    """What torchvision's kernels make of a target."""
+def torchvision_target(target, draws, row: int):
+    """Apply torchvision's kernels to a target, with our draws."""
     for record in draws.records:
         if isinstance(record, Box):
             (top, left, height, width), size = record.box_tlhw[row].tolist(), record.size_hw[row].tolist()
@@ -59,84 +45,77 @@ def original(target, draws, row: int):
     return target
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", GEOMETRIC_CHAINS)
 @pytest.mark.parametrize(
     ("box_format", "dtype", "limit"),
-    # torchvision works in float32, and cuts integers off after each transform, where the two may fall to either side.
+    # torchvision computes in float32, and truncates integers after each transform.
     [("xyxy", np.float32, 1e-3), ("xywh", np.float32, 1e-3), ("cxcywh", np.float64, 1e-3), ("xyxy", np.int64, 1)],
 )
-def test_boxes(name, box_format, dtype, limit):
-    draws = made(CHAINS[name])
-    given = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
-    samples = [SampleTargets([to_xyxy(boxes, box_format)]) for boxes in given]
+def test_geometric_transforms_move_boxes_as_torchvision(name, box_format, dtype, limit):
+    draws = draw(GEOMETRIC_CHAINS[name])
+    box_arrays = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
+    samples = [SampleTargets([to_xyxy(boxes, box_format)]) for boxes in box_arrays]
     apply_records(draws.records, samples)
     exact = 0
-    for row, (boxes, sample) in enumerate(zip(given, samples, strict=True)):
-        found = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
-        tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format=box_format.upper(), canvas_size=tuple(SIZES[row]))
-        expected = original(tv, draws, row).numpy()
-        assert found.dtype == expected.dtype
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=limit)
-        exact += (found == expected).all(axis=1).sum()
+    for row, (boxes, sample) in enumerate(zip(box_arrays, samples, strict=True)):
+        moved = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
+        target = tv_tensors.BoundingBoxes(
+            torch.from_numpy(boxes), format=box_format.upper(), canvas_size=tuple(SIZES[row])
+        )
+        expected = torchvision_target(target, draws, row).numpy()
+        assert moved.dtype == expected.dtype
+        np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=limit)
+        exact += (moved == expected).all(axis=1).sum()
     if limit == 1:
         assert exact >= 0.8 * 5 * len(SIZES)
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_keypoints(name):
-    draws = made(CHAINS[name])
+@pytest.mark.parametrize("name", GEOMETRIC_CHAINS)
+def test_geometric_transforms_move_keypoints_as_torchvision(name):
+    draws = draw(GEOMETRIC_CHAINS[name])
     points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
-    samples = [SampleTargets([], [own.astype(np.float64)]) for own in points]
+    samples = [SampleTargets([], [keypoints.astype(np.float64)]) for keypoints in points]
     apply_records(draws.records, samples)
-    for row, (own, sample) in enumerate(zip(points, samples, strict=True)):
-        expected = original(tv_tensors.KeyPoints(own, canvas_size=tuple(SIZES[row])), draws, row).numpy()
+    for row, (keypoints, sample) in enumerate(zip(points, samples, strict=True)):
+        expected = torchvision_target(
+            tv_tensors.KeyPoints(keypoints, canvas_size=tuple(SIZES[row])), draws, row
+        ).numpy()
         np.testing.assert_allclose(sample.points[0], expected, rtol=1e-5, atol=2e-3)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("ours", "theirs", "limit"),
     [
-        (T.RandomRotation((25, 25)), lambda t: F.rotate(t, 25)),
-        (T.RandomRotation((-130, -130), center=(10, 20)), lambda t: F.rotate(t, -130, center=[10, 20])),
-        (
-            T.RandomAffine((20, 20), scale=(1.3, 1.3), shear=(8, 8, -5, -5)),
-            lambda t: F.affine(t, 20, [0, 0], 1.3, [8, -5]),
-        ),
+        (T.RandomRotation((25, 25)), lambda t: F.rotate(t, 25), 1e-3),
+        (T.RandomRotation((-130, -130), center=(10, 20)), lambda t: F.rotate(t, -130, center=[10, 20]), 1e-3),
+        (T.RandomAffine((20, 20), scale=(1.3, 1.3), shear=(8, 8, -5, -5)),
+         lambda t: F.affine(t, 20, [0, 0], 1.3, [8, -5]), 1e-3),
+        # torchvision rounds the size of the enlarged image differently.
+        (T.RandomRotation((30, 30), expand=True), lambda t: F.rotate(t, 30, expand=True), 1),
     ],
-)
-def test_warps_turn_the_way_torchvision_turns(ours, theirs):
-    draws = made([ours])
+)  # fmt: skip
+def test_rotation_and_affine_move_boxes_and_keypoints_as_torchvision(ours, theirs, limit):
+    draws = draw([ours])
     samples = [SampleTargets([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
     apply_records(draws.records, samples)
     for row, sample in enumerate(samples):
-        size = tuple(SIZES[row])
-        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)), format="XYXY", canvas_size=size)
-        points = tv_tensors.KeyPoints(torch.from_numpy(boxes_of(row).reshape(-1, 2)), canvas_size=size)
-        np.testing.assert_allclose(sample.boxes[0], theirs(boxes).numpy(), atol=1e-3)
-        np.testing.assert_allclose(sample.points[0], theirs(points).numpy(), atol=1e-3)
+        size = tuple(SIZES[row].tolist())
+        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=size)
+        points = tv_tensors.KeyPoints(torch.from_numpy(boxes_of(row).reshape(-1, 2)).float(), canvas_size=size)
+        np.testing.assert_allclose(sample.boxes[0], theirs(boxes).numpy(), atol=limit)
+        np.testing.assert_allclose(sample.points[0], theirs(points).numpy(), atol=limit)
 
 
-def test_a_rotation_that_expands_is_torchvisions_but_for_the_rounding_of_its_canvas():
-    draws = made([T.RandomRotation((30, 30), expand=True)])
-    samples = [SampleTargets([boxes_of(row)]) for row in range(len(SIZES))]
-    apply_records(draws.records, samples)
-    for row, sample in enumerate(samples):
-        boxes = tv_tensors.BoundingBoxes(
-            torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=tuple(SIZES[row].tolist())
-        )
-        np.testing.assert_allclose(sample.boxes[0], F.rotate(boxes, 30, expand=True).numpy(), atol=1)
-
-
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", GEOMETRIC_CHAINS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
-def test_masks(name, dtype):
-    draws = made(CHAINS[name])
+def test_geometric_transforms_move_masks_as_torchvision_with_pillows_nearest_pixel(name, dtype):
+    draws = draw(GEOMETRIC_CHAINS[name])
     masks = [np.random.default_rng(row).integers(0, 250, size).astype(dtype) for row, size in enumerate(SIZES)]
-    found, _ = move(masks, draws)
+    moved, _ = move(masks, draws)
     for row, mask in enumerate(masks):
         expected = mask
         for record in draws.records:
-            if isinstance(record, Box):  # torchvision's nearest pixel is another one than Pillow's, which is ours
+            if isinstance(record, Box):  # torchvision rounds to another nearest pixel than Pillow
                 top, left, height, width = record.box_tlhw[row].tolist()
                 cropped = F.crop(tv_tensors.Mask(torch.from_numpy(expected)), top, left, height, width).numpy()
                 size = tuple(record.size_hw[row, ::-1].tolist())
@@ -152,7 +131,7 @@ def test_masks(name, dtype):
                 if not any(coefficients[6:]):
                     method, coefficients = PILImage.Transform.AFFINE, coefficients[:6]
                 expected = np.asarray(image.transform(size, method, coefficients)).astype(dtype)
-        np.testing.assert_array_equal(found[row].numpy(), expected)
+        np.testing.assert_array_equal(moved[row].numpy(), expected)
 
 
 def move(masks, draws):
@@ -164,34 +143,35 @@ def move(masks, draws):
 @pytest.mark.parametrize("box_format", ["XYXY", "XYWH", "CXCYWH"])
 @pytest.mark.parametrize("target", ["XYXY", "XYWH", "CXCYWH"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_formats(box_format, target, dtype):
+def test_box_formats_are_converted_as_by_torchvision(box_format, target, dtype):
     boxes = torch.tensor([[10, 20, 30, 41], [4, 4, 5, 7]]).to(dtype)
     expected = F.convert_bounding_box_format(boxes, box_format, target)
     ours = gl.Boxes(boxes, box_format)
-    found = from_xyxy(to_xyxy(ours.array, ours.format), target.lower(), ours.array.dtype)
-    np.testing.assert_allclose(found, expected.numpy(), atol=0 if dtype.is_floating_point else 1)
+    converted = from_xyxy(to_xyxy(ours.array, ours.format), target.lower(), ours.array.dtype)
+    np.testing.assert_allclose(converted, expected.numpy(), atol=0 if dtype.is_floating_point else 1)
 
 
-def test_sanitizing_and_clamping():
+def test_sanitize_and_clamp_bounding_boxes_as_torchvision():
     boxes = np.array(
         [[0, 0, 10, 10], [5, 5, 5.5, 20], [-3, 2, 20, 20], [50, 40, 90, 61], [1, 1, 2.2, 2.2], [9, 9, 9, 9]]
     )
-    tv = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
-    for least in ({}, {"min_size": 3}, {"min_area": 200}):
-        _, expected = F.sanitize_bounding_boxes(tv, **least)
+    target = tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(60, 80))
+    for arguments in ({}, {"min_size": 3}, {"min_area": 200}):
+        _, expected = F.sanitize_bounding_boxes(target, **arguments)
         sample = SampleTargets([boxes])
         apply_records(
-            T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])).records, [sample]
+            T.Chain([T.SanitizeBoundingBoxes(**arguments)]).draw(KEY, np.arange(1), np.array([[60, 80]])).records,
+            [sample],
         )
         np.testing.assert_array_equal(sample.boxes[0], boxes[expected.numpy()])
     draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
     sample = SampleTargets([boxes])
     apply_records(draws.records, [sample])
-    np.testing.assert_array_equal(sample.boxes[0], F.clamp_bounding_boxes(tv).numpy())
+    np.testing.assert_array_equal(sample.boxes[0], F.clamp_bounding_boxes(target).numpy())
 
 
 def albumentations_of(turn, box_format: str):
-    """albumentations' transform that does what was drawn for a sample, to its image, boxes and keypoints."""
+    """Make albumentations' transform for the turn of one sample."""
     import albumentations
 
     class Turned(albumentations.RandomRotate90):
@@ -204,12 +184,12 @@ def albumentations_of(turn, box_format: str):
     return albumentations.Compose([done], bbox_params=boxes, keypoint_params=points)
 
 
-@pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
+@pytest.mark.filterwarnings("ignore")  # albumentations looks for a newer version
 @pytest.mark.parametrize("box_format", ["xyxy", "xywh"])
 @pytest.mark.parametrize(
     "transform", [T.RandomRotate90(p=1), T.RandomTranspose(p=1)], ids=["RandomRotate90", "RandomTranspose"]
 )
-def test_turns_are_albumentations(monkeypatch, transform, box_format):
+def test_rotate90_and_transpose_move_targets_as_albumentations(monkeypatch, transform, box_format):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     count, random = 40, np.random.default_rng(0)
     sizes = random.integers(20, 40, (count, 2))
@@ -218,10 +198,10 @@ def test_turns_are_albumentations(monkeypatch, transform, box_format):
     assert isinstance(record, Turn)
     boxes = [np.array([[2, 3, 11, 7.5], [0, 0, width, height]], np.float32) for height, width in sizes.tolist()]
     points = [np.array([[1, 2], [width - 1, 0.5]], np.float32) for _, width in sizes.tolist()]
-    given = [as_format(own, box_format) for own in boxes]
+    formatted_boxes = [as_format(formatted, box_format) for formatted in boxes]
     samples = [
-        SampleTargets([to_xyxy(own, box_format)], [dots.astype(np.float64)])
-        for own, dots in zip(given, points, strict=True)
+        SampleTargets([to_xyxy(formatted, box_format)], [dots.astype(np.float64)])
+        for formatted, dots in zip(formatted_boxes, points, strict=True)
     ]
     apply_records(program.records, samples)
     batch = compile_stage(T.Chain([transform]), device="cpu", ragged="list")(RaggedImages.from_arrays(images), program)
@@ -230,20 +210,19 @@ def test_turns_are_albumentations(monkeypatch, transform, box_format):
         mirrored = tuple(record.flipped[row].tolist())
         turns = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}[mirrored]
         theirs = albumentations_of(turns if isinstance(transform, T.RandomRotate90) else None, box_format)(
-            image=images[row], bboxes=given[row], keypoints=points[row]
+            image=images[row], bboxes=formatted_boxes[row], keypoints=points[row]
         )
         seen.add(turns)
         np.testing.assert_array_equal(batch[row].permute(1, 2, 0), theirs["image"])
-        found = from_xyxy(sample.boxes[0], box_format, np.dtype(np.float32))
-        np.testing.assert_allclose(found, theirs["bboxes"], atol=1e-4)
+        moved = from_xyxy(sample.boxes[0], box_format, np.dtype(np.float32))
+        np.testing.assert_allclose(moved, theirs["bboxes"], atol=1e-4)
         np.testing.assert_allclose(sample.points[0], theirs["keypoints"], atol=1e-5)
     assert len(seen) == (4 if isinstance(transform, T.RandomRotate90) else 1)
 
 
 @pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_a_turned_box_is_that_of_the_turned_mask(box_format, dtype):
-    """To the last bit, in each format."""
+def test_rotate90_and_transpose_move_boxes_with_their_masks(box_format, dtype):
     count, transforms = 60, [T.RandomRotate90(p=1), T.RandomTranspose()]
     sizes = np.random.default_rng(0).integers(20, 40, (count, 2))
     program = T.Chain(transforms).draw(KEY, np.arange(count), sizes)
@@ -251,16 +230,16 @@ def test_a_turned_box_is_that_of_the_turned_mask(box_format, dtype):
     for mask in masks:
         mask[4:14, 2:10] = 1
     moved, _ = MaskStage(torch.device("cpu"))(RaggedImages.from_arrays(masks), program, [("uint8", 2)] * count)
-    given = as_format(np.array([[2, 4, 10, 14]]), box_format).astype(dtype)
-    samples = [SampleTargets([to_xyxy(given, box_format)], [np.array([[2, 4]])]) for _ in masks]
+    boxes = as_format(np.array([[2, 4, 10, 14]]), box_format).astype(dtype)
+    samples = [SampleTargets([to_xyxy(boxes, box_format)], [np.array([[2, 4]])]) for _ in masks]
     apply_records(program.records, samples)
     for mask, sample, size in zip(moved, samples, program.results_hw, strict=True):
         assert mask.shape == tuple(size)
         rows, columns = np.nonzero(mask.numpy())
         box = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]])
-        found = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
-        np.testing.assert_array_equal(found, as_format(box, box_format).astype(dtype))
-        assert mask[*reversed(sample.points[0][0].tolist())] == 1  # a corner of the mask, and so
+        moved_box = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
+        np.testing.assert_array_equal(moved_box, as_format(box, box_format).astype(dtype))
+        assert mask[*reversed(sample.points[0][0].tolist())] == 1
         assert sample.points[0][0, 0] in (columns.min(), columns.max())
         assert sample.points[0][0, 1] in (rows.min(), rows.max())
     assert len({tuple(sample.boxes[0][0]) for sample in samples}) > 20
