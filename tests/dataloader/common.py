@@ -50,7 +50,7 @@ class NamedList(list):
     """A sequence of the user's own."""
 
 
-def whoami(key: Any) -> Any:
+def worker_info(key: Any) -> Any:
     """What torch tells of the worker that this runs in."""
     from torch.utils.data import get_worker_info
 
@@ -58,7 +58,7 @@ def whoami(key: Any) -> Any:
     return None if info is None else (os.getpid(), info.id, info.num_workers, info.seed, type(info.dataset).__name__)
 
 
-def drawn(key: Any) -> tuple[float, float, float]:
+def global_random_numbers(key: Any) -> tuple[float, float, float]:
     """What the global generators give."""
     import numpy as np
     import torch
@@ -82,19 +82,19 @@ def torch_batches(dataset: Any, *args: Any, epochs: int = 1, **options: Any) -> 
     return [batch for _ in range(epochs) for batch in loader]
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(first: Any, second: Any) -> bool:
     """Whether two batches are equal: types, dtypes, keys and their order, and all values."""
     import torch
 
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-    if is_dataclass(one):
-        return all(alike(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    if hasattr(one, "keys"):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, str | bytes) or not hasattr(one, "__iter__"):
-        return one == other
-    children: Iterator[tuple[Any, Any]] = zip(one, other, strict=False)
-    return len(one) == len(other) and all(alike(a, b) for a, b in children)
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second)
+    if is_dataclass(first):
+        return all(alike(getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    if hasattr(first, "keys"):
+        return list(first) == list(second) and all(alike(first[key], second[key]) for key in first)
+    if isinstance(first, str | bytes) or not hasattr(first, "__iter__"):
+        return first == second
+    children: Iterator[tuple[Any, Any]] = zip(first, second, strict=False)
+    return len(first) == len(second) and all(alike(first_child, second_child) for first_child, second_child in children)

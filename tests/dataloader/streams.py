@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def share() -> tuple[int, int]:
+def worker_share() -> tuple[int, int]:
     """Which of how many workers this is, as torch tells it."""
     from torch.utils.data import get_worker_info
 
@@ -25,7 +25,7 @@ class Counting:
         self.mark = mark
 
     def __iter__(self) -> Iterator[Any]:
-        worker, workers = share()
+        worker, workers = worker_share()
         for number in range(worker, self.samples, workers):
             if number == self.kill_at and not os.path.exists(self.mark):
                 open(self.mark, "w").close()
@@ -33,7 +33,7 @@ class Counting:
             yield number
 
 
-class Unshared(Counting):
+class Undivided(Counting):
     """0 … n−1 in each worker."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -48,7 +48,7 @@ class Noisy(Counting):
             yield number, random.random()
 
 
-class OwnState(Counting):
+class StatefulStream(Counting):
     """Resumable by its own state; `skipped` counts what an iterator ran through without giving it."""
 
     def __init__(self, samples: int = 10) -> None:
@@ -56,7 +56,7 @@ class OwnState(Counting):
         self.at = 0
 
     def __iter__(self) -> Iterator[Any]:
-        worker, workers = share()
+        worker, workers = worker_share()
         while worker + self.at * workers < self.samples:
             self.at += 1
             yield worker + (self.at - 1) * workers, random.random()
@@ -69,7 +69,7 @@ class OwnState(Counting):
         self.at = state["at"]
 
 
-class OwnIterator(Counting):
+class StreamWithStatefulIterator(Counting):
     """Its iterator is resumable; that draws when it is made, as one that shuffles does."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -78,7 +78,7 @@ class OwnIterator(Counting):
 
 class _Resumable:
     def __init__(self, samples: int) -> None:
-        self.worker, self.workers = share()
+        self.worker, self.workers = worker_share()
         self.samples = samples
         self.offset = random.random()
         self.at = 0
@@ -100,11 +100,11 @@ class _Resumable:
         self.at, self.offset = state["at"], state["offset"]
 
 
-class ItsOwnIterator(OwnState):
+class StatefulStreamAndIterator(StatefulStream):
     """Dataset and iterator in one, as torchdata's tests have it."""
 
     def __iter__(self) -> Iterator[Any]:
-        self.worker, self.workers = share()
+        self.worker, self.workers = worker_share()
         self.at = 0
         return self
 

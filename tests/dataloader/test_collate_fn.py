@@ -46,7 +46,7 @@ COLLATES = {
 
 
 @pytest.mark.parametrize("name", COLLATES)
-def test_a_batch_is_what_collate_fn_makes_of_the_samples_as_in_dataloader(name):
+def test_collate_fn_makes_the_same_batches_as_in_dataloader(name):
     collate_fn, make = COLLATES[name]
     options = {"batch_size": 4, "collate_fn": collate_fn}
     assert alike(gpuload_batches(Made(make), **options), torch_batches(Made(make), **options))
@@ -62,7 +62,7 @@ def all_samples(index):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("chunk_size", [None, 1])
-def test_in_workers_it_is_the_same(chunk_size):
+def test_collate_fn_makes_the_same_batches_in_workers(chunk_size):
     """In one worker where it has the batch whole, else here."""
     options = {"batch_size": 4, "collate_fn": all_of_them}
     expected = torch_batches(Made(all_samples), **options)
@@ -74,7 +74,7 @@ def masked(samples):
 
 
 @pytest.mark.processes
-def test_a_collate_fn_draws_on_from_the_last_sample_of_a_list_too():
+def test_collate_fn_draws_the_same_for_a_list_as_for_any_dataset():
     """As for any dataset that may draw itself, though the samples of a list cannot."""
     expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
     assert gpuload_batches(Made(int, 64), 16, collate_fn=masked) == expected
@@ -83,16 +83,16 @@ def test_a_collate_fn_draws_on_from_the_last_sample_of_a_list_too():
 
 
 @pytest.mark.processes
-def test_samples_without_images_are_collated_in_the_worker_and_images_here():
-    def whose(samples):
+def test_collate_fn_runs_in_the_worker_or_for_images_in_the_main_process():
+    def process_ids(samples):
         return [os.getpid()] * len(samples)
 
-    assert os.getpid() not in gpuload_batches(Made(), 5, num_workers=1, collate_fn=whose)[0]
-    image = Made(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
-    assert gpuload_batches(image, 5, num_workers=1, collate_fn=whose) == [[os.getpid()] * 5] * 2
+    assert os.getpid() not in gpuload_batches(Made(), 5, num_workers=1, collate_fn=process_ids)[0]
+    images = Made(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
+    assert gpuload_batches(images, 5, num_workers=1, collate_fn=process_ids) == [[os.getpid()] * 5] * 2
 
 
-def test_what_it_draws_leaves_the_global_generators_as_they_were():
+def test_collate_fn_that_draws_leaves_the_global_generators_unchanged():
     before = torch.get_rng_state()
     gpuload_batches(Made(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
     assert torch.equal(torch.get_rng_state(), before)
@@ -100,7 +100,7 @@ def test_what_it_draws_leaves_the_global_generators_as_they_were():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_exception_of_it_says_which_samples_and_where(workers):
+def test_exception_in_collate_fn_names_its_samples_and_line(workers):
     def fails(samples):
         if 4 in samples:
             raise KeyError("no four")
@@ -119,7 +119,7 @@ def test_an_exception_of_it_says_which_samples_and_where(workers):
         torch_batches(Made(), 3, collate_fn=fails)
 
 
-def test_a_dataset_may_bring_one():
+def test_get_collate_fn_of_the_dataset_is_used_unless_collate_fn_is_passed():
     class Brings(Made):
         def _get_collate_fn(self):
             return lambda samples: ("its own", samples)
@@ -128,11 +128,11 @@ def test_a_dataset_may_bring_one():
     assert gpuload_batches(Brings(), 5, collate_fn=sum)[0] == 10
 
 
-def test_many_at_a_time_go_to_it_as_a_list():
+def test_collate_fn_gets_the_samples_of_getitems_as_a_list():
     assert gpuload_batches(Many(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
 
 
-def test_a_sample_of_none_needs_one():
+def test_none_as_sample_raises_without_collate_fn():
     with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
         gpuload_batches(Made(lambda i: None), 2)
 
@@ -146,21 +146,21 @@ def pictured(index):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_come_finished_each_with_its_own_size(workers):
-    seen = []
+def test_collate_fn_gets_finished_images_each_of_its_own_size(workers):
+    collated = []
 
     def keep(samples):
-        seen.append(samples)
+        collated.append(samples)
         return [tuple(image.shape) for image, _ in samples], [label for _, label in samples]
 
-    found = gpuload_batches(Made(pictured, 4), 4, collate_fn=keep, num_workers=workers)
-    assert found == [([(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)], [0, 1, 2, 3])]
-    [[(first, _), (second, _), *_]] = seen
+    batches = gpuload_batches(Made(pictured, 4), 4, collate_fn=keep, num_workers=workers)
+    assert batches == [([(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)], [0, 1, 2, 3])]
+    [[(first, _), (second, _), *_]] = collated
     assert first.dtype == torch.uint8
     assert (first.unique().item(), second.unique().item()) == (0, 1)
 
 
-def test_images_of_one_size_come_as_views_of_one_memory():
+def test_collate_fn_gets_images_of_one_size_as_views_of_one_storage():
     """So nothing is copied where collate_fn takes them apart again."""
     [samples] = gpuload_batches(Made(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
     assert [image.shape for image, _ in samples] == [(3, 8, 8)] * 3
@@ -168,7 +168,7 @@ def test_images_of_one_size_come_as_views_of_one_memory():
     assert [int(image.unique()) for image, _ in samples] == [0, 1, 2]
 
 
-def test_transformed_images_collated_by_default_collate_are_the_batch_without_it():
+def test_default_collate_as_collate_fn_gives_the_same_batch_of_transformed_images():
     chain = [T.RandomResizedCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3)]
     options = {"batch_size": 4, "transforms": chain}
     assert alike(
@@ -177,11 +177,11 @@ def test_transformed_images_collated_by_default_collate_are_the_batch_without_it
     )
 
 
-def test_without_a_batch_size_it_gets_one_finished_sample():
-    found = gpuload_batches(
+def test_collate_fn_without_batch_size_gets_one_finished_sample():
+    batches = gpuload_batches(
         Made(pictured, 2), None, transforms=[T.CenterCrop(8)], collate_fn=lambda s: (s[0].shape, s[1])
     )
-    assert found == [((3, 8, 8), 0), ((3, 8, 8), 1)]
+    assert batches == [((3, 8, 8), 0), ((3, 8, 8), 1)]
 
 
 # -- batches of a type of the user's own ------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Batch:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
+def test_pin_memory_of_a_custom_batch_is_called_if_cuda_is_available(monkeypatch, workers):
     plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
     assert [batch.pins for batch in plain] == [0, 0]  # no CUDA: as in DataLoader, nothing happens
     monkeypatch.setattr(devices, "is_available", lambda: True)
@@ -211,7 +211,7 @@ def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
     assert gpuload_batches(Made(), 5, collate_fn=Batch)[0].pins == 0
 
 
-def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
+def test_pin_memory_locks_all_nested_tensors_if_cuda_is_available(monkeypatch):
     locked = []
 
     class Locking(TorchFunctionMode):
@@ -230,7 +230,7 @@ def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_cannot_be_sent_is_made_here(workers, capfd):
+def test_collate_fn_runs_in_the_main_process_if_its_batch_cannot_be_pickled(workers, capfd):
     def unsendable(samples):
         import threading
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_sent_is_made_here(workers, capfd):
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nested_tensors_of_a_collate_fn_arrive(workers):
+def test_nested_tensor_of_a_collate_fn_arrives(workers):
     def nested(samples):
         import warnings
 

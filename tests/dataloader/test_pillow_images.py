@@ -94,7 +94,7 @@ class Unsendable(list):
 
 
 @pytest.mark.processes
-def test_copies_of_a_streams_images_are_collated_here_if_the_batch_cannot_be_sent():
+def test_stream_images_are_collated_in_the_main_process_if_the_batch_cannot_be_sent():
     with gl.Loader(Stream(), 4, collate_fn=Unsendable, num_workers=1, device="cpu") as loader:
         for batch in loader:
             assert isinstance(batch, Unsendable)
@@ -127,7 +127,7 @@ class Files:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_truncated_pillow_image_is_the_failure_of_its_sample(workers, files):
+def test_truncated_pillow_image_fails_its_sample(workers, files):
     options = {"collate_fn": list, "num_workers": workers, "device": "cpu"}
     with (
         gl.Loader(Files(files), 3, **options) as loader,
@@ -182,12 +182,12 @@ def test_images_arrive_as_tensors_if_they_are_declared_or_belong_to_targets():
     image = PILImage.fromarray(smooth_image(8, 9, 0))
     for sample in ((gl.Image(image), 0), (image, gl.Boxes([[1, 2, 3, 4]])), (image, gl.Mask(np.zeros((8, 9))))):
         with gl.Loader([sample], collate_fn=list, num_workers=0, device="cpu") as loader:
-            [[(found, target)]] = loader
-        assert torch.equal(found, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+            [[(tensor, target)]] = loader
+        assert torch.equal(tensor, torch.from_numpy(np.array(image)).permute(2, 0, 1))
         assert isinstance(target, int | torch.Tensor)
 
 
-class Held:
+class PaletteDataset:
     """A dataset that holds its images."""
 
     def __init__(self):
@@ -202,5 +202,5 @@ class Held:
 
 @pytest.mark.processes
 def test_palettes_of_a_datasets_images_reach_the_workers_with_their_alpha():
-    with gl.Loader(Held(), collate_fn=list, num_workers=1, device="cpu") as loader:
-        assert [palette for [palette] in loader] == [Held()[index] for index in range(COUNT)]
+    with gl.Loader(PaletteDataset(), collate_fn=list, num_workers=1, device="cpu") as loader:
+        assert [palette for [palette] in loader] == [PaletteDataset()[index] for index in range(COUNT)]

@@ -11,19 +11,19 @@ from dataloader.streams import Counting
 import gpuload as gl
 
 
-def drawn(key):
+def two_draws(key):
     return [int(gl.sample_rng().integers(2**62)) for _ in range(2)]
 
 
 def numbers(**options) -> list[int]:
-    batches = gpuload_batches(Made(drawn), **{"batch_size": 4, "collate_fn": list, **options})
+    batches = gpuload_batches(Made(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
         assert all(first == second for first, second in batch)  # each call begins anew
     return [first for batch in batches for first, _ in batch]
 
 
 @pytest.mark.processes
-def test_it_is_a_function_of_seed_epoch_and_position():
+def test_sample_rng_depends_only_on_seed_epoch_and_position():
     expected = numbers(epochs=2)
     assert len(set(expected)) == 20
     assert numbers(batch_size=3, epochs=2) == expected
@@ -31,21 +31,21 @@ def test_it_is_a_function_of_seed_epoch_and_position():
     assert not set(numbers(seed=1)) & set(expected)
 
 
-def test_it_follows_the_position_and_not_the_key():
+def test_sample_rng_depends_on_the_position_not_the_key():
     assert numbers(shuffle=True) == numbers(shuffle=False) == numbers(sampler=range(9, -1, -1))
 
 
-def test_it_draws_something_else_than_the_global_generators():
+def test_sample_rng_differs_from_the_global_generators():
     import random
 
-    def both(key):
+    def three_draws(key):
         return random.random(), np.random.rand(), gl.sample_rng().random()
 
-    [batch] = gpuload_batches(Made(both, 10), 10, collate_fn=list)
+    [batch] = gpuload_batches(Made(three_draws, 10), 10, collate_fn=list)
     assert len({number for row in batch for number in row}) == 30
 
 
-def test_replacements_of_a_state_that_is_only_read_differ_for_each_sample():
+def test_seeds_recommended_instead_of_get_state_differ_for_each_sample():
     """The state itself repeats, as docs/dataloader.md says."""
 
     def count(seed_of):
@@ -58,24 +58,24 @@ def test_replacements_of_a_state_that_is_only_read_differ_for_each_sample():
     assert count(lambda: torch.initial_seed() % 2**62) == 128
 
 
-def test_in_the_loop_of_a_stream_too():
+def test_sample_rng_of_a_stream_differs_between_samples_not_between_runs():
     class Noisy(Counting):
         def __iter__(self):
             for number in super().__iter__():
                 yield number, int(gl.sample_rng().integers(2**62))
 
-    one, again = (gpuload_batches(Noisy(7), 3, collate_fn=list) for _ in range(2))
-    assert one == again
-    assert len({value for batch in one for _, value in batch}) == 7
+    first_run, second_run = (gpuload_batches(Noisy(7), 3, collate_fn=list) for _ in range(2))
+    assert first_run == second_run
+    assert len({value for batch in first_run for _, value in batch}) == 7
 
 
-def test_outside_of_a_sample_it_says_where_it_belongs():
-    gpuload_batches(Made(drawn), 4, collate_fn=list)
+def test_sample_rng_outside_of_a_sample_raises():
+    gpuload_batches(Made(two_draws), 4, collate_fn=list)
     with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is reading a sample"):
         gl.sample_rng()
 
 
-class KeepsItsOwn:
+class SelfSeededTransform:
     """Stands for a library like Albumentations: it draws from generators that it made itself, once."""
 
     def __init__(self):
@@ -102,14 +102,14 @@ class Augmented:
 
 
 @pytest.mark.processes
-def test_a_library_with_generators_of_its_own_is_seeded_by_it():
-    expected = gpuload_batches(Augmented(KeepsItsOwn()), 8)[0]
+def test_sample_rng_seeds_a_library_that_has_its_own_generator():
+    expected = gpuload_batches(Augmented(SelfSeededTransform()), 8)[0]
     assert len(expected[:, 0].unique()) == 8
-    assert (gpuload_batches(Augmented(KeepsItsOwn()), 8, num_workers=2, chunk_size=1)[0] == expected).all()
+    assert (gpuload_batches(Augmented(SelfSeededTransform()), 8, num_workers=2, chunk_size=1)[0] == expected).all()
 
 
 @pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
-def test_albumentations_is_seeded_by_it(monkeypatch):
+def test_sample_rng_seeds_albumentations(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations
 

@@ -24,26 +24,26 @@ def keys(batches) -> list:
     return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
 
 
-class Own:
+class StatefulSampler:
     """Resumable by itself, the way torchdata's samplers are: through its iterator, or itself."""
 
-    def __init__(self, whose):
-        self.whose = whose
+    def __init__(self, state_owner):
+        self.state_owner = state_owner
         self.at = 0
-        self.taken = 0
+        self.yielded = 0
 
     def __iter__(self):
-        return OwnIterator(self) if self.whose == "iterator" else self._walk()
+        return StatefulSamplerIterator(self) if self.state_owner == "iterator" else self._walk()
 
     def _walk(self):
         while self.at < 11:
             self.at += 1
-            self.taken += 1
+            self.yielded += 1
             yield self.at - 1
         self.at = 0
 
     def state_dict(self):
-        if self.whose == "iterator":
+        if self.state_owner == "iterator":
             raise AssertionError("the iterator's comes first")
         return {"at": self.at}
 
@@ -51,7 +51,7 @@ class Own:
         self.at = state["at"]
 
 
-class OwnIterator:
+class StatefulSamplerIterator:
     def __init__(self, sampler):
         self.sampler = sampler
         self.at = 0
@@ -63,7 +63,7 @@ class OwnIterator:
         if self.at == 11:
             raise StopIteration
         self.at += 1
-        self.sampler.taken += 1
+        self.sampler.yielded += 1
         return self.at - 1
 
     def state_dict(self):
@@ -79,15 +79,15 @@ RESUMED = {
     "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
     "weighted": lambda: {"sampler": WeightedRandomSampler([0.1, 0.5, 5.0], 11, generator=seeded())},
     "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(11), generator=seeded()), 2, False)},
-    "its own": lambda: {"sampler": Own("sampler")},
-    "its iterator's own": lambda: {"sampler": Own("iterator")},
+    "its own": lambda: {"sampler": StatefulSampler("sampler")},
+    "its iterator's own": lambda: {"sampler": StatefulSampler("iterator")},
     "one by one": lambda: {"sampler": RandomSampler(range(11)), "batch_size": None},
 }
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 8])
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_saved_state_goes_on_where_the_sampler_was(name, stop):
+def test_resume_continues_where_the_sampler_was(name, stop):
     def make():
         options = {"batch_size": 2, **RESUMED[name]()}
         return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
@@ -107,28 +107,28 @@ def test_a_saved_state_goes_on_where_the_sampler_was(name, stop):
         state = json.loads(json.dumps(first.state_dict()))
     with make() as second:
         second.load_state_dict(state)
-        rest = []
-        while len(seen) + len(rest) < len(undisturbed):
-            rest += keys(second)
-    assert seen + rest == undisturbed
+        resumed = []
+        while len(seen) + len(resumed) < len(undisturbed):
+            resumed += keys(second)
+    assert seen + resumed == undisturbed
 
 
-@pytest.mark.parametrize("whose", ["sampler", "iterator"])
-def test_a_sampler_that_is_resumable_by_itself_is_not_run_through_again(whose):
-    with loader(Made(samples=11), 2, sampler=Own(whose)) as first:
+@pytest.mark.parametrize("state_owner", ["sampler", "iterator"])
+def test_resume_of_a_stateful_sampler_does_not_replay_it(state_owner):
+    with loader(Made(samples=11), 2, sampler=StatefulSampler(state_owner)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
-    again = Own(whose)
-    with loader(Made(samples=11), 2, sampler=again) as second:
+    sampler = StatefulSampler(state_owner)
+    with loader(Made(samples=11), 2, sampler=sampler) as second:
         second.load_state_dict(state)
         assert keys(second) == [[6, 7], [8, 9], [10]]
-    assert again.taken == 5
+    assert sampler.yielded == 5
 
 
-def test_a_samplers_state_keeps_its_types():
-    class Typed(Own):
+def test_sampler_state_keeps_its_types_through_json():
+    class Typed(StatefulSampler):
         def state_dict(self):
             return {1: (super().state_dict(), torch.tensor(self.at))}
 
@@ -141,19 +141,19 @@ def test_a_samplers_state_keeps_its_types():
         batches = iter(loader_)
         seen = [next(batches).tolist()]
         state = json.loads(json.dumps(loader_.state_dict()))
-        rest = [batch.tolist() for batch in batches]
+        following = [batch.tolist() for batch in batches]
     with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
         loader_.load_state_dict(state)
-        assert [batch.tolist() for batch in loader_] == rest
-    assert sorted(key for batch in seen + rest for key in batch) == list(range(11))
+        assert [batch.tolist() for batch in loader_] == following
+    assert sorted(key for batch in seen + following for key in batch) == list(range(11))
 
 
-def test_a_samplers_state_that_is_not_kept_is_refused_when_it_is_saved():
-    class Odd(Own):
+def test_sampler_state_that_cannot_be_saved_raises_in_state_dict():
+    class Unsavable(StatefulSampler):
         def state_dict(self):
             return {"at": object()}
 
-    with loader(Made(samples=11), 2, sampler=Odd("sampler")) as loader_:
+    with loader(Made(samples=11), 2, sampler=Unsavable("sampler")) as loader_:
         next(iter(loader_))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
             loader_.state_dict()

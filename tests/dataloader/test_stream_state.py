@@ -12,7 +12,14 @@ import threading
 import numpy as np
 import pytest
 import torch
-from dataloader.streams import Counting, ItsOwnIterator, Noisy, OwnIterator, OwnState, share
+from dataloader.streams import (
+    Counting,
+    Noisy,
+    StatefulStream,
+    StatefulStreamAndIterator,
+    StreamWithStatefulIterator,
+    worker_share,
+)
 from torch.utils.data import IterableDataset
 
 import gpuload as gl
@@ -20,27 +27,27 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-class Torchs(OwnState, IterableDataset):
+class TorchStream(StatefulStream, IterableDataset):
     """As users have it."""
 
 
-def ours(dataset):
+def as_torch_class(dataset):
     """With `__next__` it takes torch's class to be a dataset."""
 
-    class Ours(type(dataset), IterableDataset):
+    class TorchClass(type(dataset), IterableDataset):
         pass
 
-    made = copy.copy(dataset)
-    made.__class__ = Ours
-    return made
+    stream = copy.copy(dataset)
+    stream.__class__ = TorchClass
+    return stream
 
 
 STREAMS = {
     "by counting": lambda: Noisy(11),
-    "by its own state": lambda: OwnState(11),
-    "by its iterator's": lambda: OwnIterator(11),
-    "by its own, being its iterator": lambda: ours(ItsOwnIterator(11)),
-    "torch's": lambda: Torchs(11),
+    "by its own state": lambda: StatefulStream(11),
+    "by its iterator's": lambda: StreamWithStatefulIterator(11),
+    "by its own, being its iterator": lambda: as_torch_class(StatefulStreamAndIterator(11)),
+    "torch's": lambda: TorchStream(11),
 }
 
 
@@ -72,7 +79,7 @@ def stopped(loader_, stop):
 
 @pytest.mark.parametrize("batch_size", [1, 2, None])
 @pytest.mark.parametrize("name", STREAMS)
-def test_the_rest_is_what_it_would_have_been_wherever_it_was_stopped(name, batch_size):
+def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size):
     with loader(STREAMS[name](), batch_size) as loader_:
         first = epoch(loader_)
         undisturbed = first + epoch(loader_)
@@ -81,15 +88,15 @@ def test_the_rest_is_what_it_would_have_been_wherever_it_was_stopped(name, batch
             seen, state = stopped(loader_, stop)
         with loader(STREAMS[name](), batch_size) as loader_:
             loader_.load_state_dict(state)
-            rest = epoch(loader_)
+            resumed = epoch(loader_)
             if stop < len(first):
-                rest += epoch(loader_)
-        assert seen + rest == undisturbed
+                resumed += epoch(loader_)
+        assert seen + resumed == undisturbed
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["by counting", "by its iterator's", "torch's"])
-def test_and_with_workers(name):
+def test_resume_of_a_stream_with_workers_continues_identically(name):
     with loader(STREAMS[name](), num_workers=2) as loader_:
         undisturbed = epoch(loader_)
         loader_.set_epoch(0)
@@ -103,13 +110,13 @@ def test_and_with_workers(name):
     assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(11))
 
 
-def test_the_state_counts_what_was_given_and_not_what_was_taken_ahead():
-    class Greedy(OwnState):
-        taken = 0
+def test_stream_state_counts_delivered_samples_not_those_read_ahead():
+    class Greedy(StatefulStream):
+        yielded = 0
 
         def __iter__(self):
             for sample in super().__iter__():
-                Greedy.taken += 1
+                Greedy.yielded += 1
                 yield sample
 
     with loader(Greedy(100)) as loader_:
@@ -119,25 +126,25 @@ def test_the_state_counts_what_was_given_and_not_what_was_taken_ahead():
             [worker] = loader_.state_dict()["stream"]["workers"]
             assert worker["samples"] == 2 * count
             assert worker["state"] in (None, {"dataset": {"at": 2 * count}})
-            assert Greedy.taken >= 2 * count
+            assert Greedy.yielded >= 2 * count
 
 
-def test_resuming_by_an_own_state_runs_through_nothing():
-    class Strict(OwnState):
+def test_resume_of_a_stateful_stream_does_not_replay_samples():
+    class Strict(StatefulStream):
         def __iter__(self):
             for number, _ in super().__iter__():
                 assert number >= 6
                 yield number
 
-    with loader(OwnState(11)) as loader_:
+    with loader(StatefulStream(11)) as loader_:
         _, state = stopped(loader_, 3)
     with loader(Strict(11)) as loader_:
         loader_.load_state_dict(state)
         assert epoch(loader_) == [[6, 7], [8, 9], [10]]
 
 
-def test_a_state_that_was_taken_does_not_change_later():
-    class Growing(OwnState):
+def test_saved_stream_state_does_not_change_later():
+    class Growing(StatefulStream):
         log: list[int]
 
         def __iter__(self):
@@ -161,8 +168,8 @@ def test_a_state_that_was_taken_does_not_change_later():
         assert loader_.state_dict() != before
 
 
-def test_iter_of_the_dataset_is_called_once_an_epoch_and_not_by_states():
-    class Counts(OwnState):
+def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
+    class Counts(StatefulStream):
         calls = 0
 
         def __iter__(self):
@@ -183,11 +190,11 @@ def test_iter_of_the_dataset_is_called_once_an_epoch_and_not_by_states():
     assert Counts.calls == 3
 
 
-def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_does():
+def test_dataset_iter_is_called_by_iter_of_the_loader():
     """Also of an iterator that nobody keeps; the state is what it was then."""
 
-    class Opens(OwnState):
-        opened = 0
+    class Opens(StatefulStream):
+        opened_by_iter = 0
 
         def __iter__(self):
             self.opened += 1
@@ -196,31 +203,31 @@ def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_doe
         def state_dict(self):
             return {**super().state_dict(), "opened": self.opened}
 
-    def opened(loader_):
+    def opened_by_iter(loader_):
         iter(loader_)
         return loader_.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
 
     dataset = Opens(6)
     with loader(dataset) as first, loader(dataset) as second:
-        assert opened(first) == dataset.opened == 1
+        assert opened_by_iter(first) == dataset.opened == 1
         second.load_state_dict(first.state_dict())
-        assert opened(second) == dataset.opened == 2
-        assert epoch(second) == epoch(loader(OwnState(6)))
+        assert opened_by_iter(second) == dataset.opened == 2
+        assert epoch(second) == epoch(loader(StatefulStream(6)))
 
 
-def test_a_stream_that_has_to_be_run_through_is_saved_as_it_was_until_then():
+def test_state_dict_before_a_replay_equals_the_loaded_state():
     """Its own state at its beginning is not that of the place."""
-    with loader(OwnState(11)) as loader_:
+    with loader(StatefulStream(11)) as loader_:
         _, state = stopped(loader_, 2)
     state["stream"]["workers"][0]["state"] = None
-    with loader(OwnState(11)) as loader_:
+    with loader(StatefulStream(11)) as loader_:
         loader_.load_state_dict(state)
         iterator = iter(loader_)
         assert loader_.state_dict()["stream"] == state["stream"]
         assert [key for batch in iterator for key in batch[0].tolist()] == list(range(4, 11))
 
 
-def test_another_number_of_workers_is_refused():
+def test_resume_of_a_stream_with_another_num_workers_raises():
     with loader(Counting(11), num_workers=2) as loader_:
         state = loader_.state_dict()
     loader(Counting(11)).load_state_dict(state)  # nothing was given: any number may begin
@@ -230,7 +237,7 @@ def test_another_number_of_workers_is_refused():
         loader(Counting(11), num_workers=3).load_state_dict(state)
 
 
-def test_at_an_epochs_end_the_next_one_follows():
+def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
     with loader(Counting(11)) as loader_:
         epoch(loader_)
         state = loader_.state_dict()
@@ -242,7 +249,7 @@ def test_at_an_epochs_end_the_next_one_follows():
         assert epoch(loader_) == undisturbed[1]
 
 
-def test_after_the_last_batch_the_end_is_not_known_yet():
+def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
     """A stream says only by asking that it is over: a state from the loop's last turn has an empty rest."""
     with loader(Counting(4)) as loader_:
         seen, state = stopped(loader_, 2)
@@ -253,12 +260,12 @@ def test_after_the_last_batch_the_end_is_not_known_yet():
         assert epoch(loader_) == [[0, 1], [2, 3]]
 
 
-def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_before():
-    class Odd(OwnState):
+def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
+    class Unsavable(StatefulStream):
         def state_dict(self):
             return {"at": self.at, "seen": [threading.Lock] if self.at < 6 else [threading.Lock()]}
 
-    with loader(Odd(11)) as loader_:
+    with loader(Unsavable(11)) as loader_:
         batches = iter(loader_)
         next(batches)
         with pytest.raises(
@@ -266,7 +273,7 @@ def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_befo
         ):
             loader_.state_dict()
         assert len(list(batches)) == 5
-    with loader(Odd(11)) as loader_:
+    with loader(Unsavable(11)) as loader_:
         batches = iter(loader_)
         for _ in range(3):
             next(batches)
@@ -276,7 +283,7 @@ def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_befo
             loader_.state_dict()
 
 
-class Typed(OwnState):
+class Typed(StatefulStream):
     """Its state is one that JSON would change: keys that are integers, tuples, arrays, tensors."""
 
     def __init__(self, samples, kill_at=-1, mark=""):
@@ -317,7 +324,7 @@ class IntegerKeys(Typed):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stream", [IntegerKeys, Typed])
-def test_inside_a_run_a_state_stays_as_the_dataset_gave_it(tmp_path, stream):
+def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream):
     """A worker that is killed is started again from it, although nobody asked for a state."""
     with loader(stream(20), num_workers=2) as loader_:
         undisturbed = epoch(loader_)
@@ -327,7 +334,7 @@ def test_inside_a_run_a_state_stays_as_the_dataset_gave_it(tmp_path, stream):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
-def test_a_saved_state_keeps_its_types_through_json_and_through_torch(stop):
+def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
     with loader(Typed(20)) as loader_:
         undisturbed = epoch(loader_)
     with loader(Typed(20)) as loader_:
@@ -344,7 +351,7 @@ def test_a_saved_state_keeps_its_types_through_json_and_through_torch(stop):
 # -- before the first batch -------------------------------------------------------------------------------------------
 
 
-class Once(IterableDataset):
+class Unrewindable(IterableDataset):
     """Its own iterator, which `iter()` does not take back to the beginning."""
 
     def __init__(self, samples):
@@ -355,7 +362,7 @@ class Once(IterableDataset):
         return self
 
     def __next__(self):
-        worker, workers = share()
+        worker, workers = worker_share()
         if self.at * workers + worker >= self.samples:
             raise StopIteration
         self.at += 1
@@ -368,14 +375,14 @@ class Once(IterableDataset):
         self.at = state["at"]
 
 
-@pytest.mark.parametrize("looked", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun, looked):
-    dataset = Once(5)
+@pytest.mark.parametrize("iterator_made", [False, True])
+@pytest.mark.parametrize("iterator_used", [False, True])
+def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterator_made):
+    dataset = Unrewindable(5)
     with loader(dataset) as loader_:
-        if looked:
+        if iterator_made:
             iter(loader_)
-        batches = iter(loader_) if begun else loader_
+        batches = iter(loader_) if iterator_used else loader_
         state = json.loads(json.dumps(loader_.state_dict()))
         undisturbed = epoch(batches)
         assert [number for numbers, _ in undisturbed for number in numbers] == list(range(5))
@@ -388,10 +395,10 @@ def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun, looke
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("begun", [False, True])
-def test_and_workers_begin_with_the_dataset_as_it_was(begun):
-    with loader(Once(9), num_workers=2) as loader_:
-        batches = iter(loader_) if begun else loader_
+@pytest.mark.parametrize("iterator_used", [False, True])
+def test_state_before_the_first_batch_rewinds_the_dataset_in_workers(iterator_used):
+    with loader(Unrewindable(9), num_workers=2) as loader_:
+        batches = iter(loader_) if iterator_used else loader_
         state = loader_.state_dict()
         undisturbed = epoch(batches)
         assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(9))
@@ -399,10 +406,10 @@ def test_and_workers_begin_with_the_dataset_as_it_was(begun):
         assert epoch(loader_) == undisturbed
 
 
-def test_a_state_from_before_the_first_batch_disturbs_nothing():
+def test_state_dict_before_the_first_batch_changes_no_random_numbers():
     """iter() of the dataset is called for it, once, and what that draws is what it would have drawn."""
 
-    class Draws(OwnIterator):
+    class Draws(StreamWithStatefulIterator):
         calls = 0
 
         def __iter__(self):
@@ -423,18 +430,18 @@ def test_a_state_from_before_the_first_batch_disturbs_nothing():
 
 
 @pytest.mark.processes
-def test_a_state_from_before_the_first_batch_goes_on_with_any_number_of_workers():
-    with loader(OwnState(8)) as loader_:
+def test_state_before_the_first_batch_resumes_with_any_num_workers():
+    with loader(StatefulStream(8)) as loader_:
         state = loader_.state_dict()
     assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
-    with loader(OwnState(8), num_workers=2) as loader_:
+    with loader(StatefulStream(8), num_workers=2) as loader_:
         loader_.load_state_dict(state)
         assert sorted(number for numbers, _ in epoch(loader_) for number in numbers) == list(range(8))
 
 
 @pytest.mark.filterwarnings("ignore:load_state_dict\\(\\) does not affect:RuntimeWarning")
 @pytest.mark.parametrize("name", [*STREAMS, "map"])
-def test_after_loading_with_an_iterator_alive_the_state_is_what_was_loaded(name):
+def test_state_dict_after_load_state_dict_ignores_the_previous_iterator(name):
     with loader(range(11) if name == "map" else STREAMS[name]()) as loader_:
         _, state = stopped(loader_, 2)
         batches = iter(loader_)
@@ -443,13 +450,13 @@ def test_after_loading_with_an_iterator_alive_the_state_is_what_was_loaded(name)
         assert loader_.state_dict() == state
         next(batches)
         assert loader_.state_dict() == state
-        rest = iter(loader_)
+        resumed = iter(loader_)
         assert loader_.state_dict() == state
-        next(rest)
+        next(resumed)
         assert loader_.state_dict() != state
 
 
-def test_a_map_datasets_own_state_is_not_asked_for():
+def test_state_dict_of_a_map_dataset_is_not_called():
     class Stateful(list):
         def state_dict(self):
             raise AssertionError("asked")
@@ -469,7 +476,7 @@ class Passes(IterableDataset):
 
     def __iter__(self):
         self.passes += 1
-        return OwnIterator.__iter__(OwnIterator(5))
+        return StreamWithStatefulIterator.__iter__(StreamWithStatefulIterator(5))
 
     def state_dict(self):
         return {"passes": self.passes}
@@ -478,25 +485,25 @@ class Passes(IterableDataset):
         self.passes = state["passes"]
 
 
-def test_of_a_dataset_and_its_iterator_both_states_are_saved():
+def test_states_of_a_dataset_and_its_iterator_are_both_saved():
     with loader(Passes()) as loader_:
         epoch(loader_)
         _, state = stopped(loader_, 1)
-    again = Passes()
-    with loader(again) as loader_:
+    dataset = Passes()
+    with loader(dataset) as loader_:
         loader_.load_state_dict(state)
         assert [numbers for numbers, _ in epoch(loader_)] == [[2, 3], [4]]
-        assert again.passes == 2
+        assert dataset.passes == 2
         epoch(loader_)
-        assert again.passes == 3
+        assert dataset.passes == 3
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_dataset_remembers_from_epoch_to_epoch_is_in_the_state_of_an_epochs_end(workers):
+def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epochs(workers):
     class Ordered(Passes):
         def __iter__(self):
-            worker, workers = share()
+            worker, workers = worker_share()
             self.passes += 1
             yield from ((100 * self.passes + number, 0) for number in range(worker, 6, workers))
 
@@ -510,18 +517,18 @@ def test_what_a_dataset_remembers_from_epoch_to_epoch_is_in_the_state_of_an_epoc
     assert sorted(number for numbers, _ in following for number in numbers) == [200, 201, 202, 203, 204, 205]
 
 
-def test_a_state_loaded_into_the_loader_that_gave_it_takes_it_back():
-    with loader(OwnState(11)) as loader_:
+def test_load_state_dict_into_the_same_loader_rewinds_it():
+    with loader(StatefulStream(11)) as loader_:
         first, state = stopped(loader_, 2)
-        rest = epoch(loader_)
-        assert rest != first
+        following = epoch(loader_)
+        assert following != first
         loader_.load_state_dict(state)
         assert epoch(loader_)[0][0] == [4, 5]
 
 
 @pytest.mark.processes
-def test_a_chunk_that_is_done_again_for_want_of_room_costs_no_sample_and_no_state():
-    class Pictures(OwnState):
+def test_chunk_repeated_for_lack_of_space_loses_no_sample_and_no_state():
+    class Pictures(StatefulStream):
         def __iter__(self):
             import numpy as np
 
@@ -533,9 +540,9 @@ def test_a_chunk_that_is_done_again_for_want_of_room_costs_no_sample_and_no_stat
         batches = iter(loader_)
         seen = [next(batches) for _ in range(2)]
         state = loader_.state_dict()
-        rest = list(batches)
-    assert [labels.tolist() for _, labels in seen + rest] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert [int(image[0, 0, 0]) for images, _ in seen + rest for image in images] == list(range(12))
+        following = list(batches)
+    assert [labels.tolist() for _, labels in seen + following] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert [int(image[0, 0, 0]) for images, _ in seen + following for image in images] == list(range(12))
     with loader(Pictures(12), **options) as loader_:
         loader_.load_state_dict(state)
         assert [labels.tolist() for _, labels in loader_] == [[6, 7, 8], [9, 10, 11]]

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from dataloader.common import Made, drawn, gpuload_batches, torch_batches, whoami
+from dataloader.common import Made, global_random_numbers, gpuload_batches, torch_batches, worker_info
 
 import gpuload as gl
 
@@ -19,30 +19,30 @@ def keys(batches) -> list:
     return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
 
 
-def torch_first(worker):
+def import_torch_first(worker):
     import torch.utils.data  # noqa: F401
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [torch_first, None])
-def test_get_worker_info_says_in_each_worker_which_it_is(first, tmp_path):
-    def whoami_once_both_are_here(key):
+@pytest.mark.parametrize("first", [import_torch_first, None])
+def test_get_worker_info_describes_each_worker(first, tmp_path):
+    def info_once_both_workers_run(key):
         (tmp_path / str(os.getpid())).touch()
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.002)
-        return whoami(key)
+        return worker_info(key)
 
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
-    found = {batch[0] for batch in gpuload_batches(Made(whoami_once_both_are_here, 20), **options)}
-    assert {(worker, workers, kind) for _, worker, workers, _, kind in found} == {(0, 2, "Made"), (1, 2, "Made")}
-    assert len({seed for _, _, _, seed, _ in found}) == 2
-    assert len({entry[0] for entry in found}) == 2
-    assert whoami(0) is None
+    infos = {batch[0] for batch in gpuload_batches(Made(info_once_both_workers_run, 20), **options)}
+    assert {(worker, workers, kind) for _, worker, workers, _, kind in infos} == {(0, 2, "Made"), (1, 2, "Made")}
+    assert len({seed for _, _, _, seed, _ in infos}) == 2
+    assert len({entry[0] for entry in infos}) == 2
+    assert worker_info(0) is None
 
 
-def test_without_workers_there_is_none():
-    assert gpuload_batches(Made(whoami, 2), 2, collate_fn=list) == [[None, None]]
+def test_get_worker_info_is_none_without_workers():
+    assert gpuload_batches(Made(worker_info, 2), 2, collate_fn=list) == [[None, None]]
 
 
 @pytest.mark.processes
@@ -60,7 +60,7 @@ def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, 
 
 
 @pytest.mark.processes
-def test_worker_init_fn_may_change_its_worker():
+def test_worker_init_fn_can_change_affinity_and_environment():
     """Its copy of the dataset, its environment, its processors."""
     cpu = min(os.sched_getaffinity(0))
 
@@ -68,10 +68,10 @@ def test_worker_init_fn_may_change_its_worker():
         os.sched_setaffinity(0, {cpu})
         os.environ["CHANGED"] = "yes"
 
-    def told(key):
+    def observe(key):
         return str(sorted(os.sched_getaffinity(0))), os.environ.get("CHANGED", "no")
 
-    assert gpuload_batches(Made(told, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
+    assert gpuload_batches(Made(observe, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
     assert "CHANGED" not in os.environ
 
 
@@ -81,7 +81,7 @@ def test_worker_init_fn_is_not_called_without_workers():
 
 
 @pytest.mark.processes
-def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too():
+def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
     def fails(worker):
         raise ZeroDivisionError("not on my watch")
 
@@ -97,19 +97,19 @@ def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [torch_first, None])
-def test_what_samples_draw_is_the_same_with_any_workers(first):
+@pytest.mark.parametrize("first", [import_torch_first, None])
+def test_random_numbers_of_samples_do_not_depend_on_num_workers(first):
     """Where DataLoader's draws depend on num_workers."""
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
-    expected = gpuload_batches(Made(drawn), **options)
-    found = gpuload_batches(Made(drawn), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
-    assert found == expected
+    expected = gpuload_batches(Made(global_random_numbers), **options)
+    batches = gpuload_batches(Made(global_random_numbers), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
+    assert batches == expected
     assert expected[:3] != expected[3:]
-    assert gpuload_batches(Made(drawn), seed=1, **options) != expected
+    assert gpuload_batches(Made(global_random_numbers), seed=1, **options) != expected
 
 
 @pytest.mark.processes
-def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(tmp_path):
+def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_runs(tmp_path):
     def note(worker):
         (tmp_path / f"{worker}").write_text(str(random.random()))
 
@@ -125,7 +125,7 @@ def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(
 
 
 @pytest.mark.processes
-def test_a_list_that_is_changed_between_epochs_is_read_as_it_is_now():
+def test_list_that_changed_between_epochs_is_read_as_changed():
     for persistent in (True, False):
         dataset = [1, 1]
         with gl.Loader(dataset, 2, num_workers=1, device="cpu", persistent_workers=persistent) as loader:
@@ -140,7 +140,7 @@ def test_a_list_that_is_changed_between_epochs_is_read_as_it_is_now():
 
 
 @pytest.mark.processes
-def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after_each_epoch():
+def test_persistent_workers_false_starts_new_processes_each_epoch():
     with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
         assert len({batch.item() for _ in range(2) for batch in loader}) == 1
     with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False) as loader:
@@ -153,25 +153,25 @@ def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after
 
 
 @pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
-def test_contexts_of_fresh_processes_are_taken(context):
+def test_multiprocessing_context_of_fresh_processes_is_accepted(context):
     assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
-def test_a_fork_is_taken_and_warned_of(context):
+def test_multiprocessing_context_fork_is_accepted_with_a_warning(context):
     """So that a program which says so runs; without workers there is nothing to say."""
     text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are not forks of this process"
-    with pytest.warns(RuntimeWarning, match=text) as said:
+    with pytest.warns(RuntimeWarning, match=text) as warned:
         loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
     with loader:
         assert keys(loader) == keys(loader) == [[0, 1]]
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
     assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("context", ["thread", 3])
-def test_what_is_no_context_is_refused(context):
+def test_multiprocessing_context_of_unknown_type_raises(context):
     with pytest.raises(
         ValueError, match=f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
     ):
@@ -180,18 +180,18 @@ def test_what_is_no_context_is_refused(context):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("in_order", [True, False])
-def test_batches_come_in_order_whatever_is_slow(in_order):
+def test_batches_come_in_order_despite_a_slow_sample(in_order):
     def slow_at_0(key):
         if key == 0:
             time.sleep(0.1)
         return key
 
-    found = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
-    assert keys(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    batches = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
+    assert keys(batches) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.processes
-def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use(tmp_path):
+def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
     def note(key):
         (tmp_path / str(key)).touch()
         return key
@@ -210,17 +210,17 @@ def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"timeout": 30}])
-def test_a_timeout_costs_nothing_where_nothing_hangs(options):
+def test_timeout_has_no_effect_if_no_sample_hangs(options):
     assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-class Own(KeyError):
+class ErrorWithIndex(KeyError):
     index = property(lambda self: 1 // 0)
 
 
 @pytest.mark.processes
-def test_an_exception_of_a_sample_is_a_sample_error_and_of_its_own_type():
-    for kind in (KeyError, NotImplementedError, FileNotFoundError, Own, UnicodeDecodeError):
+def test_exception_of_a_sample_is_a_sample_error_and_keeps_its_type():
+    for kind in (KeyError, NotImplementedError, FileNotFoundError, ErrorWithIndex, UnicodeDecodeError):
 
         def fails(key, kind=kind):
             raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
@@ -234,12 +234,12 @@ def test_an_exception_of_a_sample_is_a_sample_error_and_of_its_own_type():
             assert str(error).startswith(
                 f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: "
             )
-            again = pickle.loads(pickle.dumps(error))
-            assert (type(again).__mro__[1:], str(again)) == (type(error).__mro__[1:], str(error))
+            copied = pickle.loads(pickle.dumps(error))
+            assert (type(copied).__mro__[1:], str(copied)) == (type(error).__mro__[1:], str(error))
 
 
 @pytest.mark.parametrize("kind", [StopIteration, ExceptionGroup])
-def test_what_cannot_be_of_the_samples_type_is_a_sample_error_alone(kind):
+def test_stop_iteration_and_exception_group_of_a_sample_become_sample_errors_only(kind):
     def fails(key):
         raise StopIteration if kind is StopIteration else ExceptionGroup("two", [ValueError()])
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_of_the_samples_type_is_a_sample_error_alone(kind):
     assert not isinstance(caught.value, kind)
 
 
-def test_errors_of_collation_are_of_their_own_type_too():
+def test_exception_in_collate_fn_is_a_collate_error_and_keeps_its_type():
     def fails(samples):
         raise ZeroDivisionError("here")
 
@@ -261,7 +261,7 @@ def test_errors_of_collation_are_of_their_own_type_too():
         gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
 
 
-def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
+def test_second_iterator_of_a_loader_ends_the_first():
     """Where DataLoader lets both run."""
     with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
@@ -272,7 +272,7 @@ def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
     assert len(list(zip(theirs, theirs, strict=True))) == 2
 
 
-def test_an_empty_dataset_and_one_smaller_than_a_batch_are_refused():
+def test_dataset_that_gives_no_batch_raises_where_dataloader_is_empty():
     """Where DataLoader gives an empty epoch."""
     assert torch_batches([]) == torch_batches(Made(), 20, drop_last=True) == []
     with pytest.raises(ValueError, match="the dataset is empty"):
@@ -281,7 +281,7 @@ def test_an_empty_dataset_and_one_smaller_than_a_batch_are_refused():
         gl.Loader(Made(), 20, drop_last=True)
 
 
-def test_arguments_after_shuffle_have_names():
+def test_arguments_after_shuffle_are_keyword_only():
     with pytest.raises(TypeError, match="positional"):
         gl.Loader(Made(), 2, False, [1, 2])  # a sampler, to DataLoader
     with pytest.raises(TypeError, match="pin_memory_device"):
@@ -291,7 +291,7 @@ def test_arguments_after_shuffle_have_names():
 @pytest.mark.parametrize(
     "name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset", "persistent_workers"]
 )
-def test_what_is_set_later_is_refused_as_dataloader_does(name):
+def test_setting_an_attribute_of_a_loader_raises_as_in_dataloader(name):
     for loader in (torch.utils.data.DataLoader(Made()), gl.Loader(Made(), device="cpu")):
         with pytest.raises(ValueError, match=name):
             setattr(loader, name, 2)
@@ -316,7 +316,7 @@ class Epochs:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_set_epoch_reaches_the_dataset_where_it_is(workers):
+def test_set_epoch_reaches_the_dataset_in_every_process(workers):
     with gl.Loader(Epochs(), 4, num_workers=workers, device="cpu") as loader:
         assert [batch.tolist() for batch in loader] == [[-1] * 4] * 2
         for epoch in (3, 7):
@@ -327,7 +327,7 @@ def test_set_epoch_reaches_the_dataset_where_it_is(workers):
 
 
 @pytest.mark.processes
-def test_an_error_in_the_datasets_set_epoch_in_a_worker_is_told():
+def test_exception_in_set_epoch_of_the_dataset_in_a_worker_raises_sample_error():
     class Here(Epochs):
         def set_epoch(self, epoch):
             if torch.utils.data.get_worker_info() is not None:

@@ -41,7 +41,7 @@ def image_array_number(index):
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
-def test_images_beside_arrays(workers, options):
+def test_samples_of_image_array_and_number_are_batched_together(workers, options):
     with loader(Made(image_array_number, 24), num_workers=workers, **options) as loader_:
         batches = list(loader_)
     assert len(batches) == 3
@@ -57,7 +57,7 @@ def test_images_beside_arrays(workers, options):
 @pytest.mark.processes
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_arrays_stay_in_the_order_of_their_samples_whatever_fails(workers, on_error):
+def test_arrays_stay_with_their_images_when_samples_fail(workers, on_error):
     def make(index):
         if index in (2, 9, 10):
             raise ValueError("bad")
@@ -86,7 +86,7 @@ def changing_unsendable(samples):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Made, Streamed])
 @pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
-def test_a_collate_fn_that_changes_its_samples_is_applied_once(workers, kind, collate_fn):
+def test_collate_fn_that_modifies_its_samples_is_applied_once(workers, kind, collate_fn):
     dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # too large for the first guess of a slot
     with loader(dataset, 2, num_workers=workers, collate_fn=collate_fn) as loader_:
         batches = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in loader_]
@@ -94,14 +94,14 @@ def test_a_collate_fn_that_changes_its_samples_is_applied_once(workers, kind, co
 
 
 @pytest.mark.processes
-def test_streams_whose_chunks_come_back_for_want_of_room_go_on():
+def test_stream_continues_after_chunks_that_did_not_fit_in_the_ring():
     dataset = Streamed(lambda index: np.full(600_000 if index < 2 else 100, index, np.uint8), 40)
     with loader(dataset, 1, num_workers=2, ring_bytes=1 << 20) as loader_:
         assert [int(batch[0, 0]) for batch in loader_] == list(range(40))
 
 
 @pytest.mark.processes
-def test_subclasses_of_arrays_come_from_workers_without_torch(tmp_path):
+def test_memmaps_arrive_from_workers_without_torch(tmp_path):
     path = tmp_path / "numbers"
     np.arange(40_000, dtype=np.float32).tofile(path)
 
@@ -117,7 +117,7 @@ class Odd(torch.nn.Module):
         raise StopIteration
 
 
-def test_a_stop_iteration_in_the_making_of_a_batch_is_no_quiet_end():
+def test_stop_iteration_in_a_transform_raises_instead_of_ending_the_epoch():
     with (
         loader(Made(image_array_number, 24), transforms=[Odd()]) as loader_,
         pytest.raises(RuntimeError, match="making a batch raised StopIteration"),
@@ -126,7 +126,7 @@ def test_a_stop_iteration_in_the_making_of_a_batch_is_no_quiet_end():
 
 
 @pytest.mark.parametrize("batch_size", [1, None])
-def test_a_batch_of_one_bad_sample_of_a_sampler_is_left_out(batch_size):
+def test_batch_whose_only_sample_fails_is_dropped(batch_size):
     def make(index):
         if index == 3:
             raise ValueError("bad")
@@ -154,18 +154,18 @@ class Holder:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_that_what_it_calls_refers_to_is_collected_with_its_workers(workers):
+def test_loader_in_a_cycle_with_its_collate_fn_is_collected_with_its_workers(workers):
     holder = Holder(workers)
     assert next(iter(holder.loader)).tolist() == list(range(8))
-    gone = weakref.ref(holder)
+    reference = weakref.ref(holder)
     pids = list(holder.loader._session.engine.pids) if workers else []  # pyright: ignore
     del holder
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     assert not any(Path(f"/proc/{pid}").exists() and os.kill(pid, 0) is None for pid in pids)
 
 
-def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_asked_for():
+def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
     def make():
         return loader(Made(int, 24), sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(1)))
 
@@ -185,7 +185,7 @@ def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_as
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [3])
-def test_each_worker_has_a_batch_to_do(workers):
+def test_feed_has_a_batch_in_progress_for_each_worker(workers):
     """Where a batch is one worker's affair."""
     with loader(Made(int, 24), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
         batches = iter(loader_)

@@ -13,7 +13,7 @@ from gpuload import transforms as T
 from gpuload.datasets.recognise import _evenly_spaced_frames
 
 
-def test_the_frames_are_torchvisions():
+def test_evenly_spaced_frames_are_those_of_torchvision():
     for length in range(1, 70):
         for count in range(1, 40):
             expected = torch.linspace(0, length - 1, count).long()
@@ -22,26 +22,26 @@ def test_the_frames_are_torchvisions():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [1, 3, FRAMES, 8])
-def test_every_form_of_a_clip_is_cut_before_it_is_transformed(form, count):
+def test_uniform_temporal_subsample_selects_frames_before_transforms_in_every_form(form, count):
     if "torchvision" in form:
         torchvision()
-    kept = torch.linspace(0, FRAMES - 1, count).long().tolist()
+    frame_numbers = torch.linspace(0, FRAMES - 1, count).long().tolist()
     for (clips, labels), (expected, expected_labels) in zip(
         batches(FORMS[form], [*CHAIN, T.UniformTemporalSubsample(count)]), batches(frames), strict=True
     ):
         clips = torch.stack(clips, 1) if "list" in form else clips
-        assert torch.equal(clips, expected[:, kept])
+        assert torch.equal(clips, expected[:, frame_numbers])
         assert torch.equal(labels, expected_labels)
 
 
 @pytest.mark.processes
-def test_workers_choose_the_same():
+def test_uniform_temporal_subsample_selects_the_same_frames_in_workers():
     chain = [*CHAIN, T.UniformTemporalSubsample(4), T.UniformTemporalSubsample(2)]
     for (clips, _), (expected, _) in zip(batches(frames, chain, num_workers=2), batches(frames), strict=True):
         assert torch.equal(clips, expected[:, [0, FRAMES - 1]])
 
 
-def test_masks_and_what_stands_behind_a_list_stay_where_they_are():
+def test_uniform_temporal_subsample_keeps_masks_and_later_fields():
     def make(index):
         return {"a": list(frames(index)), "mask": gl.Mask(np.full(frames(index).shape[1:3], index)), "z": index}
 
@@ -55,7 +55,7 @@ def test_masks_and_what_stands_behind_a_list_stay_where_they_are():
         )
 
 
-def test_what_cannot_be():
+def test_uniform_temporal_subsample_raises_for_wrong_arguments_places_and_samples():
     with pytest.raises(ValueError, match=r"UniformTemporalSubsample\(num_samples=…\) must be at least 1, got 0"):
         T.UniformTemporalSubsample(0)
     with pytest.raises(ValueError, match="RandomApply cannot hold UniformTemporalSubsample: all clips of"):

@@ -10,26 +10,26 @@ import os
 from pathlib import Path
 
 import pytest
-from dataloader.suites import FOLDER, outcomes
+from dataloader.torchdata_suites import FOLDER, outcomes
 from helpers import lacking
 
 NEXT_EPOCH = "with its last batch an epoch is over, and the state names the next one"
 IN_ORDER = "in_order=False is without effect for a map dataset: batches come in order"
-NO_BATCH = "in workers the dataset has a state only with the first batch"
-TEXT = "warnings and errors have another text"
-WORKERS = "the iterator has no _workers, objects of multiprocessing"
+NO_STATE_BEFORE_BATCH = "in workers the dataset has a state only with the first batch"
+OTHER_TEXT = "warnings and errors have another text"
+NO_WORKERS_ATTRIBUTE = "the iterator has no _workers, objects of multiprocessing"
 DATAPIPE = "shuffle=True is refused for a datapipe, which shuffles itself"
-WHICH = "any worker takes the next chunk"
+ANY_WORKER = "any worker takes the next chunk"
 
 # Of test_dataloader.py those that its two classes of loaders, with and without workers that stay, both have.
-OF_BOTH = {
-    "test_excessive_thread_creation_warning": TEXT,
-    "test_get_worker_info": WORKERS,
-    "test_invalid_ctor_args_combinations": TEXT,
-    "test_iterable_style_dataset": WORKERS,
+DIFFERENCES_OF_BOTH_CLASSES = {
+    "test_excessive_thread_creation_warning": OTHER_TEXT,
+    "test_get_worker_info": NO_WORKERS_ATTRIBUTE,
+    "test_invalid_ctor_args_combinations": OTHER_TEXT,
+    "test_iterable_style_dataset": NO_WORKERS_ATTRIBUTE,
     "test_multiprocessing_iterdatapipe": DATAPIPE,
     "test_multiprocessing_iterdatapipe_with_dill": DATAPIPE,
-    "test_partial_workers": WORKERS,
+    "test_partial_workers": NO_WORKERS_ATTRIBUTE,
     "test_worker_init_fn": "generators are seeded anew for each sample",
 }
 
@@ -43,15 +43,15 @@ DIFFERENCES = {
         "TestInitialState_shard0.test_load_then_state": "persistent_workers is a tuple there, which is refused",
         "TestNumWorkersMismatch_shard3.test_num_workers_mismatch": "a map dataset goes on with any number of workers",
         "TestOutOfOrderWithCheckpointing.test_out_of_order_index_ds": IN_ORDER,
-        "TestSingleIterCalled_shard0.test_mp": NO_BATCH,
-        "TestSingleIterCalled_shard0.test_mp_iter": NO_BATCH,
+        "TestSingleIterCalled_shard0.test_mp": NO_STATE_BEFORE_BATCH,
+        "TestSingleIterCalled_shard0.test_mp_iter": NO_STATE_BEFORE_BATCH,
     },
     "test_dataloader.py": {
-        **{f"TestDataLoader.{test}": why for test, why in OF_BOTH.items()},
-        **{f"TestDataLoaderPersistentWorkers.{test}": why for test, why in OF_BOTH.items()},
+        **{f"TestDataLoader.{test}": why for test, why in DIFFERENCES_OF_BOTH_CLASSES.items()},
+        **{f"TestDataLoaderPersistentWorkers.{test}": why for test, why in DIFFERENCES_OF_BOTH_CLASSES.items()},
         "IntegrationTestDataLoaderDataPipe.test_shuffler_iterdatapipe": DATAPIPE,
-        "TestIndividualWorkerQueue.test_ind_worker_queue": WHICH,
-        "TestOutOfOrderDataLoader.test_in_order_index_ds": WHICH,
+        "TestIndividualWorkerQueue.test_ind_worker_queue": ANY_WORKER,
+        "TestOutOfOrderDataLoader.test_in_order_index_ds": ANY_WORKER,
         "TestOutOfOrderDataLoader.test_out_of_order_index_ds": IN_ORDER,
     },
 }
@@ -60,13 +60,13 @@ DIFFERENCES = {
 @pytest.mark.processes
 @pytest.mark.timeout(2 * 3600)
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_those_fail_that_differ_and_no_others(name):
+def test_torchdata_tests_fail_only_where_a_difference_is_listed(name):
     folder = os.environ.get(FOLDER)
     if not folder:
         lacking.skip("torchdata's tests", f"set {FOLDER} to their folder")
     lacking.require("torchdata", "parameterized", "expecttest")
-    found = outcomes(Path(folder, name))
-    failed = {test: outcome for test, outcome in found.items() if outcome not in ("passed", "skipped")}
+    results = outcomes(Path(folder, name))
+    failed = {test: outcome for test, outcome in results.items() if outcome not in ("passed", "skipped")}
     expected = DIFFERENCES[name]
     assert {test: outcome for test, outcome in failed.items() if test not in expected} == {}, "not known to differ"
     assert expected.keys() - failed.keys() == set(), "known to differ, but passed"

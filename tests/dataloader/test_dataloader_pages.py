@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 # The classes of PyTorch's test/test_dataloader.py, and of torchdata's test/stateful_dataloader/test_state_dict.py.
-OF_DATALOADER = [
+TORCH_TEST_CLASSES = [
     "TestDatasetRandomSplit",
     "TestTensorDataset",
     "TestStackDataset",
@@ -35,7 +35,7 @@ OF_DATALOADER = [
     "TestConvAfterFork",
     "TestOutOfOrderDataLoader",
 ]
-OF_STATE = [
+TORCHDATA_TEST_CLASSES = [
     "TestStatefulDataLoaderIterable_shard0",
     "TestStatefulDataLoaderMap_shard1",
     "TestStatefulSampler_shard1",
@@ -88,7 +88,7 @@ def functions(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", [*ARGUMENTS, *PROMISES], ids=lambda row: row[0].strip("`"))
-def test_each_row_for_users_says_how_it_is(row):
+def test_each_row_for_users_begins_with_the_same_or_differs(row):
     _, answer = row
     assert answer.startswith(("the same", "differs"))
     assert not TEST.search(answer)
@@ -107,29 +107,31 @@ def test_each_row_for_users_has_its_tests():
     assert sorted(row[0] for row in PROMISES) == sorted(row[1] for row in [*DATALOADER, *STATE])
 
 
-def test_each_argument_of_dataloader_has_a_row_and_no_other_has():
+def test_argument_rows_are_the_arguments_of_dataloader():
     arguments = list(inspect.signature(DataLoader.__init__).parameters)[1:]
     assert sorted(row[0].strip("`") for row in ARGUMENTS) == sorted(arguments)
 
 
-def test_each_class_of_their_tests_has_a_row_and_no_other_has():
+def test_class_rows_are_the_classes_of_torchs_and_torchdatas_tests():
     def names(table):
         return [re.match(r"`(\w+)`", row[0])[1] for row in table]
 
-    assert set(names(DATALOADER)) == set(OF_DATALOADER)
-    assert sorted(names(STATE)) == sorted(OF_STATE)
+    assert set(names(DATALOADER)) == set(TORCH_TEST_CLASSES)
+    assert sorted(names(STATE)) == sorted(TORCHDATA_TEST_CLASSES)
 
 
 def test_each_argument_of_loader_is_documented():
     text = inspect.getdoc(gl.Loader).split("Args:")[1].split("Raises:")[0]
-    found = re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE)
-    documented = [name.strip() for names in found for name in names.split(",")]
+    argument_lines = re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE)
+    documented = [name.strip() for names in argument_lines for name in names.split(",")]
     assert sorted(documented) == sorted(list(inspect.signature(gl.Loader.__init__).parameters)[1:])
 
 
-def test_one_argument_is_missing_and_one_is_switched_the_other_way_by_default():
+def test_loader_lacks_pin_memory_device_and_only_persistent_workers_defaults_differently():
     theirs = inspect.signature(DataLoader.__init__).parameters
     ours = inspect.signature(gl.Loader.__init__).parameters
-    other = {name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)}
-    assert other == {"persistent_workers"}
+    different_defaults = {
+        name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)
+    }
+    assert different_defaults == {"persistent_workers"}
     assert set(theirs) - set(ours) == {"pin_memory_device"}
