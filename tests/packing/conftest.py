@@ -31,8 +31,8 @@ def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
 
     def make(to: str, name: str = "set", **options: Any) -> Path:
         path = tmp_path / name
-        given = {"workers": 0, "shard_bytes": 12_500, **options}
-        gl.pack(given.pop("dataset", None) or gl.ImageFolder(folder), path, to=to, **given)
+        arguments = {"workers": 0, "shard_bytes": 12_500, **options}
+        gl.pack(arguments.pop("dataset", None) or gl.ImageFolder(folder), path, to=to, **arguments)
         return path
 
     return make

@@ -57,44 +57,44 @@ FOREIGN: dict[str, tuple[str, str, Any, str]] = {
 def change(path: Path, entry: str, value: Any) -> None:
     """Change an entry of a set's manifest, with the right hash."""
     manifest = json.loads((path / "manifest.json").read_text())
-    *way, last = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
-    inner = manifest
-    for name in way:
-        inner = inner[int(name) if isinstance(inner, list) else name]
-    inner[last] = value
+    *parents, last = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
+    container = manifest
+    for name in parents:
+        container = container[int(name) if isinstance(container, list) else name]
+    container[last] = value
     (path / "manifest.json").write_text(json.dumps(add_hash(manifest)))
 
 
 @pytest.mark.parametrize("case", FOREIGN)
-def test_what_gpuload_does_not_write_is_refused(packed: Packing, case: str) -> None:
+def test_manifest_entry_that_gpuload_does_not_write_raises(packed: Packing, case: str) -> None:
     to, entry, value, message = FOREIGN[case]
     if to in ("lmdb", "parquet"):
         lacking.require({"parquet": "pyarrow"}.get(to, to))
     path = packed(to, short_side=16)
     change(path, entry, value)
-    said = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
+    pattern = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
     for use in (open_packed, gl.verify, lambda path: packed(to, short_side=16)):
-        with pytest.raises(gl.GpuloadError, match=said):
+        with pytest.raises(gl.GpuloadError, match=pattern):
             use(str(path))
 
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "bench"])
-def test_no_command_makes_or_reads_what_a_set_names(packed: Packing, tmp_path: Path, command: str) -> None:
-    path, made, victim = packed("tar"), tmp_path / "made", tmp_path / "victim"
+def test_commands_touch_no_file_that_a_foreign_manifest_names(packed: Packing, tmp_path: Path, command: str) -> None:
+    path, cache, victim = packed("tar"), tmp_path / "cache", tmp_path / "victim"
     victim.mkdir()
     (path / "shard-00000.tar").rename(victim / "shard-00000.tar")
     arguments = {"pack": [tmp_path / "out", "--to", "tar"], "inspect": ["--html", ""]}.get(command, [])
     for entry, value in (
-        ("read", {"dataset": "Cached", "path": ".", "options": {"where": "disk", "path": str(made)}}),
+        ("read", {"dataset": "Cached", "path": ".", "options": {"where": "disk", "path": str(cache)}}),
         ("read", {"dataset": "TarShards", "path": "../victim/*.tar", "options": {"fields": ["jpg", "cls"]}}),
     ):
         change(path, entry, value)
-        done = CliRunner().invoke(app, [command, str(path), *map(str, arguments)])
-        assert (done.exit_code, "is not a gpuload manifest" in done.stderr) == (1, True), done.output
+        result = CliRunner().invoke(app, [command, str(path), *map(str, arguments)])
+        assert (result.exit_code, "is not a gpuload manifest" in result.stderr) == (1, True), result.output
     assert sorted(os.listdir(tmp_path)) == ["images", "set", "victim"]
 
 
-def test_links_out_of_a_set_are_refused(packed: Packing, tmp_path: Path) -> None:
+def test_link_out_of_a_set_raises(packed: Packing, tmp_path: Path) -> None:
     path = packed("tar")
     inside, outside = path / "shard-00001.tar", tmp_path / "shard.tar"
     inside.rename(path / "other")
@@ -107,7 +107,7 @@ def test_links_out_of_a_set_are_refused(packed: Packing, tmp_path: Path) -> None
         open_packed(str(path))
 
 
-def test_names_of_classes_that_are_none(packed: Packing) -> None:
+def test_classes_json_with_other_types_raises(packed: Packing) -> None:
     path = packed("tar")
     (path / "classes.json").write_text('["ant", 1]')
     with pytest.raises(gl.GpuloadError, match=r"classes.json' holds \['ant', 1\]; expected a list of class names\."):
@@ -115,14 +115,14 @@ def test_names_of_classes_that_are_none(packed: Packing) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": [1]}', "[]", "1"])
-def test_json_that_is_no_manifest(packed: Packing, text: str) -> None:
+def test_json_that_is_not_a_manifest_raises(packed: Packing, text: str) -> None:
     path = packed("tar")
     (path / "manifest.json").write_text(text)
     with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged"):
         gl.verify(path)
 
 
-def test_sums_of_another_kind_are_not_used(packed: Packing, tmp_path: Path) -> None:
+def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_path: Path) -> None:
     import numpy as np
 
     path = packed("tar", "other")
@@ -132,7 +132,7 @@ def test_sums_of_another_kind_are_not_used(packed: Packing, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def begun(folder: Path, packed: Packing) -> Path:
+def unfinished(folder: Path, packed: Packing) -> Path:
     """A set that is not finished."""
     (folder / "bee" / "001.jpg").write_bytes(jpeg_bytes(smooth_image(24, 48, 1))[:99])
     with pytest.raises(gl.GpuloadError, match="is not finished"):
@@ -151,15 +151,17 @@ def begun(folder: Path, packed: Packing) -> Path:
         ("format", {}, "format is {}; expected 2"),
     ],
 )
-def test_a_plan_that_gpuload_does_not_write(begun: Path, packed: Packing, entry: str, value: Any, message: str) -> None:
-    plan = json.loads((begun / "plan.json").read_text())
-    (begun / "plan.json").write_text(json.dumps({**plan, entry: value}))
+def test_plan_that_gpuload_does_not_write_raises(
+    unfinished: Path, packed: Packing, entry: str, value: Any, message: str
+) -> None:
+    plan = json.loads((unfinished / "plan.json").read_text())
+    (unfinished / "plan.json").write_text(json.dumps({**plan, entry: value}))
     with pytest.raises(FileExistsError, match=rf"plan.json' is not a plan of `gpuload pack`: {message}; remove "):
         packed("tar")
 
 
-def test_a_record_that_gpuload_does_not_write_is_made_again(begun: Path, packed: Packing) -> None:
-    for path in begun.glob("0*.json"):
+def test_part_with_a_foreign_record_is_packed_again(unfinished: Path, packed: Packing) -> None:
+    for path in unfinished.glob("0*.json"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "file": "../../victim"}))
     path = packed("tar", skip_bad=True)
@@ -167,7 +169,7 @@ def test_a_record_that_gpuload_does_not_write_is_made_again(begun: Path, packed:
     assert len(open_packed(str(path))) == 11
 
 
-def test_unfinished_work_behind_a_link_is_left_alone(packed: Packing, tmp_path: Path) -> None:
+def test_unfinished_folder_that_is_a_link_raises_and_keeps_its_target(packed: Packing, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "letters.part").write_bytes(b"mine")

@@ -39,7 +39,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
+def test_killed_or_failing_worker_raises_with_its_cause(tmp_path: Path) -> None:
     here = os.getpid()
 
     class Kills(Samples):
@@ -58,11 +58,13 @@ def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
         gl.pack(Kills("kill", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
     with pytest.raises(gl.GpuloadError, match=r"(?s)^RuntimeError: the user's own mistake\n\nWhere it happened.*Trace"):
         gl.pack(Kills("fail", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
-    made = gl.pack(Samples(*((image(n), n) for n in range(8))), tmp_path / "other", to="tar", workers=2, shard_bytes=1)
-    assert (made.samples, made.taken_up) == (8, 0)
+    result = gl.pack(
+        Samples(*((image(n), n) for n in range(8))), tmp_path / "other", to="tar", workers=2, shard_bytes=1
+    )
+    assert (result.samples, result.taken_up) == (8, 0)
 
 
-def test_what_no_store_has_a_form_for_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_sample_that_no_store_can_hold_raises_without_a_traceback(tmp_path: Path) -> None:
     here = os.getpid()
 
     class Other(Samples):
@@ -73,7 +75,7 @@ def test_what_no_store_has_a_form_for_is_told_without_a_traceback(tmp_path: Path
         gl.pack(Other(0), tmp_path / "set", to="tar", workers=1)
 
 
-def test_a_full_disk_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_full_disk_in_a_worker_raises_without_a_traceback(tmp_path: Path) -> None:
     here = os.getpid()
 
     class Limits(Samples):
@@ -83,41 +85,39 @@ def test_a_full_disk_is_told_without_a_traceback(tmp_path: Path) -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             return image(index)
 
-    said = r"^there is no room for the set in '.*set' \(.*File too large\); raise the limit on the size of files"
-    with pytest.raises(gl.GpuloadError, match=said):
+    message = r"^there is no room for the set in '.*set' \(.*File too large\); raise the limit on the size of files"
+    with pytest.raises(gl.GpuloadError, match=message):
         gl.pack(Limits(0), tmp_path / "set", to="tar", workers=1)
 
 
-def test_a_worker_that_ends_when_it_has_nothing_to_do_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, done, here, record_of = tmp_path / "pid", tmp_path / "done", os.getpid(), pool._record
+def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file, done, here, record_of = tmp_path / "pid", tmp_path / "done", os.getpid(), pool._record
 
-    def record_and_say(*arguments: Any) -> Any:
+    def record_and_touch(*arguments: Any) -> Any:
         record = record_of(*arguments)
         if record["part"] == 0:
             done.touch()
         return record
 
-    monkeypatch.setattr(pool, "_record", record_and_say)
+    monkeypatch.setattr(pool, "_record", record_and_touch)
 
     class KillsTheOther(Samples):
         def __getitem__(self, index: int) -> Any:
             if os.getpid() != here and index == 0:
-                number.write_text(str(os.getpid()))
+                pid_file.write_text(str(os.getpid()))
             elif os.getpid() != here:
-                wait_for(number)
-                if int(number.read_text()) != os.getpid():
+                wait_for(pid_file)
+                if int(pid_file.read_text()) != os.getpid():
                     wait_for(done)  # the other one has nothing more to do
-                    os.kill(int(number.read_text()), 9)
+                    os.kill(int(pid_file.read_text()), 9)
             return image(index)
 
     packed = gl.pack(KillsTheOther(0, 1), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
-    assert (packed.samples, number.exists()) == (2, True)
+    assert (packed.samples, pid_file.exists()) == (2, True)
 
 
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_an_error_at_the_end_of_a_part_is_told(tmp_path: Path, wrong: int) -> None:
+def test_error_at_the_end_of_a_part_is_raised(tmp_path: Path, wrong: int) -> None:
     """Also where it is the last one, and nothing is asked for behind it."""
 
     class Paths:
@@ -137,14 +137,14 @@ def test_an_error_at_the_end_of_a_part_is_told(tmp_path: Path, wrong: int) -> No
 
 
 @pytest.mark.parametrize(("shard_bytes", "in_process"), [(1 << 20, True), (1, False)])
-def test_a_single_shard_is_packed_by_the_process_itself(tmp_path: Path, shard_bytes: int, in_process: bool) -> None:
+def test_single_shard_is_packed_in_the_main_process(tmp_path: Path, shard_bytes: int, in_process: bool) -> None:
     class ByProcess(Samples):
         def __getitem__(self, index: int) -> Any:
             return image(index), os.getpid()
 
     gl.pack(ByProcess(*range(3)), tmp_path / "set", to="tar", shard_bytes=shard_bytes)
-    by = {label for _, label in gl.TarShards(tmp_path / "set" / "*.tar", fields=("jpg", "cls"))}
-    assert (by == {os.getpid()}) == in_process
+    pids = {label for _, label in gl.TarShards(tmp_path / "set" / "*.tar", fields=("jpg", "cls"))}
+    assert (pids == {os.getpid()}) == in_process
 
 
 PROGRAM = """
@@ -164,8 +164,8 @@ class Slow:  # of the program itself, and without a main guard
             time.sleep(300)
         return gl.Encoded(open(sys.argv[1], "rb").read())
 
-made = gl.pack(Slow(), sys.argv[2], to="tar", workers=2, shard_bytes=1)
-print(made.samples, made.taken_up)
+result = gl.pack(Slow(), sys.argv[2], to="tar", workers=2, shard_bytes=1)
+print(result.samples, result.taken_up)
 """
 
 
@@ -188,20 +188,20 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    made = Program(tmp_path)
-    yield made
-    for process in made.started:
+    program_ = Program(tmp_path)
+    yield program_
+    for process in program_.started:
         process.kill()
         process.communicate()
 
 
-def test_a_program_without_a_main_guard(program: Program, tmp_path: Path) -> None:
+def test_program_without_a_main_guard_packs_with_workers(program: Program, tmp_path: Path) -> None:
     process = program.start(tmp_path / "set")
     assert process.communicate(timeout=100) == ("6 0\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_program_and_what_is_done_is_taken_up(
+def test_workers_end_with_the_program_and_finished_parts_are_reused(
     program: Program, tmp_path: Path, number: int
 ) -> None:
     """As by ctrl-C, which goes to the whole group, or by a kill of the program alone."""
@@ -234,31 +234,31 @@ for to in ("tar", "lmdb"):
 
 
 @pytest.mark.slow
-def test_a_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_ray_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
     lacking.require("ray", "lmdb")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", ON_RAY, str(folder), str(tmp_path / "there")],
         env=environment,
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for to in ("tar", "lmdb"):
         assert content(tmp_path / "there" / to) == content(packed(to, f"here {to}"))
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    made = Cluster()
+    fake_cluster = Cluster()
     for module in (pool, ray):
-        monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
-    yield made
-    made.close()
+        monkeypatch.setattr(module, "connect_ray", lambda address, called: fake_cluster)
+    yield fake_cluster
+    fake_cluster.close()
 
 
-def test_the_workers_of_a_cluster_say_how_far_they_are(cluster: Cluster, packed: Packing) -> None:
+def test_ray_workers_report_progress_and_follow_the_number_of_cpus(cluster: Cluster, packed: Packing) -> None:
     """As many as it has CPUs, or as were asked for."""
     samples: list[int] = []
     there = packed("tar", "there", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
@@ -268,7 +268,7 @@ def test_the_workers_of_a_cluster_say_how_far_they_are(cluster: Cluster, packed:
     assert len(cluster.actors) == 3
 
 
-def test_an_actor_that_dies_is_replaced_and_its_parts_are_made_again(
+def test_ray_actor_that_dies_is_replaced_and_its_parts_are_repeated(
     cluster: Cluster, packed: Packing, caplog: pytest.LogCaptureFixture
 ) -> None:
     def die(done: int, total: int, nbytes: int) -> None:
@@ -280,22 +280,22 @@ def test_an_actor_that_dies_is_replaced_and_its_parts_are_made_again(
     assert "a worker died" in caplog.text
 
 
-def test_a_machine_without_the_folder_is_named(
+def test_ray_machine_without_the_folder_is_named(
     cluster: Cluster, packed: Packing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = pool.Parts
+    parts = pool.Parts
 
-    def elsewhere(job: Any, *, is_local: bool) -> Any:
-        return made(replace(job, folder="/nowhere"), is_local=is_local)
+    def parts_elsewhere(job: Any, *, is_local: bool) -> Any:
+        return parts(replace(job, folder="/nowhere"), is_local=is_local)
 
-    monkeypatch.setattr(pool, "Parts", elsewhere)
+    monkeypatch.setattr(pool, "Parts", parts_elsewhere)
     with pytest.raises(
         gl.GpuloadError, match=r"^'/nowhere' does not exist on the machine '.*' of the cluster; put the set"
     ):
         packed("tar", ray="auto", workers=1)
 
 
-def test_a_cluster_that_is_not_there_is_told(packed: Packing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_cluster_raises(packed: Packing, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**options: Any) -> None:
         raise ConnectionError(f"nothing\nat {options['address']}")
 
