@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from recipes.newcomers import (
+from recipes.user_datasets import (
     HALF,
     MOVE,
     Data,
@@ -32,7 +32,7 @@ import gpuload as gl
 from gpuload import transforms as T
 
 
-def of_two_ranks(**options: Any) -> list:
+def load_on_two_ranks(**options: Any) -> list:
     """As `torchrun --nproc-per-node=2` sets the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "0")
@@ -46,25 +46,25 @@ def nested_loops() -> None:
             list(loader)
 
 
-def zipped() -> None:
+def zip_loader_with_itself() -> None:
     with gl.Loader(Data(int), 4, num_workers=0, device="cpu") as loader:
         list(zip(loader, loader, strict=True))
 
 
-class OnLevels(torch.nn.Module):
+class FloatsOnly(torch.nn.Module):
     """As Kornia's modules do."""
 
     def forward(self, images):
         raise TypeError(f"Expected floats, got {images.dtype}")
 
 
-class Forgetful(torch.nn.Module):
+class ReturnsNone(torch.nn.Module):
     def forward(self, images):
         images.mul(2)
 
 
 @dataclass(frozen=True)
-class Unsaid(T.Custom):
+class WithoutApplyMasks(T.Custom):
     """As one begins: it says nothing of masks."""
 
     def apply(self, images, params):
@@ -72,7 +72,7 @@ class Unsaid(T.Custom):
 
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a plain mask": (lambda: load(lambda i: (scene(i), mask(i))), ("sample[1]", "gpuload.Mask(array)")),
     "a dict with a plain mask": (
         lambda: load(lambda i: {"image": scene(i), "mask": mask(i)}),
@@ -130,21 +130,21 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("gets only the images", "gpuload's transforms"),
     ),
     "an own transform beside masks": (
-        lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
-        ("Unsaid has no apply_masks", "moves_pixels = False"),
+        lambda: load(scenes_and_masks, [*MOVE, WithoutApplyMasks()]),
+        ("WithoutApplyMasks has no apply_masks", "moves_pixels = False"),
     ),
     "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove RandAugment")),
     "a module of floats on levels": (
-        lambda: load(scene, [*MOVE, OnLevels()]),
-        ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),
+        lambda: load(scene, [*MOVE, FloatsOnly()]),
+        ("FloatsOnly was called with uint8", "put ToDtype('float32', scale=True)"),
     ),
     "a module of floats on levels in mid-chain": (
-        lambda: load(scene, [*MOVE, OnLevels(), HALF]),
-        ("OnLevels (transform number 3", "put ToDtype('float32', scale=True)"),
+        lambda: load(scene, [*MOVE, FloatsOnly(), HALF]),
+        ("FloatsOnly (transform number 3", "put ToDtype('float32', scale=True)"),
     ),
     "a module that returns None": (
-        lambda: load(scene, [*MOVE, Forgetful()]),
-        ("Forgetful", "returned None", "must return a tensor"),
+        lambda: load(scene, [*MOVE, ReturnsNone()]),
+        ("ReturnsNone", "returned None", "must return a tensor"),
     ),
     "MixUp of levels": (
         lambda: load(scene, [*MOVE, T.MixUp()]),
@@ -189,7 +189,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), scene(i))),
         ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
     ),
-    "zip(loader, loader)": (zipped, ("create a second Loader",)),
+    "zip(loader, loader)": (zip_loader_with_itself, ("create a second Loader",)),
     "nested loops": (nested_loops, ("create a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore
     "gl.DataLoader": (lambda: gl.DataLoader, ("write gpuload.Loader",)),  # pyright: ignore
@@ -202,7 +202,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("set scale=True, or remove the ToDtype",),
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
-    "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),
+    "an evaluation on the first rank": (load_on_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),
     "a stream that is not shared out": (
         lambda: load(Stream(False), None, workers=2),
         ("the same first", "get_worker_info()", "yield only the worker's share"),
@@ -213,9 +213,9 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("recipe", TOLD)
-def test_one_line_says_what_to_write(recipe):
-    write, words = TOLD[recipe]
+@pytest.mark.parametrize("recipe", MISTAKES)
+def test_mistake_has_one_line_of_message_that_names_the_remedy(recipe):
+    write, words = MISTAKES[recipe]
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -13,7 +13,7 @@ import torch
 from helpers import lacking
 from helpers.peers import torchvision
 from PIL import Image
-from recipes.newcomers import (
+from recipes.user_datasets import (
     FLOATS,
     HALF,
     HEIGHT,
@@ -37,7 +37,7 @@ import gpuload as gl
 from gpuload import transforms as T
 
 
-def check(batches: list, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> None:
+def check_batches(batches: list, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> None:
     """Two batches of (images, index), each image augmented on its own."""
     for images, numbers in batches:
         assert (tuple(images.shape), images.dtype) == ((4, *shape), dtype)
@@ -45,14 +45,14 @@ def check(batches: list, shape: tuple[int, ...], dtype: torch.dtype = torch.uint
     assert torch.cat([numbers for _, numbers in batches]).tolist() == list(range(8))
 
 
-def bright(images: torch.Tensor) -> torch.Tensor:
+def rectangles(images: torch.Tensor) -> torch.Tensor:
     """Where the rectangles are: N×H×W."""
     return images[:, 0] > 100
 
 
-def found_at(images: torch.Tensor) -> list[list[int]]:
+def visible_boxes(images: torch.Tensor) -> list[list[int]]:
     """The boxes of the rectangles, as they are seen."""
-    places = [torch.nonzero(image) for image in bright(images)]
+    places = [torch.nonzero(image) for image in rectangles(images)]
     return [[*place.min(0).values.flip(0).tolist(), *(place.max(0).values.flip(0) + 1).tolist()] for place in places]
 
 
@@ -85,60 +85,63 @@ def write_folders(root: Path) -> list[Path]:
     return paths
 
 
-both = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+with_and_without_workers = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 
 
-class TestItWorks:
-    @both
-    def test_masks_of_the_three_kinds(self, workers):
+class TestUserCode:
+    @with_and_without_workers
+    def test_masks_as_arrays_and_palette_images_follow_their_image(self, workers):
         def palette(index):
-            drawn = Image.fromarray(mask(index), "L")
-            drawn.putpalette([*range(30)])
-            return drawn
+            image = Image.fromarray(mask(index), "L")
+            image.putpalette([*range(30)])
+            return image
 
         for make in (mask, palette):
             for images, masks in load(lambda i, make=make: (scene(i), gl.Mask(make(i))), workers=workers):
                 assert (images.shape, masks.shape, masks.dtype) == ((4, 3, 40, 40), (4, 40, 40), torch.uint8)
-                assert torch.equal(bright(images), masks == 1)
+                assert torch.equal(rectangles(images), masks == 1)
 
-    def test_a_dict_of_image_and_mask(self):
+    def test_mask_in_a_dict_follows_its_image(self):
         for batch in load(lambda i: {"image": picture(i), "mask": gl.Mask(mask(i).astype(np.int64))}):
             assert batch["mask"].dtype == torch.int64
-            assert torch.equal(bright(batch["image"]), batch["mask"] == 1)
+            assert torch.equal(rectangles(batch["image"]), batch["mask"] == 1)
 
-    @both
-    def test_detection_dicts(self, workers):
+    @with_and_without_workers
+    def test_boxes_and_masks_of_detection_dicts_follow_their_image(self, workers):
         for images, targets in load(detection, workers=workers):
-            assert [target["boxes"].tolist()[0] for target in targets] == found_at(images)
+            assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
             assert all(
-                torch.equal(target["masks"], seen[None]) for target, seen in zip(targets, bright(images), strict=True)
+                torch.equal(target["masks"], seen[None])
+                for target, seen in zip(targets, rectangles(images), strict=True)
             )
 
-    def test_mosaic_and_copy_paste(self):
+    def test_mosaic_and_copy_paste_keep_boxes_and_masks_together(self):
         for images, targets in load(detection, [T.Resize((32, 32)), T.Mosaic(64), T.CopyPaste(p=1.0)]):
             assert images.shape == (4, 3, 64, 64)
             for target in targets:
                 assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) >= 4
-                for (left, top, right, bottom), own in zip(target["boxes"].tolist(), target["masks"], strict=True):
-                    rows, columns = torch.nonzero(own, as_tuple=True)
+                for (left, top, right, bottom), object_mask in zip(
+                    target["boxes"].tolist(), target["masks"], strict=True
+                ):
+                    rows, columns = torch.nonzero(object_mask, as_tuple=True)
                     assert left - 1 <= columns.min() <= columns.max() <= right
                     assert top - 1 <= rows.min() <= rows.max() <= bottom
 
-    @both
-    def test_a_list_of_frames(self, workers):
+    @with_and_without_workers
+    def test_frames_in_a_list_get_the_same_transforms(self, workers):
         for frames, _ in load(lambda i: ([scene(i)] * 3, i), workers=workers):
             assert [frame.shape for frame in frames] == [(4, 3, 40, 40)] * 3
             assert all(torch.equal(frame, frames[0]) for frame in frames)
 
-    def test_clips_as_arrays_and_as_tensors(self):
+    def test_clips_as_arrays_and_as_tensors_are_the_same(self):
         of_arrays = load(lambda i: (np.stack([scene(i)] * 3), i))
-        check(of_arrays, (3, 3, 40, 40))
+        check_batches(of_arrays, (3, 3, 40, 40))
         of_tensors = load(lambda i: (torch.stack([chw(i)] * 3), i))
-        for (one, _), (other, _) in zip(of_arrays, of_tensors, strict=True):
-            assert torch.equal(one, other)
-            assert torch.equal(one[:, 0], one[:, 2])
+        for (clip, _), (tensor_clip, _) in zip(of_arrays, of_tensors, strict=True):
+            assert torch.equal(clip, tensor_clip)
+            assert torch.equal(clip[:, 0], clip[:, 2])
 
-    def test_samples_of_tv_tensors(self):
+    def test_boxes_and_masks_of_tv_tensors_follow_their_image(self):
         torchvision()
         from torchvision import tv_tensors as tv
 
@@ -147,41 +150,41 @@ class TestItWorks:
             return tv.Image(chw(i)), {"boxes": boxes, "masks": tv.Mask(mask(i)[None])}
 
         for images, targets in load(make):
-            assert [target["boxes"].tolist()[0] for target in targets] == found_at(images)
+            assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
             assert all(
                 torch.equal(target["masks"] == 1, seen[None])
-                for target, seen in zip(targets, bright(images), strict=True)
+                for target, seen in zip(targets, rectangles(images), strict=True)
             )
         for images, masks in load(lambda i: (tv.Image(chw(i) / 255), tv.Mask(mask(i)))):
             assert images.dtype == torch.float32
             assert torch.equal(images[:, 0] > 0.5, masks == 1)
 
-    def test_a_dataset_with_its_own_v2_transforms(self):
+    def test_dataset_with_v2_transforms_needs_no_transforms(self):
         torchvision()
         from torchvision.transforms import v2
 
-        own = v2.Compose([v2.ToImage(), v2.RandomCrop(32), v2.ToDtype(torch.float32, scale=True)])
-        check(load(lambda i: (own(picture(i)), i), None), (3, 32, 32), torch.float32)
+        chain = v2.Compose([v2.ToImage(), v2.RandomCrop(32), v2.ToDtype(torch.float32, scale=True)])
+        check_batches(load(lambda i: (chain(picture(i)), i), None), (3, 32, 32), torch.float32)
 
-    @both
-    def test_thirteen_channels_of_floats(self, workers):
+    @with_and_without_workers
+    def test_float_images_of_13_channels_are_transformed(self, workers):
         chain = [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 13, (0.25,) * 13)]
         batches = load(lambda i: (gl.Image(bands(i)), i), chain, workers=workers)
-        check(batches, (13, 32, 32), torch.float32)
+        check_batches(batches, (13, 32, 32), torch.float32)
         for images, _ in batches:
             assert torch.equal(images[:, 0], images[:, 12])
             assert (images.min(), images.max()) == (-2, 2)
 
-    def test_float_tensors_channels_first(self):
-        check(load(lambda i: (gl.Image(chw(i) / 255, layout="CHW"), i)), (3, 40, 40), torch.float32)
+    def test_float_tensors_with_channels_first_are_transformed(self):
+        check_batches(load(lambda i: (gl.Image(chw(i) / 255, layout="CHW"), i)), (3, 40, 40), torch.float32)
 
-    def test_sixteen_bits(self):
+    def test_16_bit_images_are_transformed(self):
         for make in (lambda i: gl.Image(scene(i, 1).astype(np.uint16) * 256), lambda i: png16(i, mode="unchanged")):
-            check(load(lambda i, make=make: (make(i), i)), (1, 40, 40), torch.uint16)
+            check_batches(load(lambda i, make=make: (make(i), i)), (1, 40, 40), torch.uint16)
             for images, _ in load(lambda i, make=make: (make(i), i), [*MOVE, FLOATS]):
                 assert images.max() == pytest.approx(200 * 256 / 65535)
 
-    def test_functions_for_a_batch_and_for_an_image(self):
+    def test_lambda_gets_a_batch_or_an_image(self):
         plain = load(lambda i: (scene(i), i), [*MOVE, FLOATS])
         for function in (T.Lambda(lambda batch: batch * 2), T.Lambda(lambda image: image * 2, per="image")):
             for (images, _), (doubled, _) in zip(
@@ -189,17 +192,17 @@ class TestItWorks:
             ):
                 assert torch.equal(images * 2, doubled)
 
-    @both
-    def test_a_transform_of_ones_own_with_masks(self, workers):
+    @with_and_without_workers
+    def test_custom_transform_moves_masks_too(self, workers):
         plain, rolled = [
             torch.cat([images for images, _ in load(scenes_and_masks, c)]) for c in (MOVE, [*MOVE, Roll()])
         ]
         assert not torch.equal(plain, rolled)
         for images, masks in load(scenes_and_masks, [*MOVE, Roll()], workers=workers):
-            assert torch.equal(bright(images), masks == 1)
+            assert torch.equal(rectangles(images), masks == 1)
 
-    @both
-    def test_resuming_with_a_transform_of_ones_own(self, workers):
+    @with_and_without_workers
+    def test_resume_with_a_custom_transform_continues_identically(self, workers):
         def loader():
             return gl.Loader(
                 Data(lambda i: (scene(i), i), 12),
@@ -217,25 +220,25 @@ class TestItWorks:
             torch.save(first.state_dict(), file)
             file.seek(0)
             second.load_state_dict(torch.load(file))
-            again = list(second)
-            assert len(again) == 2
-            for (images, numbers), (images_again, numbers_again) in zip(batches, again, strict=True):
-                assert torch.equal(images, images_again)
-                assert torch.equal(numbers, numbers_again)
+            resumed = list(second)
+            assert len(resumed) == 2
+            for (images, numbers), (resumed_images, resumed_numbers) in zip(batches, resumed, strict=True):
+                assert torch.equal(images, resumed_images)
+                assert torch.equal(numbers, resumed_numbers)
 
-    def test_a_kornia_module_in_mid_chain(self):
+    def test_kornia_module_runs_between_transforms(self):
         from kornia import augmentation
 
         chain = [*MOVE, FLOATS, augmentation.RandomGaussianBlur((3, 3), (0.5, 2.0), p=1.0), HALF]
-        check(load(lambda i: (scene(i), i), chain), (3, 40, 40), torch.float32)
+        check_batches(load(lambda i: (scene(i), i), chain), (3, 40, 40), torch.float32)
 
-    def test_mixup_behind_a_module(self):
+    def test_mixup_after_a_module_mixes_labels(self):
         for images, labels in load(lambda i: (scene(i), i % 3), [*MOVE, FLOATS, Halve(), T.MixUp(num_classes=3)]):
             assert (labels.shape, labels.dtype) == ((4, 3), torch.float32)
             assert torch.allclose(labels.sum(1), torch.ones(4))
             assert 0.1 < images.max() <= 200 / 255 / 2 + 1e-6
 
-    def test_coco(self, tmp_path):
+    def test_coco_dataset_gives_boxes_masks_and_labels(self, tmp_path):
         lacking.require("pycocotools")
         for i in range(4):
             picture(i).save(tmp_path / f"{i}.png")
@@ -259,14 +262,17 @@ class TestItWorks:
         file.write_text(
             json.dumps({"images": images, "annotations": annotations, "categories": [{"id": 5, "name": "x"}]})
         )
-        [(found, targets)] = load(gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(file))))
+        [(batch_images, targets)] = load(gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(file))))
         assert [len(target["boxes"]) for target in targets] == [1, 1, 1, 0]
-        assert [target["boxes"].tolist()[0] for target in targets[:3]] == found_at(found[:3])
-        assert all(torch.equal(t["masks"][0] == 1, seen) for t, seen in zip(targets[:3], bright(found), strict=False))
+        assert [target["boxes"].tolist()[0] for target in targets[:3]] == visible_boxes(batch_images[:3])
+        assert all(
+            torch.equal(t["masks"][0] == 1, seen)
+            for t, seen in zip(targets[:3], rectangles(batch_images), strict=False)
+        )
         assert [target["labels"].tolist() for target in targets] == [[5], [5], [5], []]
 
-    @both
-    def test_captions_and_tokens(self, workers):
+    @with_and_without_workers
+    def test_pad_pads_captions_and_tokens(self, workers):
         def make(i):
             return {"image": scene(i), "caption": np.arange(i % 3 + 1), "tokens": [7] * (i % 3 + 1)}
 
@@ -275,7 +281,7 @@ class TestItWorks:
         assert batch["tokens"].sizes.flatten().tolist() == [1, 2, 3, 1]
         assert batch["image"].shape == (4, 3, 40, 40)
 
-    def test_weights_and_samplers(self):
+    def test_weights_and_weighted_sampler_choose_the_same_samples(self):
         weights = [0.0] * 4 + [1.0] * 4
         sampler = torch.utils.data.WeightedRandomSampler(weights, 8)
         for options in ({"weights": weights}, {"sampler": sampler}):
@@ -283,40 +289,40 @@ class TestItWorks:
             assert [len(numbers) for _, numbers in batches] == [4, 4]
             assert all((numbers >= 4).all() for _, numbers in batches)
 
-    @both
-    def test_folders_of_images(self, workers, tmp_path):
+    @with_and_without_workers
+    def test_image_folders_can_be_concatenated(self, workers, tmp_path):
         write_folders(tmp_path)
-        both = gl.ImageFolder(tmp_path / "one") + gl.ImageFolder(tmp_path / "two")
-        assert len(both) == 8
-        batches = load(both, workers=workers)
+        dataset = gl.ImageFolder(tmp_path / "one") + gl.ImageFolder(tmp_path / "two")
+        assert len(dataset) == 8
+        batches = load(dataset, workers=workers)
         assert torch.cat([labels for _, labels in batches]).tolist() == [0, 0, 1, 1] * 2
         assert gl.ImageFolder(tmp_path / "one").samples[3] == (str(tmp_path / "one/b/1.jpg"), 1)
 
-    def test_sizes_by_epoch(self):
+    def test_by_epoch_changes_the_image_size(self):
         chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 2: 32}))]
         with gl.Loader(Data(scene), 4, transforms=chain, num_workers=0, device="cpu") as loader:
             assert [{images.shape[-1] for images in loader} for _ in range(3)] == [{16}, {16}, {32}]
 
-    def test_elastic_transform_with_masks(self):
+    def test_elastic_transform_moves_masks_too(self):
         for images, masks in load(scenes_and_masks, [T.ElasticTransform(alpha=40.0, sigma=4.0)]):
             assert ((images[:, 0] > 100) == (masks == 1)).float().mean() > 0.999
-            assert not all(torch.equal(own, torch.from_numpy(mask(i))) for i, own in enumerate(masks))
+            assert not all(torch.equal(moved, torch.from_numpy(mask(i))) for i, moved in enumerate(masks))
 
-    def test_jpeg_and_augmix(self):
+    def test_jpeg_and_augmix_change_images(self):
         plain = torch.cat([images for images, _ in load(lambda i: (scene(i), i))])
         for transform in (T.JPEG((20, 60)), T.TimmAugMix("augmix-m5-w4-d2")):
             batches = load(lambda i: (scene(i), i), [*MOVE, transform])
-            check(batches, (3, 40, 40))
+            check_batches(batches, (3, 40, 40))
             assert not torch.equal(torch.cat([images for images, _ in batches]), plain)
 
-    def test_looking_at_a_transform(self):
+    def test_transforms_can_be_applied_to_single_samples(self):
         image = picture(0)
         assert T.RandomRotation(30)(image, seed=3).shape == (3, HEIGHT, WIDTH)
         assert torch.equal(T.apply(MOVE, image, seed=3), T.Compose(MOVE)(image, seed=3))
         seen, moved = T.apply(MOVE, (scene(0), gl.Mask(mask(0))))
         assert torch.equal(seen[0] > 100, moved == 1)
 
-    def test_the_sampler_of_a_script(self):
+    def test_sampler_set_epoch_chooses_the_order(self):
         with gl.Loader(Data(int, 10), 4, shuffle=True, num_workers=0, device="cpu") as loader:
             loader.sampler.set_epoch(3)
             first = [batch.tolist() for batch in loader]
@@ -324,18 +330,18 @@ class TestItWorks:
             assert first == [batch.tolist() for batch in loader]
             assert (len(loader.sampler), len(loader), len(loader.dataset)) == (10, 3, 10)
 
-    def test_evaluation_on_the_first_rank(self):
+    def test_world_size_1_on_the_first_rank_gives_all_samples(self):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RANK", "0")
             patch.setenv("WORLD_SIZE", "2")
             assert torch.cat(load(Data(int, 10), None, rank=0, world_size=1)).tolist() == list(range(10))
 
     @pytest.mark.usefixtures("warm")
-    @both
-    def test_a_sharded_stream(self, workers):
+    @with_and_without_workers
+    def test_stream_divided_among_workers_gives_each_sample_once(self, workers):
         assert sorted(torch.cat(load(Stream(True), None, workers=workers)).tolist()) == list(range(16))
 
-    def test_a_streaming_dataset_of_hugging_face(self):
+    def test_hugging_face_iterable_dataset_is_read(self):
         import datasets
 
         stream = datasets.Dataset.from_dict({"a": [*range(8)]}).to_iterable_dataset()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from parity.compare import all_cases
 from PIL import Image
-from recipes.replay import replayed
+from recipes.replay import replay_records
 from torch.utils.data import DataLoader
 
 import gpuload as gl
@@ -37,7 +37,7 @@ class Pictures:
         return (image if self.transform is None else self.transform(image)), index % 5
 
 
-def ours(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, **options: Any) -> Any:
+def gpuload_batch(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, **options: Any) -> Any:
     """The first batch of a real loader, in order."""
     options = {"num_workers": 0, "device": "cpu", "seed": SEED, **options}
     with gl.Loader(Pictures(images), batch_size, transforms=transforms, **options) as loader:
@@ -45,17 +45,26 @@ def ours(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, 
         return next(iter(loader))
 
 
-_made: list[Any] = []
+_last_batch: list[Any] = []
 
 
-def made(images: Sequence[Image.Image], transforms: list[Any], backend: str) -> Any:
+def cached_batch(images: Sequence[Image.Image], transforms: list[Any], backend: str) -> Any:
     """The batch of all images, as `ours` makes it; the last one is kept, as tests look at the views of one in turn."""
-    if not (_made and _made[:2] == [transforms, backend] and list(map(id, _made[2])) == list(map(id, images))):
-        _made[:] = transforms, backend, list(images), ours(images, transforms, len(images), backend=backend)
-    return _made[3]
+    if not (
+        _last_batch
+        and _last_batch[:2] == [transforms, backend]
+        and list(map(id, _last_batch[2])) == list(map(id, images))
+    ):
+        _last_batch[:] = (
+            transforms,
+            backend,
+            list(images),
+            gpuload_batch(images, transforms, len(images), backend=backend),
+        )
+    return _last_batch[3]
 
 
-def theirs(images: Sequence[Image.Image], transform: Any, batch_size: int, **options: Any) -> Any:
+def torch_batch(images: Sequence[Image.Image], transform: Any, batch_size: int, **options: Any) -> Any:
     """The first batch of torch's; the same in each run, since with some draws the others raise: Pillow 13 refuses to
     keep no bits, which timm's posterize asks for at the greatest magnitude."""
     random.seed(SEED)
@@ -73,10 +82,10 @@ def draws_of(
     return chain, chain.draw(epoch_key(SEED, 0), np.arange(len(images)), sizes, boxes, view=view)
 
 
-def levels_apart(one: torch.Tensor, other: torch.Tensor, std: Sequence[float] = IMAGENET_STD) -> torch.Tensor:
+def levels_apart(first: torch.Tensor, second: torch.Tensor, std: Sequence[float] = IMAGENET_STD) -> torch.Tensor:
     """Differences of normalised images, in levels."""
     scale = torch.tensor(std, dtype=torch.float64)[:, None, None] * 255
-    return (one.double() - other.double()).abs() * scale
+    return (first.double() - second.double()).abs() * scale
 
 
 def side(backend: str, length: int) -> int:
@@ -84,7 +93,7 @@ def side(backend: str, length: int) -> int:
     return length // 4 if backend == "fused" else length
 
 
-def begun(
+def images_after(
     transforms: list[Any], images: Sequence[Image.Image], count: int, view: int = 0, backend: str = "torch"
 ) -> list[Image.Image]:
     """The images after the first so many transforms, on a backend."""
@@ -98,12 +107,12 @@ def begun(
     return [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in results]
 
 
-def behind(draws: T.Program, after: int) -> T.Program:
+def draws_after(draws: T.Program, after: int) -> T.Program:
     """What was drawn by all but the first so many transforms, counted from there."""
-    rest = draws.part(draws.place_of(after), len(draws.records))
-    late = None if draws.late_from is None else max(draws.late_from - after, 0)
-    records = tuple(replace(record, step=record.step - after) for record in rest.records)
-    return replace(rest, records=records, late_from=late)
+    remaining = draws.part(draws.place_of(after), len(draws.records))
+    late_from = None if draws.late_from is None else max(draws.late_from - after, 0)
+    records = tuple(replace(record, step=record.step - after) for record in remaining.records)
+    return replace(remaining, records=records, late_from=late_from)
 
 
 def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after: int = 0, view: int = 0) -> None:
@@ -111,21 +120,21 @@ def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after
 
     Both begin with the images after the first so many transforms: resamplings may differ by a level.
     """
-    whole, draws = draws_of(transforms, images, view=view)
-    arrays = [np.asarray(image) for image in begun(transforms, images, after, view)]
-    rest, chain = behind(draws, after), T.Chain(whole.lines[view].transforms[after:])
-    batch = compile_stage(chain, device="cpu")(RaggedImages.from_arrays(arrays), rest)
+    full_chain, draws = draws_of(transforms, images, view=view)
+    arrays = [np.asarray(image) for image in images_after(transforms, images, after, view)]
+    remaining, chain = draws_after(draws, after), T.Chain(full_chain.lines[view].transforms[after:])
+    batch = compile_stage(chain, device="cpu")(RaggedImages.from_arrays(arrays), remaining)
     assert isinstance(batch, torch.Tensor)
-    other = compile_stage(chain, device="cpu", runner="batched")(RaggedImages.from_arrays(arrays), rest)
-    assert torch.equal(batch, other)
+    batched = compile_stage(chain, device="cpu", runner="batched")(RaggedImages.from_arrays(arrays), remaining)
+    assert torch.equal(batch, batched)
 
 
 def check_replay(
     transforms: list[Any],
     images: Sequence[Image.Image],
     *,
-    mean: float,
-    most: float,
+    max_mean: float,
+    max_level: float,
     std: Sequence[float] = IMAGENET_STD,
     view: int | None = None,
     after: int = 0,
@@ -143,19 +152,19 @@ def check_replay(
             as solarize, may make 255 levels of the one by which two resamplings differ.
         backend: what runs the recipe, and what it begins with.
     """
-    start = begun(transforms, images, after, view or 0, backend)
-    batch = made(images, transforms, backend)[0]
+    start = images_after(transforms, images, after, view or 0, backend)
+    batch = cached_batch(images, transforms, backend)[0]
     batch = batch if view is None else batch[view]
     _, draws = draws_of(transforms, images, view=view or 0)
     means, maxima = [], []
     for row, image in enumerate(start):
-        [expected] = replayed(behind(draws, after).records, row, image)
+        [expected] = replay_records(draws_after(draws, after).records, row, image)
         assert batch[row].shape == expected.shape
-        apart = levels_apart(batch[row], expected, std)
-        means.append(float(apart.mean()))
-        maxima.append(float(apart.max()))
-    assert max(means) <= mean, f"mean {max(means):.3f} levels, greatest {max(maxima):.1f}"
-    assert max(maxima) <= most, f"greatest {max(maxima):.1f} levels, mean {max(means):.3f}"
+        differences = levels_apart(batch[row], expected, std)
+        means.append(float(differences.mean()))
+        maxima.append(float(differences.max()))
+    assert max(means) <= max_mean, f"mean {max(means):.3f} levels, greatest {max(maxima):.1f}"
+    assert max(maxima) <= max_level, f"greatest {max(maxima):.1f} levels, mean {max(means):.3f}"
 
 
 def resized_within(backend: str, interpolation: str = "bilinear") -> float:
