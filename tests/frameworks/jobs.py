@@ -13,7 +13,7 @@ from helpers.warm_interpreters import TOO
 
 LIMIT_S = 150
 
-# What scripts have in common. `Seen` survives a SIGKILL: a line is with the kernel once it is written.
+# What scripts have in common. `StepLog` survives a SIGKILL: a line is with the kernel once it is written.
 COMMON = """
 import hashlib, json, os, signal, sys
 from pathlib import Path
@@ -41,11 +41,11 @@ class Numbered:
 CHAIN = [T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
 
 
-class Seen:
+class StepLog:
     def __init__(self, name):
         self.file = open(folder / f"{name}.{os.environ.get('RANK', 0)}.jsonl", "w", buffering=1)
 
-    def note(self, epoch, images, numbers):
+    def log(self, epoch, images, numbers):
         pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
         self.file.write(json.dumps([epoch, numbers.tolist(), pixels]) + "\\n")
 """
@@ -71,13 +71,13 @@ def run(
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=LIMIT_S)
+        output, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    return process.returncode, said
+    return process.returncode, output
 
 
-def seen(folder: Path, name: str, rank: int = 0) -> list:
-    """What `Seen` wrote down: [epoch, numbers, digest of the images] of each step."""
+def logged_steps(folder: Path, name: str, rank: int = 0) -> list:
+    """What `StepLog` wrote down: [epoch, numbers, digest of the images] of each step."""
     return [json.loads(line) for line in (folder / f"{name}.{rank}.jsonl").read_text().splitlines()]

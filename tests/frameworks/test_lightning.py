@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from frameworks.jobs import LIMIT_S, run, seen
+from frameworks.jobs import LIMIT_S, logged_steps, run
 from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
 
@@ -104,14 +104,14 @@ TWO_RANKS = (
     + """
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-out = Seen(options["name"])
+log = StepLog(options["name"])
 Data.num_workers = 1
 
 
 def note(epoch, images, numbers):
     if trainer.global_step == options["kill_at"] and trainer.global_rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    out.note(epoch, images, numbers)
+    log.log(epoch, images, numbers)
 
 
 pl.seed_everything(0)
@@ -174,9 +174,9 @@ undisturbed = fit()
 results = {"undisturbed": undisturbed, "without sanity check": fit(num_sanity_val_steps=0)}
 for name, (where, after, bare, trainer_options) in options.items():
     data = Bare if bare else Data
-    whole = fit(Save(where, after), data=data, **trainer_options)
-    rest = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
-    results[name] = [whole[after:], rest]
+    uninterrupted = fit(Save(where, after), data=data, **trainer_options)
+    resumed = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
+    results[name] = [uninterrupted[after:], resumed]
 
 
 class Informed(Data):
@@ -235,27 +235,37 @@ for name, data, trainer_options in [
 )
 
 
-def test_a_job_on_two_ranks_killed_and_resumed_sees_what_an_undisturbed_one_sees(tmp_path, popen):
-    status, said = run(tmp_path, TWO_RANKS, {"name": "whole", "kill_at": -1, "ckpt_path": None}, ranks=2, popen=popen)
-    assert status == 0, said
+def test_killed_and_resumed_job_on_two_ranks_sees_the_batches_of_an_undisturbed_job(tmp_path, popen):
+    status, output = run(
+        tmp_path, TWO_RANKS, {"name": "undisturbed", "kill_at": -1, "ckpt_path": None}, ranks=2, popen=popen
+    )
+    assert status == 0, output
     for checkpoint in tmp_path.glob("*.ckpt"):
         checkpoint.unlink()
     # Saved in the midst of the second epoch, after 10 steps; killed two steps later.
-    status, said = run(tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2, popen=popen)
-    assert status != 0, said
+    status, output = run(
+        tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2, popen=popen
+    )
+    assert status != 0, output
     options = {"name": "resumed", "kill_at": -1, "ckpt_path": str(tmp_path / "last.ckpt")}
-    status, said = run(tmp_path, TWO_RANKS, options, ranks=2, popen=popen)
-    assert status == 0, said
-    assert "not resumable" not in said
-    whole = [seen(tmp_path, "whole", rank) for rank in (0, 1)]
+    status, output = run(tmp_path, TWO_RANKS, options, ranks=2, popen=popen)
+    assert status == 0, output
+    assert "not resumable" not in output
+    undisturbed = [logged_steps(tmp_path, "undisturbed", rank) for rank in (0, 1)]
     for rank in (0, 1):
-        killed, resumed = (seen(tmp_path, name, rank) for name in ("killed", "resumed"))
-        assert len(whole[rank]) == 21
+        killed, resumed = (logged_steps(tmp_path, name, rank) for name in ("killed", "resumed"))
+        assert len(undisturbed[rank]) == 21
         assert len(killed) >= 10
-        assert killed == whole[rank][: len(killed)]
-        assert killed[:10] + resumed == whole[rank]
+        assert killed == undisturbed[rank][: len(killed)]
+        assert killed[:10] + resumed == undisturbed[rank]
     for epoch in (0, 1, 2):
-        numbers = [number for share in whole for e, some, _ in share if e == epoch for number in some]
+        numbers = [
+            number
+            for share in undisturbed
+            for step_epoch, batch_numbers, _ in share
+            if step_epoch == epoch
+            for number in batch_numbers
+        ]
         assert sorted(set(numbers)) == list(range(53))
         assert len(numbers) == 54  # one is there twice, so that both ranks have as many
 
@@ -278,22 +288,29 @@ CASES = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, popen):
     folder = tmp_path_factory.mktemp("one")
-    status, said = run(folder, ONE_PROCESS, CASES, popen=popen)
+    status, output = run(folder, ONE_PROCESS, CASES, popen=popen)
     if status:
-        raise RuntimeError(said)
+        raise RuntimeError(output)
     return json.loads((folder / "results.json").read_text())
 
 
-def test_the_sanity_check_does_not_disturb_the_training_loader(results):
+def test_sanity_check_does_not_disturb_the_training_loader(results):
     assert results["undisturbed"] == results["without sanity check"]
     assert [epoch for epoch, *_ in results["undisturbed"]] == [0] * 14 + [1] * 14
     for epoch in (0, 1):
-        numbers = [number for e, _, some, _ in results["undisturbed"] if e == epoch for number in some]
+        numbers = [
+            number
+            for step_epoch, _, batch_numbers, _ in results["undisturbed"]
+            if step_epoch == epoch
+            for number in batch_numbers
+        ]
         assert sorted(numbers) == list(range(53))
 
 
-def test_the_epochs_are_numbered_as_lightnings(results):
-    assert [(epoch, own) for epoch, own, *_ in results["undisturbed"]] == [(0, 0)] * 14 + [(1, 1)] * 14
+def test_loader_epochs_are_those_of_lightning(results):
+    assert [(epoch, loader_epoch) for epoch, loader_epoch, *_ in results["undisturbed"]] == [(0, 0)] * 14 + [
+        (1, 1)
+    ] * 14
 
 
 @pytest.mark.parametrize(
@@ -309,24 +326,24 @@ def test_the_epochs_are_numbered_as_lightnings(results):
         "alone: in the second epoch",
     ],
 )
-def test_resumed_from_a_checkpoint(results, case):
+def test_fit_resumed_from_a_checkpoint_sees_the_remaining_batches(results, case):
     expected, resumed = results[case]
     assert expected
     assert resumed == expected
 
 
-def test_lightning_alone_begins_with_the_first_order_again_after_an_epochs_end(results):
+def test_resume_after_an_epoch_without_datamodule_state_repeats_the_first_order(results):
     """It hands loaders their states only in the midst of an epoch, so the DataModule has to carry them."""
     _, resumed = results["alone: at an epoch's end"]
     assert [step[1:] for step in resumed] == [step[1:] for step in results["undisturbed"][:14]]
 
 
 @pytest.mark.parametrize("case", ["info", "info, on the device"])
-def test_batches_with_their_info(results, case):
+def test_batches_with_info_are_moved_to_the_device(results, case):
     assert results[case] == results["undisturbed"]
 
 
-def test_an_epoch_that_lightning_cuts_short_is_not_over_for_the_loader(results):
+def test_resume_after_limit_train_batches_continues_the_epoch(results):
     """So a checkpoint from its end goes on with what was cut off."""
     expected, resumed = results["cut short"]
     assert [epoch for epoch, *_ in expected] == [epoch for epoch, *_ in resumed] == [1] * 6
@@ -334,7 +351,7 @@ def test_an_epoch_that_lightning_cuts_short_is_not_over_for_the_loader(results):
     assert [step[2] for step in resumed] == [step[2] for step in results["undisturbed"][6:12]]
 
 
-def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
+def test_overfit_batches_raises_and_names_the_alternative(results):
     """But not with torch's `SequentialSampler`, where Lightning leaves a loader as it is."""
     for name in ("overfit", "overfit, unshuffled"):
         assert results[name] == (
@@ -432,11 +449,11 @@ def expected(targets):
 
 numbered = list(zip(IMAGES, range(14)))
 boxed = [(image, {"boxes": gl.Boxes(BOXES)}) for image in IMAGES]
-whole = fit(Classifier, numbered)
+uninterrupted = fit(Classifier, numbered)
 results = {
-    "numbered": [whole.seen, expected(lambda rows: torch.arange(14)[rows])],
-    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "5.ckpt").seen, whole.seen[5:]],
-    "validated": whole.validated,
+    "numbered": [uninterrupted.seen, expected(lambda rows: torch.arange(14)[rows])],
+    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "5.ckpt").seen, uninterrupted.seen[5:]],
+    "validated": uninterrupted.validated,
     "boxed": [fit(Detector, boxed, collate_fn=collate).seen, expected(lambda rows: [boxed[0][1]] * len(IMAGES[rows]))],
 }
 by_data = fit(Plain, numbered, data=AugmentedData)
@@ -455,14 +472,14 @@ for after in (2, 5):
 def augmented(tmp_path_factory, popen):
     lacking.require("torchdata")
     folder = tmp_path_factory.mktemp("augmented")
-    status, said = run(folder, IMPORTS + AUGMENTED, {}, popen=popen)
+    status, output = run(folder, IMPORTS + AUGMENTED, {}, popen=popen)
     if status:
-        raise RuntimeError(said)
+        raise RuntimeError(output)
     return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize("case", ["numbered", "boxed", "in a DataModule"])
-def test_augment_in_the_hooks_that_the_page_names(augmented, case):
+def test_augment_in_lightning_hooks_gives_the_expected_batches(augmented, case):
     seen, expected = augmented[case]
     assert len(seen) == 8
     assert seen == expected
@@ -476,14 +493,14 @@ def test_augment_in_the_hooks_that_the_page_names(augmented, case):
         ("resumed after 5 batches in a DataModule", 3),
     ],
 )
-def test_augment_resumed_from_a_checkpoint(augmented, case, batches):
+def test_augment_resumed_from_a_checkpoint_gives_the_remaining_batches(augmented, case, batches):
     seen, expected = augmented[case]
     assert len(seen) == batches
     assert seen == expected
 
 
 @pytest.mark.parametrize("case", ["validated", "validated in a DataModule"])
-def test_validation_draws_nothing(augmented, case):
+def test_augment_in_validation_draws_nothing(augmented, case):
     """A sanity check of two batches, and two epochs."""
     sanity, epochs = augmented[case][:2], augmented[case][2:]
     assert epochs == sanity * 2

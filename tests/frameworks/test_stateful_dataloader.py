@@ -82,37 +82,39 @@ def train(loader, first_epoch, epochs, *, stop=None):
 # -- what holds for both ---------------------------------------------------------------------------------------------
 
 
-def test_both_give_the_same_batches_in_order(num_workers):
-    epochs = [train(make(each(), num_workers), 0, 2)[0] for each in (torchdata_loader, gpuload_loader)]
+def test_loader_gives_the_same_batches_as_stateful_dataloader(num_workers):
+    epochs = [
+        train(make(loader_class_of(), num_workers), 0, 2)[0] for loader_class_of in (torchdata_loader, gpuload_loader)
+    ]
     assert epochs[0] == epochs[1]
     assert len(epochs[0]) == 2 * STEPS
 
 
 @pytest.mark.parametrize("carry", [through_json, through_pickle, through_torch])
-def test_stopped_in_the_midst_of_an_epoch(loader_class, num_workers, carry):
+def test_resume_in_the_middle_of_an_epoch_continues_identically(loader_class, num_workers, carry):
     undisturbed, _ = train(make(loader_class, num_workers), 0, 3)
     for stop in ((0, 1), (1, 3), (1, STEPS - 1)):
         seen, checkpoint = train(make(loader_class, num_workers), 0, 3, stop=stop)
         checkpoint = carry(checkpoint)
         loader = make(loader_class, num_workers)
         loader.load_state_dict(checkpoint["loader"])
-        rest, _ = train(loader, checkpoint["epoch"], 3)
-        assert seen + rest == undisturbed
+        resumed, _ = train(loader, checkpoint["epoch"], 3)
+        assert seen + resumed == undisturbed
 
 
-def test_a_state_from_before_the_first_batch_and_one_from_an_epochs_end(loader_class, num_workers):
+def test_state_before_the_first_batch_or_after_an_epoch_resumes_with_a_full_epoch(loader_class, num_workers):
     loader = make(loader_class, num_workers)
     before = loader.state_dict()
     undisturbed, ended = train(loader, 0, 1)
     for state in (before, ended["loader"]):
-        again = make(loader_class, num_workers)
-        again.load_state_dict(state)
-        assert train(again, 0, 1)[0] == undisturbed
+        resumed = make(loader_class, num_workers)
+        resumed.load_state_dict(state)
+        assert train(resumed, 0, 1)[0] == undisturbed
 
 
-def test_the_rest_of_a_shuffled_epoch(loader_class, num_workers):
+def test_resume_of_a_shuffled_epoch_continues_identically(loader_class, num_workers):
     undisturbed, _ = train(make(loader_class, num_workers, shuffle=True), 0, 1)
-    labels = [label for _, (some, _, _) in undisturbed for label in some]
+    labels = [label for _, (batch_labels, _, _) in undisturbed for label in batch_labels]
     assert sorted(labels) == list(range(SAMPLES)) != labels
     seen, checkpoint = train(make(loader_class, num_workers, shuffle=True), 0, 1, stop=(0, 4))
     loader = make(loader_class, num_workers, shuffle=True)
@@ -120,7 +122,7 @@ def test_the_rest_of_a_shuffled_epoch(loader_class, num_workers):
     assert seen + train(loader, 0, 1)[0] == undisturbed
 
 
-def test_two_loaders_that_take_turns(loader_class, num_workers):
+def test_two_loaders_that_take_turns_resume_identically(loader_class, num_workers):
     def turns(loaders):
         return [[reduced(batch) for batch in pair] for pair in zip(*loaders, strict=True)]
 
@@ -135,7 +137,7 @@ def test_two_loaders_that_take_turns(loader_class, num_workers):
     assert seen + turns(pair) == undisturbed
 
 
-def test_a_state_that_was_loaded_is_the_state(loader_class):
+def test_state_dict_after_load_state_dict_is_the_loaded_state(loader_class):
     _, checkpoint = train(make(loader_class), 0, 1, stop=(0, 3))
     undisturbed, _ = train(make(loader_class), 0, 1)
     loader = make(loader_class)
@@ -145,7 +147,7 @@ def test_a_state_that_was_loaded_is_the_state(loader_class):
     assert train(third, 0, 1)[0] == undisturbed[3:]
 
 
-def test_after_a_break_the_next_loop_is_a_whole_epoch(loader_class, num_workers):
+def test_loop_after_a_break_is_a_full_epoch(loader_class, num_workers):
     loader = make(loader_class, num_workers)
     undisturbed, _ = train(loader, 0, 1)
     assert train(loader, 0, 1, stop=(0, 2))[0] == undisturbed[:2]
@@ -155,33 +157,33 @@ def test_after_a_break_the_next_loop_is_a_whole_epoch(loader_class, num_workers)
 # -- the one difference ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("which", "left"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
-def test_with_its_last_batch_an_epoch_is_over_for_gpuload_and_not_yet_for_torchdata(which, left):
+@pytest.mark.parametrize(("loader_class_of", "remaining_steps"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
+def test_state_at_the_last_batch_is_the_next_epoch_for_gpuload_not_for_torchdata(loader_class_of, remaining_steps):
     """A state from the loop's last turn: torchdata gives the empty rest of that epoch first."""
-    loader_class = which()
+    loader_class = loader_class_of()
     _, checkpoint = train(make(loader_class), 0, 1, stop=(0, STEPS))
     loader = make(loader_class)
     loader.load_state_dict(checkpoint["loader"])
-    assert len(train(loader, 0, 1)[0]) == left
+    assert len(train(loader, 0, 1)[0]) == remaining_steps
     assert len(train(loader, 0, 1)[0]) == STEPS
 
 
-def test_the_epoch_that_the_state_names_is_the_one_to_go_on_with():
+def test_loop_over_the_epoch_of_the_state_trains_each_epoch_once():
     """So this code of a user's trains each epoch once, wherever it was stopped."""
 
-    def go_on(loader, most=10**9):
+    def train_two_epochs(loader, max_steps=10**9):
         seen = []
-        while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < most:
+        while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < max_steps:
             for batch in loader:
                 seen.append((epoch, reduced(batch)))
-                if len(seen) == most:
+                if len(seen) == max_steps:
                     break
         return seen
 
-    undisturbed = go_on(make(gpuload_loader()))
+    undisturbed = train_two_epochs(make(gpuload_loader()))
     assert len(undisturbed) == 2 * STEPS
     for stop in (0, 3, STEPS, STEPS + 1, 2 * STEPS):
         first, second = make(gpuload_loader()), make(gpuload_loader())
-        seen = go_on(first, stop)
+        seen = train_two_epochs(first, stop)
         second.load_state_dict(first.state_dict())
-        assert seen + go_on(second) == undisturbed
+        assert seen + train_two_epochs(second) == undisturbed
