@@ -1,16 +1,17 @@
-"""Video clips: several frames of a sample, under the same draws."""
+"""Video clips: several frames in a sample, which get the same draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from dataloader.both_loaders import Made, cpu_loader, gpuload_batches
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets.recognise import _evenly_spaced_frames
 
 FRAMES, COUNT, CLASSES = 5, 6, 3
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
@@ -18,7 +19,7 @@ CHAIN = [T.RandomResizedCrop(12), T.RandomHorizontalFlip(), T.RandomRotate90(), 
 
 
 def frames(index: int) -> np.ndarray:
-    """T×H×W×C, of another size in each sample."""
+    """Return a clip T×H×W×C whose size depends on the index."""
     return np.random.default_rng(index).integers(0, 256, (FRAMES, 20 + index, 24, 3), np.uint8)
 
 
@@ -45,13 +46,11 @@ def clips(make) -> Made:
 
 
 def batches(make, transforms=CHAIN, batch_size=3, **options):
-    options = {"num_workers": 0, "device": "cpu", "seed": 4, **options}
-    with gl.Loader(clips(make), batch_size, transforms=transforms, **options) as loader:
-        return list(loader)
+    return gpuload_batches(clips(make), batch_size, transforms=transforms, seed=4, **options)
 
 
 def frames_as_images(transforms=CHAIN, **options) -> list[torch.Tensor]:
-    """For each batch N×T×C×H×W, each frame by itself in its sample."""
+    """Return batches N×T×C×H×W in which each frame was loaded as a separate image."""
     batches_by_frame = [
         batches(lambda i, frame=frame: gl.Image(frames(i)[frame]), transforms, **options) for frame in range(FRAMES)
     ]
@@ -63,7 +62,7 @@ def test_all_frames_of_a_clip_get_the_draws_of_their_sample(form):
     if "torchvision" in form:
         torchvision()
     clip_batches = [images for images, _ in batches(FORMS[form])]
-    if "list" in form:  # which default_collate keeps
+    if "list" in form:  # default_collate keeps the list
         assert all(len(images) == FRAMES for images in clip_batches)
         clip_batches = [torch.stack(images, 1) for images in clip_batches]
     for clip, expected in zip(clip_batches, frames_as_images(), strict=True):
@@ -92,7 +91,7 @@ def test_multiview_of_clips_gives_a_list_of_clip_batches():
     assert (large.shape, small.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
     clip = frames(0)[:, None]
     windows = np.lib.stride_tricks.sliding_window_view(clip[:, 0], (8, 8), axis=(1, 2))
-    # One window, in all frames.
+    # The crop is one window, the same in all frames.
     assert (windows == small[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
 
 
@@ -119,14 +118,14 @@ def test_clips_are_the_same_one_by_one_with_collate_fn_and_from_replay():
     assert torch.equal(torch.stack([clip for clip, _ in samples[:3]]), expected)
     collated = batches(frames, collate_fn=lambda samples: [clip for clip, _ in samples])
     assert torch.equal(torch.stack(collated[0]), expected)
-    with gl.Loader(clips(frames), 3, transforms=CHAIN, seed=4, device="cpu", num_workers=0) as loader:
+    with cpu_loader(clips(frames), 3, transforms=CHAIN, seed=4) as loader:
         clip, label = loader.replay(0, 1).sample
     assert torch.equal(clip, expected[1])
     assert label == 1
 
 
 def test_masks_and_boxes_move_with_all_frames():
-    """A mask of as many levels as a frame's red ones: wherever a frame goes, it goes."""
+    """The mask equals the red channel of a frame, and must do so after the transforms."""
 
     def make(index):
         clip = frames(index)
@@ -183,3 +182,59 @@ def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, cha
     images_by_frame = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
     assert clips.dtype == getattr(torch, dtype)
     assert torch.equal(clips, torch.stack(images_by_frame, 1))
+
+
+# -- UniformTemporalSubsample -----------------------------------------------------------------------------------------
+
+
+def test_evenly_spaced_frames_are_those_of_torchvision():
+    for length in range(1, 70):
+        for count in range(1, 40):
+            expected = torch.linspace(0, length - 1, count).long()
+            assert _evenly_spaced_frames([count], length) == expected.tolist(), (length, count)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [1, 3, FRAMES, 8])
+def test_uniform_temporal_subsample_selects_frames_before_transforms_in_every_form(form, count):
+    if "torchvision" in form:
+        torchvision()
+    frame_numbers = torch.linspace(0, FRAMES - 1, count).long().tolist()
+    for (clips, labels), (expected, expected_labels) in zip(
+        batches(FORMS[form], [*CHAIN, T.UniformTemporalSubsample(count)]), batches(frames), strict=True
+    ):
+        clips = torch.stack(clips, 1) if "list" in form else clips
+        assert torch.equal(clips, expected[:, frame_numbers])
+        assert torch.equal(labels, expected_labels)
+
+
+@pytest.mark.processes
+def test_uniform_temporal_subsample_selects_the_same_frames_in_workers():
+    chain = [*CHAIN, T.UniformTemporalSubsample(4), T.UniformTemporalSubsample(2)]
+    for (clips, _), (expected, _) in zip(batches(frames, chain, num_workers=2), batches(frames), strict=True):
+        assert torch.equal(clips, expected[:, [0, FRAMES - 1]])
+
+
+def test_uniform_temporal_subsample_keeps_masks_and_later_fields():
+    def make(index):
+        return {"a": list(frames(index)), "mask": gl.Mask(np.full(frames(index).shape[1:3], index)), "z": index}
+
+    chain = [T.UniformTemporalSubsample(2), T.CenterCrop(10)]
+    for number, (batch, _) in enumerate(batches(make, chain)):
+        assert len(batch["a"]) == 2
+        assert (
+            batch["mask"].amax(dim=(1, 2)).tolist()
+            == batch["z"].tolist()
+            == [3 * number, 3 * number + 1, 3 * number + 2]
+        )
+
+
+def test_uniform_temporal_subsample_raises_for_wrong_arguments_places_and_samples():
+    with pytest.raises(ValueError, match=r"UniformTemporalSubsample\(num_samples=…\) must be at least 1, got 0"):
+        T.UniformTemporalSubsample(0)
+    with pytest.raises(ValueError, match="RandomApply cannot hold UniformTemporalSubsample: all clips of"):
+        T.RandomApply([T.UniformTemporalSubsample(2)])
+    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are selected once"):
+        T.Chain([T.MultiView([[T.UniformTemporalSubsample(2)], [T.CenterCrop(3)]])])
+    with pytest.raises(gl.SampleError, match=r"UniformTemporalSubsample takes a video clip.*but this sample has none"):
+        batches(lambda i: frames(i)[0], [T.UniformTemporalSubsample(2)])

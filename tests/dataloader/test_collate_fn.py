@@ -1,4 +1,4 @@
-"""A user's collate_fn: where it runs, what it gets, what becomes of what it makes."""
+"""A user's collate_fn: in which process it runs, its arguments, and the batches that it returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, alike, gpuload_batches, torch_batches
+from dataloader.both_loaders import Made, Many, alike, gpuload_batches, torch_batches
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
@@ -37,7 +37,7 @@ COLLATES = {
     "a dict": (lambda samples: {"sum": sum(samples), "all": samples}, int),
     "padded sequences": (padded, lambda i: list(range(i))),
     "default_collate": (default_collate, lambda i: {"a": i, "b": (f"n{i}", np.full(700, i))}),
-    "one that leaves samples out": (
+    "a filter": (
         lambda samples: [s for s in samples if s is not None],
         lambda i: i if i % 3 else None,
     ),
@@ -52,7 +52,7 @@ def test_collate_fn_makes_the_same_batches_as_in_dataloader(name):
     assert alike(gpuload_batches(Made(make), **options), torch_batches(Made(make), **options))
 
 
-def all_of_them(samples):
+def all_collates(samples):
     return {name: COLLATES[name][0]([sample[name] for sample in samples]) for name in COLLATES}
 
 
@@ -63,19 +63,19 @@ def all_samples(index):
 @pytest.mark.processes
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_collate_fn_makes_the_same_batches_in_workers(chunk_size):
-    """In one worker where it has the batch whole, else here."""
-    options = {"batch_size": 4, "collate_fn": all_of_them}
+    """The function runs in the worker if a chunk is a complete batch, else in the main process."""
+    options = {"batch_size": 4, "collate_fn": all_collates}
     expected = torch_batches(Made(all_samples), **options)
     assert alike(gpuload_batches(Made(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
 
 
-def masked(samples):
-    return samples, torch.rand(2).tolist(), random.random()
-
-
 @pytest.mark.processes
 def test_collate_fn_draws_the_same_for_a_list_as_for_any_dataset():
-    """As for any dataset that may draw itself, though the samples of a list cannot."""
+    """It continues the random numbers of the batch's last sample, although the samples of a list draw nothing."""
+
+    def masked(samples):
+        return samples, torch.rand(2).tolist(), random.random()
+
     expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
     assert gpuload_batches(Made(int, 64), 16, collate_fn=masked) == expected
     assert gpuload_batches(list(range(64)), 16, collate_fn=masked, num_workers=2, chunk_size=16) == expected
@@ -120,12 +120,12 @@ def test_exception_in_collate_fn_names_its_samples_and_line(workers):
 
 
 def test_get_collate_fn_of_the_dataset_is_used_unless_collate_fn_is_passed():
-    class Brings(Made):
+    class WithCollateFn(Made):
         def _get_collate_fn(self):
-            return lambda samples: ("its own", samples)
+            return lambda samples: ("by default", samples)
 
-    assert gpuload_batches(Brings(), 5)[0] == ("its own", [0, 1, 2, 3, 4])
-    assert gpuload_batches(Brings(), 5, collate_fn=sum)[0] == 10
+    assert gpuload_batches(WithCollateFn(), 5)[0] == ("by default", [0, 1, 2, 3, 4])
+    assert gpuload_batches(WithCollateFn(), 5, collate_fn=sum)[0] == 10
 
 
 def test_collate_fn_gets_the_samples_of_getitems_as_a_list():
@@ -147,21 +147,14 @@ def pictured(index):
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_collate_fn_gets_finished_images_each_of_its_own_size(workers):
-    collated = []
-
-    def keep(samples):
-        collated.append(samples)
-        return [tuple(image.shape) for image, _ in samples], [label for _, label in samples]
-
-    batches = gpuload_batches(Made(pictured, 4), 4, collate_fn=keep, num_workers=workers)
-    assert batches == [([(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)], [0, 1, 2, 3])]
-    [[(first, _), (second, _), *_]] = collated
-    assert first.dtype == torch.uint8
-    assert (first.unique().item(), second.unique().item()) == (0, 1)
+    [samples] = gpuload_batches(Made(pictured, 4), 4, collate_fn=list, num_workers=workers)
+    assert [label for _, label in samples] == [0, 1, 2, 3]
+    assert [tuple(image.shape) for image, _ in samples] == [(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)]
+    assert [image.unique().tolist() for image, _ in samples] == [[0], [1], [2], [3]]
+    assert samples[0][0].dtype == torch.uint8
 
 
 def test_collate_fn_gets_images_of_one_size_as_views_of_one_storage():
-    """So nothing is copied where collate_fn takes them apart again."""
     [samples] = gpuload_batches(Made(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
     assert [image.shape for image, _ in samples] == [(3, 8, 8)] * 3
     assert len({image.untyped_storage().data_ptr() for image, _ in samples}) == 1
@@ -184,7 +177,7 @@ def test_collate_fn_without_batch_size_gets_one_finished_sample():
     assert batches == [((3, 8, 8), 0), ((3, 8, 8), 1)]
 
 
-# -- batches of a type of the user's own ------------------------------------------------------------------------------
+# -- batches of a user's type -----------------------------------------------------------------------------------------
 
 
 class Batch:
@@ -201,7 +194,7 @@ class Batch:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_of_a_custom_batch_is_called_if_cuda_is_available(monkeypatch, workers):
     plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
-    assert [batch.pins for batch in plain] == [0, 0]  # no CUDA: as in DataLoader, nothing happens
+    assert [batch.pins for batch in plain] == [0, 0]  # no effect without CUDA, as in DataLoader
     monkeypatch.setattr(devices, "is_available", lambda: True)
     pinned = gpuload_batches(Made(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
     assert [(type(batch), batch.pins, batch.values.tolist()) for batch in pinned] == [
@@ -238,7 +231,7 @@ def test_collate_fn_runs_in_the_main_process_if_its_batch_cannot_be_pickled(work
 
     with gl.Loader(Made(), 5, num_workers=workers, collate_fn=unsendable, device="cpu") as loader:
         assert [samples for samples, _ in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert capfd.readouterr().err == ""  # no worker died of it
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Images beside arrays, samples that a collate_fn changes, and other things that meet only now and then."""
+"""Combinations of features: images with arrays, failing or modified samples, reference cycles, samplers' states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from dataloader.both_loaders import Made, as_lists, cpu_loader, gpuload_batches
+from dataloader.streams import worker_share
 from torch.utils.data import IterableDataset, RandomSampler
 
 import gpuload as gl
@@ -25,28 +26,32 @@ class Streamed(IterableDataset):
         self.make, self.length = make, length
 
     def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (self.make(index) for index in range(first, self.length, step))
-
-
-def loader(dataset, batch_size=8, **options):
-    return gl.Loader(dataset, batch_size, **{"num_workers": 0, "device": "cpu", **options})
+        worker, workers = worker_share()
+        return map(self.make, range(worker, self.length, workers))
 
 
 def image_array_number(index):
     return gl.Image(np.full((16, 16, 3), index, np.uint8)), np.full(1024, index, np.float32), index
 
 
+def fail_at(*bad):
+    """Return a dataset whose samples of these numbers raise."""
+
+    def make(index):
+        if index in bad:
+            raise ValueError("bad")
+        return image_array_number(index)
+
+    return Made(make, 24)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
 def test_samples_of_image_array_and_number_are_batched_together(workers, options):
-    with loader(Made(image_array_number, 24), num_workers=workers, **options) as loader_:
-        batches = list(loader_)
-    assert len(batches) == 3
-    for step, (images, arrays, numbers) in enumerate(batches):
-        assert numbers.tolist() == list(range(8 * step, 8 * step + 8))
+    batches = gpuload_batches(fail_at(), 8, num_workers=workers, **options)
+    assert [numbers.tolist() for _, _, numbers in batches] == [list(range(start, start + 8)) for start in (0, 8, 16)]
+    for images, arrays, numbers in batches:
         assert images.shape == (8, 3, 16, 16)
         assert (images == numbers[:, None, None, None]).all()
         assert arrays.shape == (8, 1024)
@@ -58,15 +63,9 @@ def test_samples_of_image_array_and_number_are_batched_together(workers, options
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_arrays_stay_with_their_images_when_samples_fail(workers, on_error):
-    def make(index):
-        if index in (2, 9, 10):
-            raise ValueError("bad")
-        return image_array_number(index)
-
     faults = gl.Faults(on_error=on_error, max_error_rate=1)
-    options = {"num_workers": workers, "chunk_size": 3, "faults": faults}
-    with loader(Made(make, 24), **options) as loader_, pytest.warns(RuntimeWarning, match="bad"):
-        batches = list(loader_)
+    with pytest.warns(RuntimeWarning, match="bad"):
+        batches = gpuload_batches(fail_at(2, 9, 10), 8, num_workers=workers, chunk_size=3, faults=faults)
     for images, arrays, numbers in batches:
         assert (images[:, 0, 0, 0] == numbers).all()
         assert (arrays[:, 5] == numbers).all()
@@ -87,17 +86,17 @@ def changing_unsendable(samples):
 @pytest.mark.parametrize("kind", [Made, Streamed])
 @pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
 def test_collate_fn_that_modifies_its_samples_is_applied_once(workers, kind, collate_fn):
-    dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # too large for the first guess of a slot
-    with loader(dataset, 2, num_workers=workers, collate_fn=collate_fn) as loader_:
-        batches = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in loader_]
-    assert [batch[:, 0].tolist() for batch in batches] == [[100, 101], [102, 103], [104, 105]]
+    dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # larger than a slot's first size
+    batches = gpuload_batches(dataset, 2, num_workers=workers, collate_fn=collate_fn)
+    tensors = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in batches]
+    assert [tensor[:, 0].tolist() for tensor in tensors] == [[100, 101], [102, 103], [104, 105]]
 
 
 @pytest.mark.processes
 def test_stream_continues_after_chunks_that_did_not_fit_in_the_ring():
     dataset = Streamed(lambda index: np.full(600_000 if index < 2 else 100, index, np.uint8), 40)
-    with loader(dataset, 1, num_workers=2, ring_bytes=1 << 20) as loader_:
-        assert [int(batch[0, 0]) for batch in loader_] == list(range(40))
+    batches = gpuload_batches(dataset, 1, num_workers=2, ring_bytes=1 << 20)
+    assert [int(batch[0, 0]) for batch in batches] == list(range(40))
 
 
 @pytest.mark.processes
@@ -108,42 +107,32 @@ def test_memmaps_arrive_from_workers_without_torch(tmp_path):
     def make(index):
         return np.memmap(path, np.float32, "r", index * 4000, (1000,))
 
-    with loader(Made(make, 6), 2, num_workers=1) as loader_:
-        assert [batch[:, 0].tolist() for batch in loader_] == [[0, 1000], [2000, 3000], [4000, 5000]]
+    batches = gpuload_batches(Made(make, 6), 2, num_workers=1)
+    assert [batch[:, 0].tolist() for batch in batches] == [[0, 1000], [2000, 3000], [4000, 5000]]
 
 
-class Odd(torch.nn.Module):
+class RaisesStopIteration(torch.nn.Module):
     def forward(self, images):
         raise StopIteration
 
 
 def test_stop_iteration_in_a_transform_raises_instead_of_ending_the_epoch():
-    with (
-        loader(Made(image_array_number, 24), transforms=[Odd()]) as loader_,
-        pytest.raises(RuntimeError, match="making a batch raised StopIteration"),
-    ):
-        next(iter(loader_))
+    with pytest.raises(RuntimeError, match="making a batch raised StopIteration"):
+        gpuload_batches(fail_at(), 8, transforms=[RaisesStopIteration()])
 
 
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_batch_whose_only_sample_fails_is_dropped(batch_size):
-    def make(index):
-        if index == 3:
-            raise ValueError("bad")
-        return index
-
-    with (
-        pytest.warns(RuntimeWarning, match="bad"),
-        loader(Made(make, 24), batch_size, sampler=range(6), on_error="skip") as loader_,
-    ):
-        assert [int(batch) for batch in loader_] == [0, 1, 2, 4, 5]
+    with pytest.warns(RuntimeWarning, match="bad"):
+        batches = gpuload_batches(fail_at(3), batch_size, sampler=range(6), on_error="skip")
+    assert [int(numbers) for _, _, numbers in batches] == [0, 1, 2, 4, 5]
 
 
 class Holder:
-    """As a LightningDataModule has it: the loader, and what the loader calls."""
+    """An object with a loader and the collate_fn of that loader, like a LightningDataModule."""
 
     def __init__(self, workers):
-        self.loader = loader(Made(int, 24), num_workers=workers, collate_fn=self.collate)
+        self.loader = cpu_loader(Made(int, 24), 8, num_workers=workers, collate_fn=self.collate)
 
     def collate(self, samples):
         return torch.tensor(samples)
@@ -167,7 +156,8 @@ def test_loader_in_a_cycle_with_its_collate_fn_is_collected_with_its_workers(wor
 
 def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
     def make():
-        return loader(Made(int, 24), sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(1)))
+        sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(1))
+        return cpu_loader(Made(int, 24), 8, sampler=sampler)
 
     first = make()
     list(first)
@@ -176,18 +166,16 @@ def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
     states.append(first.state_dict())
     batches = iter(first)
     states.append(first.state_dict())
-    expected = [batch.tolist() for batch in batches]
+    expected = as_lists(batches)
     for state in states:
         second = make()
         second.load_state_dict(json.loads(json.dumps(state)))
-        assert [batch.tolist() for batch in second] == expected
+        assert as_lists(second) == expected
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [3])
-def test_feed_has_a_batch_in_progress_for_each_worker(workers):
-    """Where a batch is one worker's affair."""
-    with loader(Made(int, 24), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
-        batches = iter(loader_)
+def test_feed_has_a_batch_in_progress_for_each_worker():
+    with cpu_loader(Made(int, 24), 2, num_workers=3, collate_fn=torch.tensor) as loader:
+        batches = iter(loader)
         next(batches)
-        assert len(loader_._session.feed._batches) >= workers  # pyright: ignore[reportOptionalMemberAccess]
+        assert len(loader._session.feed._batches) >= 3  # pyright: ignore[reportOptionalMemberAccess]

@@ -1,4 +1,4 @@
-"""A sample is read once, also while it is not known yet how large samples are."""
+"""Each sample is read once, even while the size of samples is unknown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataloader.common import alike
+from dataloader.both_loaders import alike
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 import gpuload as gl
@@ -23,7 +23,7 @@ COUNT = 26
 
 
 class ReadLog:
-    """Notes in a file, which processes share, each sample that is made."""
+    """Part of a dataset that logs each read in a file, which processes share."""
 
     def __init__(self, make: Any, path: Path) -> None:
         self.make, self.path = make, str(path)
@@ -69,7 +69,7 @@ def array(index: int) -> Any:
 
 
 def image_and_array(index: int) -> Any:
-    """The pixels of a chunk fit its slot, but not what comes behind them."""
+    """Return a sample whose pixels fit in a chunk's slot, but whose array does not."""
     return gl.Image(np.full((300, 300, 3), index, np.uint8)), np.full((index % 3 + 1) * 60_000, index, np.float32)
 
 
@@ -91,7 +91,6 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_each_sample_is_read_once_while_slot_sizes_are_unknown(name, workers, tmp_path, monkeypatch):
-    """And is what it is where slots are large enough from the start."""
     kind, make, options = CASES[name]
     dataset, epochs = kind(make, tmp_path / "log"), []
     enlarged = []
@@ -121,7 +120,7 @@ def test_chunk_too_large_for_its_slot_and_for_memory_of_its_own_is_repeated(kind
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_chunks_larger_than_their_slots_leave_no_descriptors_or_mappings(workers, tmp_path, monkeypatch):
-    """Slots stay as small as they were first guessed."""
+    """Slots keep the size that was guessed first."""
     monkeypatch.setattr(SlotSize, "grow_for", lambda size, nbytes, rows: None)
     dataset, counts = Mapped(array, tmp_path / "log"), []
 

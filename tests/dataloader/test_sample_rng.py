@@ -1,11 +1,11 @@
-"""sample_rng: a generator for the sample that is being made, for libraries that keep their own."""
+"""sample_rng: a generator for the current sample, for libraries that keep their own generators."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, gpuload_batches
+from dataloader.both_loaders import Made, gpuload_batches
 from dataloader.streams import Counting
 
 import gpuload as gl
@@ -18,7 +18,7 @@ def two_draws(key):
 def numbers(**options) -> list[int]:
     batches = gpuload_batches(Made(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
-        assert all(first == second for first, second in batch)  # each call begins anew
+        assert all(first == second for first, second in batch)  # each call returns a new generator
     return [first for batch in batches for first, _ in batch]
 
 
@@ -46,7 +46,7 @@ def test_sample_rng_differs_from_the_global_generators():
 
 
 def test_seeds_recommended_instead_of_get_state_differ_for_each_sample():
-    """The state itself repeats, as docs/dataloader.md says."""
+    """The state that `get_state` returns repeats, as docs/dataloader.md explains."""
 
     def count(seed_of):
         batches = gpuload_batches(Made(lambda key: seed_of(), 128), 32)
@@ -76,7 +76,7 @@ def test_sample_rng_outside_of_a_sample_raises():
 
 
 class SelfSeededTransform:
-    """Stands for a library like Albumentations: it draws from generators that it made itself, once."""
+    """A transform that draws from a generator created once, like those of Albumentations."""
 
     def __init__(self):
         self.generator = np.random.default_rng()
@@ -88,39 +88,33 @@ class SelfSeededTransform:
         return image + self.generator.normal()
 
 
-class Augmented:
-    def __init__(self, transform, samples=8):
-        self.transform = transform
-        self.samples = samples
+def augmented(image, transform, **options):
+    """Return a batch of 8 copies of the image, each transformed with the seed of its sample."""
 
-    def __len__(self):
-        return self.samples
+    def make(key):
+        transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
+        return transform(image=image)
 
-    def __getitem__(self, key):
-        self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
-        return self.transform(np.zeros(3))
+    return gpuload_batches(Made(make, 8), 8, **options)[0]
 
 
 @pytest.mark.processes
 def test_sample_rng_seeds_a_library_that_has_its_own_generator():
-    expected = gpuload_batches(Augmented(SelfSeededTransform()), 8)[0]
+    expected = augmented(np.zeros(3), SelfSeededTransform())
     assert len(expected[:, 0].unique()) == 8
-    assert (gpuload_batches(Augmented(SelfSeededTransform()), 8, num_workers=2, chunk_size=1)[0] == expected).all()
+    assert (augmented(np.zeros(3), SelfSeededTransform(), num_workers=2, chunk_size=1) == expected).all()
 
 
-@pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
+@pytest.mark.filterwarnings("ignore")  # Albumentations asks the network for a newer version
 def test_sample_rng_seeds_albumentations(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations
 
-    class Augments(Augmented):
-        def __getitem__(self, key):
-            self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
-            return self.transform(image=np.arange(192, dtype=np.float32).reshape(8, 8, 3))["image"]
+    image = np.arange(192, dtype=np.float32).reshape(8, 8, 3)
 
     def make():
         return albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.RandomCrop(4, 4)])
 
-    expected = gpuload_batches(Augments(make()), 8)[0]
+    expected = augmented(image, make())["image"]
     assert len({sample.numpy().tobytes() for sample in expected}) > 4
-    assert (gpuload_batches(Augments(make()), 8, num_workers=1, chunk_size=1)[0] == expected).all()
+    assert (augmented(image, make(), num_workers=1, chunk_size=1)["image"] == expected).all()

@@ -1,4 +1,4 @@
-"""Going on from a saved state where a user's sampler says what comes next."""
+"""Resumption of loaders with a user's sampler."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ import json
 
 import pytest
 import torch
-from dataloader.common import Made
+from dataloader.both_loaders import Made, as_lists, cpu_loader
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
-
-import gpuload as gl
-
-
-def loader(dataset, *args, **options) -> gl.Loader:
-    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
 
 
 def seeded(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
-
-
 class StatefulSampler:
-    """Resumable by itself, the way torchdata's samplers are: through its iterator, or itself."""
+    """A sampler with a state, which belongs to its iterator or to itself, as in torchdata."""
 
     def __init__(self, state_owner):
         self.state_owner = state_owner
@@ -44,7 +34,7 @@ class StatefulSampler:
 
     def state_dict(self):
         if self.state_owner == "iterator":
-            raise AssertionError("the iterator's comes first")
+            raise AssertionError("the iterator's state should be used")
         return {"at": self.at}
 
     def load_state_dict(self, state):
@@ -90,10 +80,10 @@ RESUMED = {
 def test_resume_continues_where_the_sampler_was(name, stop):
     def make():
         options = {"batch_size": 2, **RESUMED[name]()}
-        return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
+        return cpu_loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
 
-    def epochs(loader_, count):
-        return [keys(loader_) for _ in range(count)]
+    def epochs(loader, count):
+        return [as_lists(loader) for _ in range(count)]
 
     undisturbed = [batch for epoch in epochs(make(), 3) for batch in epoch]
     with make() as first:
@@ -103,27 +93,27 @@ def test_resume_continues_where_the_sampler_was(name, stop):
             if batch is None:
                 batches = iter(first)
             else:
-                seen += keys([batch])
+                seen += as_lists([batch])
         state = json.loads(json.dumps(first.state_dict()))
     with make() as second:
         second.load_state_dict(state)
         resumed = []
         while len(seen) + len(resumed) < len(undisturbed):
-            resumed += keys(second)
+            resumed += as_lists(second)
     assert seen + resumed == undisturbed
 
 
 @pytest.mark.parametrize("state_owner", ["sampler", "iterator"])
 def test_resume_of_a_stateful_sampler_does_not_replay_it(state_owner):
-    with loader(Made(samples=11), 2, sampler=StatefulSampler(state_owner)) as first:
+    with cpu_loader(Made(samples=11), 2, sampler=StatefulSampler(state_owner)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
     sampler = StatefulSampler(state_owner)
-    with loader(Made(samples=11), 2, sampler=sampler) as second:
+    with cpu_loader(Made(samples=11), 2, sampler=sampler) as second:
         second.load_state_dict(state)
-        assert keys(second) == [[6, 7], [8, 9], [10]]
+        assert as_lists(second) == [[6, 7], [8, 9], [10]]
     assert sampler.yielded == 5
 
 
@@ -137,14 +127,14 @@ def test_sampler_state_keeps_its_types_through_json():
             assert at == torch.tensor(state["at"])
             super().load_state_dict(state)
 
-    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
-        batches = iter(loader_)
+    with cpu_loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader:
+        batches = iter(loader)
         seen = [next(batches).tolist()]
-        state = json.loads(json.dumps(loader_.state_dict()))
-        following = [batch.tolist() for batch in batches]
-    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
-        loader_.load_state_dict(state)
-        assert [batch.tolist() for batch in loader_] == following
+        state = json.loads(json.dumps(loader.state_dict()))
+        following = as_lists(batches)
+    with cpu_loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader:
+        loader.load_state_dict(state)
+        assert as_lists(loader) == following
     assert sorted(key for batch in seen + following for key in batch) == list(range(11))
 
 
@@ -153,7 +143,7 @@ def test_sampler_state_that_cannot_be_saved_raises_in_state_dict():
         def state_dict(self):
             return {"at": object()}
 
-    with loader(Made(samples=11), 2, sampler=Unsavable("sampler")) as loader_:
-        next(iter(loader_))
+    with cpu_loader(Made(samples=11), 2, sampler=Unsavable("sampler")) as loader:
+        next(iter(loader))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
-            loader_.state_dict()
+            loader.state_dict()

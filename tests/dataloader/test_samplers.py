@@ -1,4 +1,4 @@
-"""Which samples come in which batch: a user's samplers, batch samplers, whole batches by one key, generators."""
+"""Which samples are in which batch: samplers, batch samplers, batch_size=None, generators, ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, alike, gpuload_batches, torch_batches
+from dataloader.both_loaders import Made, Many, alike, as_lists, cpu_loader, gpuload_batches, torch_batches
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -24,20 +24,12 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def loader(dataset, *args, **options) -> gl.Loader:
-    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
-
-
 def seeded(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
-
-
 class Numbers:
-    """Keys that stand here, each pass the same; `yielded` counts what was taken."""
+    """A sampler of fixed keys, which counts the keys that it `yielded`."""
 
     def __init__(self, *numbers):
         self.numbers = numbers
@@ -47,11 +39,6 @@ class Numbers:
         for number in self.numbers:
             self.yielded += 1
             yield number
-
-
-class Sized(Numbers):
-    def __len__(self):
-        return len(self.numbers)
 
 
 # -- sampler ----------------------------------------------------------------------------------------------------------
@@ -86,7 +73,7 @@ def test_sampler_gives_the_same_batches_as_in_dataloader(name, drop_last):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_length_with_a_sampler_is_that_of_dataloader(name):
     sampler = SAMPLERS[name]()
-    ours = loader(Made(), 3, sampler=sampler)
+    ours = cpu_loader(Made(), 3, sampler=sampler)
     theirs = torch.utils.data.DataLoader(Made(), 3, sampler=sampler)
     if hasattr(sampler, "__len__"):
         assert len(ours) == len(theirs) == len(iter(ours))
@@ -121,17 +108,17 @@ def test_dataset_without_length_is_accepted_with_a_sampler():
         def __getitem__(self, key):
             return key * 2
 
-    assert keys(gpuload_batches(Endless(), 2, sampler=[10**12, 3])) == [[2 * 10**12, 6]]
+    assert as_lists(gpuload_batches(Endless(), 2, sampler=[10**12, 3])) == [[2 * 10**12, 6]]
 
 
 @pytest.mark.processes
 def test_sampler_is_read_no_further_than_the_batches_in_progress():
     sampler = Numbers(*range(1000))
-    with loader(Made(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader_:
-        next(iter(loader_))
+    with cpu_loader(Made(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader:
+        next(iter(loader))
         assert sampler.yielded < 50
     endless = Made(lambda key: key)
-    assert keys(itertools.islice(loader(endless, 2, sampler=Endless()), 3)) == [[0, 1], [2, 3], [4, 5]]
+    assert as_lists(itertools.islice(cpu_loader(endless, 2, sampler=Endless()), 3)) == [[0, 1], [2, 3], [4, 5]]
 
 
 class Endless:
@@ -140,7 +127,7 @@ class Endless:
 
 
 def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
-    """Of the global generators; whatever the dataset and the training loop draw between."""
+    """The dataset and the training loop draw from the global generators in between."""
 
     class RandomKeys:
         def __iter__(self):
@@ -153,18 +140,18 @@ def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
 
     torch.manual_seed(77)
     options = {"sampler": RandomKeys(), "batch_size": 2}
-    first = keys(gpuload_batches(Made(noisy), epochs=2, **options))
+    first = as_lists(gpuload_batches(Made(noisy), epochs=2, **options))
     torch.manual_seed(78)
     random.seed(1)
-    with loader(Made(noisy), **options) as loader_:
+    with cpu_loader(Made(noisy), **options) as loader:
         second = []
-        for batch in itertools.chain(loader_, loader_):
+        for batch in itertools.chain(loader, loader):
             second.append(batch.tolist())
             random.random()
             torch.rand(())
     assert second == first
     assert first[:3] != first[3:]
-    assert keys(gpuload_batches(Made(noisy), seed=1, **options)) != first[:3]
+    assert as_lists(gpuload_batches(Made(noisy), seed=1, **options)) != first[:3]
 
 
 def test_sampler_leaves_the_global_generators_unchanged():
@@ -175,9 +162,9 @@ def test_sampler_leaves_the_global_generators_unchanged():
 
 
 def test_random_sampler_without_generator_gives_another_order_each_epoch():
-    batches = keys(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3))
+    batches = as_lists(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3))
     assert len({tuple(batch) for batch in batches}) == 3
-    assert keys(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
+    assert as_lists(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
 
 
 # -- batch sampler ----------------------------------------------------------------------------------------------------
@@ -188,7 +175,7 @@ BATCH_SAMPLERS = {
     "arrays": lambda: [np.array([4, 2]), np.array([0])],
     "tuples of a generator's": lambda: Numbers((1, 2), (3,)),
     "torch's": lambda: BatchSampler(RandomSampler(range(10), generator=seeded()), 4, drop_last=False),
-    "torch's that drops the rest": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
+    "torch's that drops the last batch": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
 }
 
 
@@ -200,9 +187,9 @@ def test_batch_sampler_gives_the_same_batches_as_in_dataloader(name, workers):
 
 
 def test_length_with_a_batch_sampler_is_that_of_the_batch_sampler():
-    assert len(loader(Made(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
+    assert len(cpu_loader(Made(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
     with pytest.raises(TypeError, match="no length"):
-        len(loader(Made(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
+        len(cpu_loader(Made(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
 
 
 def test_empty_batch_of_a_batch_sampler_raises():
@@ -210,13 +197,13 @@ def test_empty_batch_of_a_batch_sampler_raises():
         gpuload_batches(Made(), batch_sampler=[[0], []])
 
 
-# -- samples one by one, and whole batches by one key -----------------------------------------------------------------
+# -- batch_size=None --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batch_size_none_gives_single_samples(shuffle):
     options = {"batch_size": None, "shuffle": shuffle}
-    assert len(loader(Made(), **options)) == 10
+    assert len(cpu_loader(Made(), **options)) == 10
     samples = gpuload_batches(Made(), **options)
     assert all(type(sample) is int for sample in samples)
     assert sorted(samples) == torch_batches(Made(), None)
@@ -244,36 +231,36 @@ def test_batch_size_none_passes_one_sample_to_collate_fn():
 def test_generator_provides_its_initial_seed_and_is_not_advanced():
     generator = seeded(11)
     state = generator.get_state()
-    with_generator = keys(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2))
+    with_generator = as_lists(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2))
     assert torch.equal(generator.get_state(), state)
-    assert with_generator == keys(gpuload_batches(Made(), 10, shuffle=True, seed=11, epochs=2))
+    assert with_generator == as_lists(gpuload_batches(Made(), 10, shuffle=True, seed=11, epochs=2))
     torch.rand(5, generator=generator)
-    assert keys(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
+    assert as_lists(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
 
 
 def test_shuffled_order_does_not_depend_on_torchs_global_seed():
-    """Where DataLoader's order depends on it."""
+    """In DataLoader, it does depend on it."""
     orders, torch_orders = set(), set()
     for seed in range(4):
         torch.manual_seed(seed)
-        orders.add(str(keys(gpuload_batches(Made(), 10, shuffle=True))))
-        torch_orders.add(str(keys(torch_batches(Made(), 10, shuffle=True))))
+        orders.add(str(as_lists(gpuload_batches(Made(), 10, shuffle=True))))
+        torch_orders.add(str(as_lists(torch_batches(Made(), 10, shuffle=True))))
     assert (len(orders), len(torch_orders)) == (1, 4)
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_distributed_sampler_is_not_divided_among_ranks_again(batched):
-    """The ranks' own samplers say what is whose, whichever rank the loader is told."""
+    """Each rank's sampler selects its keys, whatever rank the loader has."""
     seen = []
     for rank in range(2):
         sampler = DistributedSampler(range(12), 2, rank, shuffle=True)
         options = (
             {"batch_sampler": BatchSampler(sampler, 3, False)} if batched else {"sampler": sampler, "batch_size": 3}
         )
-        loader_ = loader(Made(samples=12), rank=rank, world_size=2, info=True, **options)
-        assert len(loader_) == 2
-        batches = list(loader_)
-        assert keys(batch for batch, _ in batches) == keys(torch_batches(Made(), **options))
+        loader = cpu_loader(Made(samples=12), rank=rank, world_size=2, info=True, **options)
+        assert len(loader) == 2
+        batches = list(loader)
+        assert as_lists(batch for batch, _ in batches) == as_lists(torch_batches(Made(), **options))
         seen += [(info.positions.tolist(), batch.tolist()) for batch, info in batches]
     assert sorted(key for _, batch in seen for key in batch) == list(range(12))
     assert sorted(position for positions, _ in seen for position in positions) == list(range(12))
@@ -283,15 +270,15 @@ def test_set_epoch_reaches_the_sampler():
     sampler = DistributedSampler(range(12), 2, 0, shuffle=True)
     orders = []
     for options in ({"sampler": sampler, "batch_size": 6}, {"batch_sampler": BatchSampler(sampler, 6, False)}):
-        with loader(Made(samples=12), **options) as loader_:
+        with cpu_loader(Made(samples=12), **options) as loader:
             for epoch in (0, 1, 0):
-                loader_.set_epoch(epoch)
+                loader.set_epoch(epoch)
                 assert sampler.epoch == epoch
-                orders += keys(loader_)
+                orders += as_lists(loader)
     assert orders[0] == orders[2] == orders[3] == orders[5] != orders[1] == orders[4]
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,7 +299,7 @@ def test_mutually_exclusive_arguments_raise_as_in_dataloader(options, dataloader
         with pytest.raises(ValueError, match=r"."):
             torch.utils.data.DataLoader(Made(), **options)
     with pytest.raises(ValueError, match=r"cannot be combined|does not apply|both given"):
-        loader(Made(), **options)
+        cpu_loader(Made(), **options)
 
 
 @pytest.mark.processes
@@ -322,14 +309,14 @@ def test_exception_in_the_sampler_is_raised_by_the_loader():
             yield from (0, 1)
             raise ZeroDivisionError("two is too far")
 
-    for options in ({"sampler": Breaks()}, {"sampler": Breaks(), "num_workers": 1}):
-        with loader(Made(), **options) as loader_, pytest.raises(ZeroDivisionError, match="two is too far"):
-            list(loader_)
+    for workers in (0, 1):
+        with pytest.raises(ZeroDivisionError, match="two is too far"):
+            gpuload_batches(Made(), sampler=Breaks(), num_workers=workers)
 
 
 def test_sampler_that_is_not_iterable_raises():
     with pytest.raises(TypeError):
-        list(loader(Made(), sampler=3))
+        list(cpu_loader(Made(), sampler=3))
 
 
 def test_key_that_the_dataset_lacks_raises_sample_error():
@@ -338,4 +325,4 @@ def test_key_that_the_dataset_lacks_raises_sample_error():
 
 
 def test_getitems_is_called_with_the_keys_of_the_sampler():
-    assert keys(gpuload_batches(Many(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]
+    assert as_lists(gpuload_batches(Many(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]

@@ -1,17 +1,17 @@
-"""What samples may be: whatever torch's DataLoader collates comes out the same, type for type."""
+"""Types of samples: each type that torch's DataLoader collates gives an equal batch of the same types."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, NamedDict, NamedList, Pair, alike, gpuload_batches, torch_batches
+from dataloader.both_loaders import Made, Many, alike, gpuload_batches, torch_batches
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, random_split
 
 import gpuload as gl
@@ -19,6 +19,17 @@ from gpuload import transforms as T
 from gpuload.datasets.tables import NUMBERS
 
 pytestmark = pytest.mark.usefixtures("warm")
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+class NamedDict(dict):
+    """A subclass of dict, defined by a user."""
+
+
+class NamedList(list):
+    """A subclass of list, defined by a user."""
+
 
 TWO_COMPLEX = torch.full((2,), 1 + 2j), torch.full((2,), 1 + 2j, dtype=torch.complex128)
 KINDS = {
@@ -61,40 +72,36 @@ KINDS = {
     "a defaultdict": lambda i: defaultdict(list, b=i, a=f"n{i}"),
     "a UserDict": lambda i: UserDict(a=i),
     "a ChainMap": lambda i: ChainMap({"a": i}, {"b": i}),
-    "a dict of the user's own": lambda i: NamedDict(a=i, b=(i, i)),
+    "a subclass of dict": lambda i: NamedDict(a=i, b=(i, i)),
     "a UserList": lambda i: UserList([i, f"n{i}"]),
     "a deque": lambda i: deque([i, i]),
     "a range": lambda i: range(3),
 }
 
 
+@pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batch_of_any_kind_of_sample_equals_dataloaders(kind):
-    expected = torch_batches(Made(KINDS[kind], 5), 2)
-    assert alike(gpuload_batches(Made(KINDS[kind], 5), 2), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_batch_size_none_with_any_kind_of_sample_equals_dataloaders(kind):
-    expected = torch_batches(Made(KINDS[kind], 3), None)
-    assert alike(gpuload_batches(Made(KINDS[kind], 3), None), expected)
+def test_batches_of_any_kind_of_sample_equal_dataloaders(kind, batch_size):
+    dataset = Made(KINDS[kind], 5)
+    assert alike(gpuload_batches(dataset, batch_size), torch_batches(dataset, batch_size))
 
 
 def all_kinds(index):
-    return {kind: make(index) for kind, make in KINDS.items() if kind != "a dict of the user's own"}
+    return {kind: make(index) for kind, make in KINDS.items() if kind != "a subclass of dict"}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [3, None])
 def test_samples_of_all_kinds_from_workers_equal_dataloaders(batch_size):
-    expected = torch_batches(Made(all_kinds, 6), batch_size)
-    assert alike(gpuload_batches(Made(all_kinds, 6), batch_size, num_workers=2, chunk_size=2), expected)
+    dataset = Made(all_kinds, 6)
+    batches = gpuload_batches(dataset, batch_size, num_workers=2, chunk_size=2)
+    assert alike(batches, torch_batches(dataset, batch_size))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_list_subclass_keeps_its_type(workers):
-    """Made anew, where DataLoader copies the first sample's and fills the copy."""
+    """The list is created from its elements; DataLoader fills a copy of the first sample's list."""
     dataset = Made(lambda i: NamedList([i, f"n{i}"]), 8)
     batches = gpuload_batches(dataset, 4, num_workers=workers, chunk_size=1)
     assert {type(batch) for batch in batches} == {NamedList}
@@ -116,7 +123,7 @@ def test_nested_tensors_arrive_from_workers_but_cannot_be_collated():
 
 @pytest.mark.processes
 def test_named_tuple_defined_in_a_class_body_is_one_class_from_all_workers(tmp_path, monkeypatch):
-    """DataLoader cannot send it. The module is imported by each worker."""
+    """Each worker imports the module. DataLoader cannot pickle such a tuple."""
     (tmp_path / "named_tuple_module.py").write_text(
         "import collections, time\n"
         "class ClassWithNamedTuple:\n"
@@ -169,7 +176,7 @@ REFUSED = {
     "an array of objects": lambda i: np.array([i, "a"], object),
     "lists of different length": lambda i: [i] * (i + 1),
     "tensors of different shape": lambda i: torch.zeros(i),
-    "an array whose bytes stand the other way round": lambda i: np.full(3, i, ">i4"),
+    "a big-endian array": lambda i: np.full(3, i, ">i4"),
     "an integer that no tensor holds": lambda i: 2**70,
     "a read-only mapping of sets": lambda i: MappingProxyType({"a": {i}}),
 }
@@ -207,7 +214,7 @@ LEVELS = {
 @pytest.mark.parametrize("transforms", [None, []])
 @pytest.mark.parametrize("kind", LEVELS)
 def test_plain_uint8_arrays_are_not_taken_for_images(kind, transforms):
-    """H×W×C stays as it is: only `gpuload.Image` and its like are images."""
+    """H×W×C stays as it is: only `gpuload.Image` and types like it are images."""
     dataset = Made(LEVELS[kind], 5)
     assert alike(gpuload_batches(dataset, 2, transforms=transforms), torch_batches(dataset, 2))
     assert alike(gpuload_batches(dataset, None, transforms=transforms), torch_batches(dataset, None))
@@ -215,7 +222,7 @@ def test_plain_uint8_arrays_are_not_taken_for_images(kind, transforms):
 
 @pytest.mark.processes
 def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_images():
-    """A float image, and so many masks of uint8: n×H×W, with n from 1 to 4 as the channels of an image."""
+    """The masks are uint8 tensors n×H×W, with n from 1 to 3, which could also be the channels of an image."""
 
     def make(index):
         count = 1 + index % 3
@@ -241,7 +248,6 @@ def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
 
 
 def test_batches_of_the_same_object_share_no_memory():
-    """Also where every sample is the same object."""
     tensor = torch.zeros(2000)
     first, second = gpuload_batches(Made(lambda i: tensor, 4), 2)
     first += 1
@@ -352,17 +358,11 @@ def fails_at_11(index):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_small_row_that_fails_is_skipped(workers):
     options = {"num_workers": workers, "faults": gl.Faults(on_error="skip")}
+    dataset = Made(fails_at_11, 40)
     with pytest.warns(RuntimeWarning, match="no such row"):
-        batches = gpuload_batches(Made(fails_at_11, 40), 16, **options)
-    assert alike(
-        batches,
-        torch_batches(Subset(Made(fails_at_11, 40), [*range(11), *range(12, 16)]), 16)
-        + [
-            batch
-            for start in (16, 32)
-            for batch in torch_batches(Subset(Made(fails_at_11, 40), range(start, min(start + 16, 40))), 16)
-        ],
-    )
+        batches = gpuload_batches(dataset, 16, **options)
+    expected = [[*range(11), *range(12, 16)], range(16, 32), range(32, 40)]
+    assert alike(batches, [torch_batches(Subset(dataset, rows), 16)[0] for rows in expected])
 
 
 @pytest.mark.processes
@@ -372,7 +372,7 @@ def test_small_rows_that_cannot_be_pickled_raise_sample_error():
 
 
 class CountedReads:
-    """Says how often each sample is asked for; the rows are of 64 numbers."""
+    """A dataset of small rows that counts the reads of each sample in files."""
 
     def __init__(self, folder, draw):
         self.folder, self.draw = str(folder), draw
@@ -398,7 +398,7 @@ def draws_after_150(index):
 @pytest.mark.parametrize("draw", [draws_always, draws_after_150, float])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_random_numbers_of_small_rows_depend_only_on_their_position(tmp_path, workers, draw):
-    """However late they begin to: those of the chunk that is the first to draw are asked for twice."""
+    """Rows may begin to draw in a later chunk, whose samples are then read twice."""
     batches = gpuload_batches(CountedReads(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
     expected = gpuload_batches(CountedReads(tmp_path, draw), 50, epochs=2, chunk_size=1)
     assert alike(batches, expected)
@@ -412,7 +412,7 @@ def test_each_small_row_is_read_once(tmp_path, workers, draw):
     assert [(tmp_path / str(index)).read_text() for index in range(200)] == ["."] * 200
 
 
-# -- many at a time ---------------------------------------------------------------------------------------------------
+# -- __getitems__ -----------------------------------------------------------------------------------------------------
 
 
 def test_getitems_is_called_with_the_keys_of_one_chunk():
@@ -439,10 +439,3 @@ def test_exception_in_getitems_names_the_sample():
     with pytest.warns(RuntimeWarning, match="sample 5"):
         [batch] = gpuload_batches(Many(fails_at_5), 10, on_error="skip")
     assert len(batch) == 9
-
-
-def test_batch_equals_default_collate_of_the_samples():
-    """So a user's collate_fn that calls default_collate changes nothing."""
-    samples = [all_kinds(index) for index in range(4)]
-    [batch] = gpuload_batches(Made(all_kinds, 4), 4)
-    assert alike(batch, default_collate(samples))

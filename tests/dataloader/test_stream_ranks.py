@@ -1,4 +1,4 @@
-"""Iterable datasets on several ranks: what they can ask, what they draw, and what is noticed if they do not ask."""
+"""Iterable datasets on several ranks: worker info, seeds, and warnings if samples repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, gpuload_batches
+from dataloader.both_loaders import Made, gpuload_batches
 from helpers.warm_interpreters import TOO
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -23,7 +23,7 @@ LIMIT_S = 300
 pytestmark = pytest.mark.usefixtures("warm")
 
 PROGRAM = '''
-"""One of two ranks of a process group; prints for each case what a stream gave, and what was warned of."""
+"""One of two ranks of a process group. Prints for each case the samples of a stream, warnings and the error."""
 import json, os, sys, warnings
 from itertools import islice
 
@@ -38,7 +38,7 @@ for name in ("RANK", "WORLD_SIZE"):
 
 
 class AsksTorch(IterableDataset):
-    """Shares itself out as torch's documentation has it."""
+    """A stream that divides itself as in torch's documentation."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -48,7 +48,7 @@ class AsksTorch(IterableDataset):
 
 
 class AsksGpuload:
-    """Not torch's: importing that takes a worker longer than all else."""
+    """Not an IterableDataset of torch, whose import would take a worker longer than all else."""
 
     def __iter__(self):
         info = gl.get_worker_info()
@@ -63,7 +63,7 @@ class AsksTheEnvironment(IterableDataset):
 
 
 class IgnoresRank(IterableDataset):
-    """Not for its rank."""
+    """A stream that is divided among workers only."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -96,7 +96,7 @@ def run(case, workers):
 
 
 results = [run(*case) for case in cases]
-dist.barrier()  # the store is one of them's
+dist.barrier()  # since the process that owns the store must not end first
 print(json.dumps(results))
 dist.destroy_process_group()
 '''
@@ -108,7 +108,7 @@ CASES = [*SHARED, ("IgnoresRank", 0), ("IgnoresRank", 1), ("IgnoresRank, on purp
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory, warm_popen):
-    """What each of two ranks printed, for each case: of all in one process group, which takes long to come up."""
+    """Return what each of two ranks printed for each case. One process group runs all cases, since it starts slowly."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
     processes = [
@@ -167,7 +167,7 @@ def test_worker_knows_its_process_group_but_cannot_communicate(on_two_ranks):
 
 
 class Seeds:
-    """Which worker this is, its seed as gpuload and torch tell it, and what a generator of it draws."""
+    """A stream of one sample: the worker's number, its seed, and a random number drawn with this seed."""
 
     def __iter__(self):
         import torch
@@ -226,7 +226,7 @@ def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
         options = {"num_workers": 2, "rank": rank, "world_size": 2, "collate_fn": tuple, "chunk_size": 1}
         batches = gpuload_batches(RecordsSeeds(), None, worker_init_fn=check, epochs=2, **options)
         observed += [(rank, number // 3, *batch) for number, batch in enumerate(batches)]  # three samples an epoch
-    # Which worker gives which sample, and whether both give some, is left to chance.
+    # Which worker reads which sample, and whether both read any, is left to chance.
     assert all((seed_now == seed_at_start) == (epoch == 0) for _, epoch, _, seed_at_start, seed_now in observed)
     assert len({seed_at_start for _, _, _, seed_at_start, _ in observed}) == len(
         {(rank, worker) for rank, _, worker, _, _ in observed}
@@ -266,7 +266,7 @@ def test_get_worker_info_shows_ranks_that_were_set_between_epochs(monkeypatch, w
         assert list(loader) == list(loader) == [(1, 2)]
 
 
-# -- what is noticed --------------------------------------------------------------------------------------------------
+# -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes

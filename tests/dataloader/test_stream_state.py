@@ -1,11 +1,10 @@
-"""Going on from a saved state with an iterable dataset: by its own state, its iterator's, or by counting."""
+"""Resumption of iterable datasets: by the state of the dataset, by that of its iterator, or by skipping samples."""
 
 from __future__ import annotations
 
 import copy
 import io
 import json
-import os
 import random
 import threading
 
@@ -15,6 +14,7 @@ import torch
 from dataloader.streams import (
     Counting,
     Noisy,
+    StatefulIterator,
     StatefulStream,
     StatefulStreamAndIterator,
     StreamWithStatefulIterator,
@@ -28,25 +28,18 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 class TorchStream(StatefulStream, IterableDataset):
-    """As users have it."""
+    pass
 
 
-def as_torch_class(dataset):
-    """With `__next__` it takes torch's class to be a dataset."""
-
-    class TorchClass(type(dataset), IterableDataset):
-        pass
-
-    stream = copy.copy(dataset)
-    stream.__class__ = TorchClass
-    return stream
+class TorchStreamAndIterator(StatefulStreamAndIterator, IterableDataset):
+    """A dataset with `__next__`, which therefore must be an IterableDataset."""
 
 
 STREAMS = {
     "by counting": lambda: Noisy(11),
     "by its own state": lambda: StatefulStream(11),
     "by its iterator's": lambda: StreamWithStatefulIterator(11),
-    "by its own, being its iterator": lambda: as_torch_class(StatefulStreamAndIterator(11)),
+    "by its own, being its iterator": lambda: TorchStreamAndIterator(11),
     "torch's": lambda: TorchStream(11),
 }
 
@@ -66,7 +59,7 @@ def epoch(loader_) -> list:
 
 
 def stopped(loader_, stop):
-    """What came up to the stop, and the state there, as JSON carries it."""
+    """Return the batches up to the stop, and the state there, after a round trip through JSON."""
     seen, batches = [], iter(loader_)
     while len(seen) < stop:
         batch = next(batches, None)
@@ -75,6 +68,16 @@ def stopped(loader_, stop):
         else:
             seen.append(plain(batch))
     return seen, json.loads(json.dumps(loader_.state_dict()))
+
+
+def resumed_epochs(dataset, state, *, epochs=1, **options):
+    with loader(dataset, **options) as loader_:
+        loader_.load_state_dict(state)
+        return [batch for _ in range(epochs) for batch in epoch(loader_)]
+
+
+def numbers_of(batches) -> list[int]:
+    return [number for numbers, _ in batches for number in numbers]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, None])
@@ -86,11 +89,8 @@ def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size
     for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
         with loader(STREAMS[name](), batch_size) as loader_:
             seen, state = stopped(loader_, stop)
-        with loader(STREAMS[name](), batch_size) as loader_:
-            loader_.load_state_dict(state)
-            resumed = epoch(loader_)
-            if stop < len(first):
-                resumed += epoch(loader_)
+        epochs = 2 if stop < len(first) else 1
+        resumed = resumed_epochs(STREAMS[name](), state, epochs=epochs, batch_size=batch_size)
         assert seen + resumed == undisturbed
 
 
@@ -107,7 +107,7 @@ def test_resume_of_a_stream_with_workers_continues_identically(name):
         assert seen + epoch(loader_) == undisturbed
         loader_.load_state_dict(state)
         assert seen + epoch(loader_) == undisturbed
-    assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(11))
+    assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
 def test_stream_state_counts_delivered_samples_not_those_read_ahead():
@@ -138,9 +138,7 @@ def test_resume_of_a_stateful_stream_does_not_replay_samples():
 
     with loader(StatefulStream(11)) as loader_:
         _, state = stopped(loader_, 3)
-    with loader(Strict(11)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == [[6, 7], [8, 9], [10]]
+    assert resumed_epochs(Strict(11), state) == [[6, 7], [8, 9], [10]]
 
 
 def test_saved_stream_state_does_not_change_later():
@@ -191,10 +189,10 @@ def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
 
 
 def test_dataset_iter_is_called_by_iter_of_the_loader():
-    """Also of an iterator that nobody keeps; the state is what it was then."""
+    """`iter(loader)` calls it at once, like DataLoader, even if the iterator is not used."""
 
     class Opens(StatefulStream):
-        opened_by_iter = 0
+        opened = 0
 
         def __iter__(self):
             self.opened += 1
@@ -216,7 +214,7 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
 
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
-    """Its own state at its beginning is not that of the place."""
+    """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
     with loader(StatefulStream(11)) as loader_:
         _, state = stopped(loader_, 2)
     state["stream"]["workers"][0]["state"] = None
@@ -230,7 +228,7 @@ def test_state_dict_before_a_replay_equals_the_loaded_state():
 def test_resume_of_a_stream_with_another_num_workers_raises():
     with loader(Counting(11), num_workers=2) as loader_:
         state = loader_.state_dict()
-    loader(Counting(11)).load_state_dict(state)  # nothing was given: any number may begin
+    loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
     with loader(Counting(11)) as loader_:
         _, state = stopped(loader_, 2)
     with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
@@ -244,20 +242,16 @@ def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
     assert (state["epoch"], state.get("stream")) == (1, None)
     with loader(Noisy(11)) as loader_:
         undisturbed = [epoch(loader_), epoch(loader_)]
-    with loader(Noisy(11)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed[1]
+    assert resumed_epochs(Noisy(11), state) == undisturbed[1]
 
 
 def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
-    """A stream says only by asking that it is over: a state from the loop's last turn has an empty rest."""
+    """Only another request to a stream shows that it has ended."""
     with loader(Counting(4)) as loader_:
         seen, state = stopped(loader_, 2)
     assert (seen, state["epoch"]) == ([[0, 1], [2, 3]], 0)
-    with loader(Counting(4)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == []
-        assert epoch(loader_) == [[0, 1], [2, 3]]
+    assert resumed_epochs(Counting(4), state) == []
+    assert resumed_epochs(Counting(4), state, epochs=2) == [[0, 1], [2, 3]]
 
 
 def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
@@ -265,37 +259,21 @@ def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
         def state_dict(self):
             return {"at": self.at, "seen": [threading.Lock] if self.at < 6 else [threading.Lock()]}
 
-    with loader(Unsavable(11)) as loader_:
-        batches = iter(loader_)
-        next(batches)
-        with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset\['seen'\]\[0\] is of type .*cannot be saved"
-        ):
-            loader_.state_dict()
-        assert len(list(batches)) == 5
-    with loader(Unsavable(11)) as loader_:
-        batches = iter(loader_)
-        for _ in range(3):
-            next(batches)
-        with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset cannot be saved: TypeError: cannot pickle"
-        ):
-            loader_.state_dict()
+    for count, message in (
+        (1, r"\['seen'\]\[0\] is of type .*cannot be saved"),
+        (3, r" cannot be saved: TypeError: cannot pickle"),
+    ):
+        with loader(Unsavable(11)) as loader_:
+            batches = iter(loader_)
+            for _ in range(count):
+                next(batches)
+            with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset" + message):
+                loader_.state_dict()
+            assert len(list(batches)) == 6 - count
 
 
 class Typed(StatefulStream):
-    """Its state is one that JSON would change: keys that are integers, tuples, arrays, tensors."""
-
-    def __init__(self, samples, kill_at=-1, mark=""):
-        super().__init__(samples)
-        self.kill_at, self.mark = kill_at, mark
-
-    def __iter__(self):
-        for sample in super().__iter__():
-            if sample[0] == self.kill_at and not os.path.exists(self.mark):
-                open(self.mark, "w").close()
-                os.kill(os.getpid(), 9)
-            yield sample
+    """A stream whose state JSON would change: it has integer keys, tuples, arrays and tensors."""
 
     def state_dict(self):
         state = {1: (self.at, "x"), b"x": 1j, "array": np.arange(2), "tensor": torch.ones(3), "set": {1, (2,)}}
@@ -316,7 +294,7 @@ class Typed(StatefulStream):
 
 
 class IntegerKeys(Typed):
-    """JSON takes it, and gives back something else."""
+    """A stream whose state JSON accepts but changes."""
 
     def state_dict(self):
         return {1: (self.at, "x")}
@@ -325,7 +303,7 @@ class IntegerKeys(Typed):
 @pytest.mark.processes
 @pytest.mark.parametrize("stream", [IntegerKeys, Typed])
 def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream):
-    """A worker that is killed is started again from it, although nobody asked for a state."""
+    """A killed worker is restarted from the state of its last chunk, which did not pass through JSON."""
     with loader(stream(20), num_workers=2) as loader_:
         undisturbed = epoch(loader_)
     with loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader_:
@@ -343,36 +321,18 @@ def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
         torch.save(loader_.state_dict(), file)
     file.seek(0)
     for carried in (state, torch.load(file, weights_only=True)):
-        with loader(Typed(20)) as loader_:
-            loader_.load_state_dict(carried)
-            assert seen + epoch(loader_) == undisturbed
+        assert seen + resumed_epochs(Typed(20), carried) == undisturbed
 
 
 # -- before the first batch -------------------------------------------------------------------------------------------
 
 
-class Unrewindable(IterableDataset):
-    """Its own iterator, which `iter()` does not take back to the beginning."""
-
-    def __init__(self, samples):
-        self.samples = samples
-        self.at = 0
+class Unrewindable(StatefulStreamAndIterator, IterableDataset):
+    """A stream that is its own iterator, and is not rewound by `iter()`."""
 
     def __iter__(self):
+        self.worker, self.workers = worker_share()
         return self
-
-    def __next__(self):
-        worker, workers = worker_share()
-        if self.at * workers + worker >= self.samples:
-            raise StopIteration
-        self.at += 1
-        return (self.at - 1) * workers + worker, random.random()
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 @pytest.mark.parametrize("iterator_made", [False, True])
@@ -385,13 +345,11 @@ def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterato
         batches = iter(loader_) if iterator_used else loader_
         state = json.loads(json.dumps(loader_.state_dict()))
         undisturbed = epoch(batches)
-        assert [number for numbers, _ in undisturbed for number in numbers] == list(range(5))
+        assert numbers_of(undisturbed) == list(range(5))
         loader_.load_state_dict(state)
         assert epoch(loader_) == undisturbed
         assert epoch(loader_) == []
-    with loader(dataset) as another:
-        another.load_state_dict(state)
-        assert epoch(another) == undisturbed
+    assert resumed_epochs(dataset, state) == undisturbed
 
 
 @pytest.mark.processes
@@ -401,13 +359,13 @@ def test_state_before_the_first_batch_rewinds_the_dataset_in_workers(iterator_us
         batches = iter(loader_) if iterator_used else loader_
         state = loader_.state_dict()
         undisturbed = epoch(batches)
-        assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(9))
+        assert sorted(numbers_of(undisturbed)) == list(range(9))
         loader_.load_state_dict(state)
         assert epoch(loader_) == undisturbed
 
 
 def test_state_dict_before_the_first_batch_changes_no_random_numbers():
-    """iter() of the dataset is called for it, once, and what that draws is what it would have drawn."""
+    """It calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
 
     class Draws(StreamWithStatefulIterator):
         calls = 0
@@ -434,9 +392,7 @@ def test_state_before_the_first_batch_resumes_with_any_num_workers():
     with loader(StatefulStream(8)) as loader_:
         state = loader_.state_dict()
     assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
-    with loader(StatefulStream(8), num_workers=2) as loader_:
-        loader_.load_state_dict(state)
-        assert sorted(number for numbers, _ in epoch(loader_) for number in numbers) == list(range(8))
+    assert sorted(numbers_of(resumed_epochs(StatefulStream(8), state, num_workers=2))) == list(range(8))
 
 
 @pytest.mark.filterwarnings("ignore:load_state_dict\\(\\) does not affect:RuntimeWarning")
@@ -459,7 +415,7 @@ def test_state_dict_after_load_state_dict_ignores_the_previous_iterator(name):
 def test_state_dict_of_a_map_dataset_is_not_called():
     class Stateful(list):
         def state_dict(self):
-            raise AssertionError("asked")
+            raise AssertionError("state_dict was called")
 
         load_state_dict = None
 
@@ -469,14 +425,14 @@ def test_state_dict_of_a_map_dataset_is_not_called():
 
 
 class Passes(IterableDataset):
-    """Dataset and iterator have a state each."""
+    """A stream with a state, whose iterator has a state too."""
 
     def __init__(self):
         self.passes = 0
 
     def __iter__(self):
         self.passes += 1
-        return StreamWithStatefulIterator.__iter__(StreamWithStatefulIterator(5))
+        return StatefulIterator(5)
 
     def state_dict(self):
         return {"passes": self.passes}
@@ -511,10 +467,8 @@ def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epo
         epoch(loader_)
         state = json.loads(json.dumps(loader_.state_dict()))
         following = epoch(loader_)
-    with loader(Ordered(), num_workers=workers) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == following
-    assert sorted(number for numbers, _ in following for number in numbers) == [200, 201, 202, 203, 204, 205]
+    assert resumed_epochs(Ordered(), state, num_workers=workers) == following
+    assert sorted(numbers_of(following)) == [200, 201, 202, 203, 204, 205]
 
 
 def test_load_state_dict_into_the_same_loader_rewinds_it():
@@ -530,8 +484,6 @@ def test_load_state_dict_into_the_same_loader_rewinds_it():
 def test_chunk_repeated_for_lack_of_space_loses_no_sample_and_no_state():
     class Pictures(StatefulStream):
         def __iter__(self):
-            import numpy as np
-
             for number, _ in super().__iter__():
                 yield gl.Image(np.full((40 + 20 * number, 60, 3), number, np.uint8)), number
 

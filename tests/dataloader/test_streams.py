@@ -1,4 +1,4 @@
-"""Iterable datasets: what comes, in which order, from how many workers."""
+"""Iterable datasets: their batches, the order of these, and their division among workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.common import alike, gpuload_batches, torch_batches
+from dataloader.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
 from dataloader.streams import Counting, Undivided, worker_share
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Numbers(IterableDataset):
-    """0 … n−1, as a dataset of torch's own class."""
+    """A stream of 0 … n−1."""
 
     def __init__(self, samples=10):
         self.samples = samples
@@ -35,27 +35,14 @@ class Sized(Numbers):
         return self.samples
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
-
-
 # -- without workers: the same as DataLoader --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 20])
-def test_stream_gives_the_same_batches_as_in_dataloader(batch_size, drop_last):
+@pytest.mark.parametrize("samples", [0, 10])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [*itertools.product([1, 3, 5, 20], [False, True]), (None, False)])
+def test_stream_gives_the_same_batches_as_in_dataloader(samples, batch_size, drop_last):
     options = {"batch_size": batch_size, "drop_last": drop_last, "epochs": 2}
-    assert alike(gpuload_batches(Numbers(), **options), torch_batches(Numbers(), **options))
-
-
-@pytest.mark.parametrize("samples", [0, 7])
-def test_stream_with_batch_size_none_gives_single_samples(samples):
-    assert alike(gpuload_batches(Numbers(samples), None), torch_batches(Numbers(samples), None))
-
-
-def test_empty_stream_gives_an_empty_epoch():
-    assert gpuload_batches(Numbers(0), 4, epochs=2) == torch_batches(Numbers(0), 4, epochs=2) == []
+    assert alike(gpuload_batches(Numbers(samples), **options), torch_batches(Numbers(samples), **options))
 
 
 def test_chained_streams_are_concatenated():
@@ -81,8 +68,8 @@ def test_endless_stream_gives_batches_on_demand(workers):
             worker, count = worker_share()
             return itertools.count(worker, count)
 
-    with gl.Loader(Endless(), 2, num_workers=workers, device="cpu") as loader:
-        batches = keys(itertools.islice(loader, 4))
+    with cpu_loader(Endless(), 2, num_workers=workers) as loader:
+        batches = as_lists(itertools.islice(loader, 4))
     assert batches == ([[0, 2], [1, 3], [4, 6], [5, 7]] if workers else [[0, 1], [2, 3], [4, 5], [6, 7]])
 
 
@@ -96,7 +83,7 @@ def test_length_of_a_stream_is_that_of_dataloader(batch_size, drop_last):
 
 
 def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
-    """And both warn of it, if len(loader) was asked; here once, there with each batch."""
+    """DataLoader warns with each extra batch, if `len(loader)` was called before; gpuload warns once."""
 
     class Wrong(Sized):
         def __len__(self):
@@ -106,7 +93,7 @@ def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
     assert len(theirs) == 7
     with pytest.warns(UserWarning, match="Length of IterableDataset"):
         expected = list(theirs)
-    loader = gl.Loader(Wrong(), 1, device="cpu")
+    loader = cpu_loader(Wrong(), 1)
     assert alike([batch for batch in loader], expected)  # noqa: C416 (list() asks for the length)
     assert len(loader) == 7
     batches = iter(loader)
@@ -120,16 +107,16 @@ def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_as_long_as_its_length_does_not_warn(workers):
-    """From two workers there is a batch more than len(loader) says, since each has a rest: samples count."""
+    """Two workers give a batch more than `len(loader)`, since each has an incomplete batch: samples are counted."""
 
     class Known(Counting):
         def __len__(self):
             return self.samples
 
-    with gl.Loader(Known(8), 3, num_workers=workers, device="cpu") as loader:
+    with cpu_loader(Known(8), 3, num_workers=workers) as loader:
         assert len(loader) == 3
-        batches = list(loader)
-    assert (len(batches), sum(len(batch) for batch in batches)) == (3 + (workers == 2), 8)
+        sizes = [len(batch) for batch in loader]
+    assert (len(sizes), sum(sizes)) == (3 + (workers == 2), 8)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}])
@@ -155,7 +142,7 @@ def test_exception_in_a_stream_raises_sample_error_after_earlier_batches():
             yield from (0, 1, 2)
             raise ZeroDivisionError("three is too many")
 
-    with gl.Loader(Breaks(), 2, device="cpu") as loader:
+    with cpu_loader(Breaks(), 2) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1]
         with pytest.raises(gl.SampleError, match=r"ZeroDivisionError: three is too many"):
@@ -173,12 +160,7 @@ def test_exception_in_dataset_iter_raises_sample_error():
         gpuload_batches(Never(), 2)
 
 
-# -- in this process, and nothing of it -------------------------------------------------------------------------------
-
-
 def test_stream_without_workers_runs_in_the_main_thread_with_its_environment():
-    """Its own threads go on, and it sees the program's environment and numbers of threads."""
-
     class Threaded(IterableDataset):
         def __iter__(self):
             queue, filled = [], threading.Event()
@@ -198,10 +180,10 @@ def test_stream_without_workers_runs_in_the_main_thread_with_its_environment():
     observed = []
     main_thread = (os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ))
     before = set(threading.enumerate())
-    assert keys(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
+    assert as_lists(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
     assert observed == [main_thread] * 6
     assert (torch.get_num_threads(), dict(os.environ)) == main_thread[2:]
-    assert set(threading.enumerate()) <= before  # one that an earlier test left may have ended
+    assert set(threading.enumerate()) <= before  # a thread of an earlier test may have ended
 
 
 def test_num_workers_defaults_to_0_for_a_stream_and_worker_info_is_none():
@@ -220,25 +202,25 @@ def test_num_workers_defaults_to_0_for_a_stream_and_worker_info_is_none():
 @pytest.mark.processes
 def test_workers_of_a_stream_take_turns_by_batch_as_in_dataloader():
     expected = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
-    with gl.Loader(Counting(11), 3, num_workers=2, device="cpu") as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")  # a stream that is shared out is not taken for one that is not
-        assert keys(loader) == keys(loader) == expected
-    assert keys(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
+    with cpu_loader(Counting(11), 3, num_workers=2) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")  # no warning that it is not divided
+        assert as_lists(loader) == as_lists(loader) == expected
+    assert as_lists(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
 
 
 @pytest.mark.processes
 def test_stream_not_divided_among_workers_warns():
-    with gl.Loader(Undivided(6), 2, num_workers=2, device="cpu") as loader:
+    with cpu_loader(Undivided(6), 2, num_workers=2) as loader:
         with pytest.warns(
             RuntimeWarning, match="workers 0 and 1 yielded the same first .* every sample appears 2 times"
         ):
-            batches = keys(loader)
+            batches = as_lists(loader)
         assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
 
 
 @pytest.mark.processes
 def test_worker_init_fn_can_divide_a_stream_among_workers():
-    """By the copy of the dataset that the worker has, as torch's documentation shows it."""
+    """The function changes the worker's copy of the dataset, as in torch's documentation."""
 
     class Bounds(Undivided):
         start = 0
@@ -255,7 +237,7 @@ def test_worker_init_fn_can_divide_a_stream_among_workers():
         info.dataset.start = worker * half
         info.dataset.samples = min((worker + 1) * half, info.dataset.samples)
 
-    batches = keys(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
+    batches = as_lists(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
     assert batches == [[0, 1], [4, 5], [2, 3], [6]]
 
 
@@ -264,18 +246,18 @@ def test_worker_killed_by_its_stream_loses_and_repeats_no_sample(tmp_path):
     undisturbed = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
     mark = tmp_path / "killed"
     dataset = Counting(20, kill_at=9, mark=str(mark))
-    assert keys(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
+    assert as_lists(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
     assert mark.exists()
 
 
 @pytest.mark.processes
 def test_worker_killed_between_batches_loses_and_repeats_no_sample():
-    with gl.Loader(Counting(60), 3, num_workers=2, device="cpu") as loader:
-        undisturbed = keys(loader)
+    with cpu_loader(Counting(60), 3, num_workers=2) as loader:
+        undisturbed = as_lists(loader)
         loader.set_epoch(0)
         batches = []
         for batch in loader:
-            batches += keys([batch])
+            batches += as_lists([batch])
             if len(batches) in (2, 9):
                 os.kill(loader._session.engine.pids[len(batches) % 2], 9)
     assert batches == undisturbed
@@ -291,11 +273,11 @@ def test_slow_worker_does_not_change_the_order_of_a_stream():
                     time.sleep(0.02)
                 yield number
 
-    assert keys(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    assert as_lists(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
 
 
 class WaitsForFile:
-    """Worker w gives 100·w … 100·w + 5; worker 0 waits for a file before its second number."""
+    """A stream of 100·w … 100·w + 5 in worker w; worker 0 waits for a file before its second number."""
 
     def __init__(self, file):
         self.file = file
@@ -314,17 +296,17 @@ def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_
     with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
         batches = iter(loader)
         seen = []
-        while not ([0] in seen and [103] in seen):  # the slow worker may be the last to start, too
-            seen += keys(itertools.islice(batches, 1))
+        while not ([0] in seen and [103] in seen):  # the slow worker may also start last
+            seen += as_lists(itertools.islice(batches, 1))
         assert [1] not in seen
         state = loader.state_dict()
         (tmp_path / "go").touch()
         all_batches = [[100 * worker + number] for worker in (0, 1) for number in range(6)]
-        assert sorted(seen + keys(batches)) == all_batches
+        assert sorted(seen + as_lists(batches)) == all_batches
     with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
         loader.load_state_dict(state)
-        resumed = keys(loader)
-    for worker in (0, 1):  # each worker's own come in order
+        resumed = as_lists(loader)
+    for worker in (0, 1):  # the numbers of each worker come in order
         assert [key for [key] in seen + resumed if key // 100 == worker] == [
             100 * worker + number for number in range(6)
         ]
@@ -337,11 +319,11 @@ def test_worker_whose_stream_ends_early_leaves_its_turns_to_the_others():
             worker, _ = worker_share()
             return iter(range(100 * worker, 100 * worker + (2, 7)[worker]))
 
-    assert keys(gpuload_batches(Uneven(), 2, num_workers=2)) == [[0, 1], [100, 101], [102, 103], [104, 105], [106]]
+    assert as_lists(gpuload_batches(Uneven(), 2, num_workers=2)) == [[0, 1], [100, 101], [102, 103], [104, 105], [106]]
 
 
 def test_shuffling_datapipe_gives_another_order_each_epoch():
-    """DataLoader has it shuffled and shared out besides; here it is what it is by itself."""
+    """DataLoader configures the shuffling and sharding of datapipes; gpuload only iterates over them."""
     from torch.utils.data.datapipes.iter import IterableWrapper
 
     first, second = gpuload_batches(IterableWrapper(range(8)).shuffle(), 8, epochs=2, collate_fn=list)

@@ -1,11 +1,11 @@
-"""torchvision's TVTensors from a dataset whose transforms are torchvision's: as DataLoader gives them."""
+"""torchvision's TVTensors in samples: batches are those of DataLoader."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, alike, gpuload_batches, torch_batches
+from dataloader.both_loaders import Made, alike, gpuload_batches, torch_batches
 from helpers import peers
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -69,6 +69,10 @@ KINDS = {
 }
 
 
+def zipped(samples):
+    return tuple(zip(*samples, strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tv_tensors_are_collated_as_in_dataloader(kind):
     dataset = Made(KINDS[kind], 6)
@@ -77,12 +81,9 @@ def test_tv_tensors_are_collated_as_in_dataloader(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
-    """As torchvision's references have it."""
-    dataset, options = Made(KINDS[kind], 6), {"collate_fn": lambda samples: tuple(zip(*samples, strict=True))}
-    if kind in ("boxes by themselves", "a mask and keypoints by themselves"):
-        options = {"collate_fn": list}
-    batches, expected = gpuload_batches(dataset, 3, **options), torch_batches(dataset, 3, **options)
-    if "levels" in kind or kind == "levels":  # images, so plain tensors
+    dataset, collate_fn = Made(KINDS[kind], 6), list if "by themselves" in kind else zipped
+    batches, expected = (load(dataset, 3, collate_fn=collate_fn) for load in (gpuload_batches, torch_batches))
+    if "levels" in kind:  # gpuload gives images as plain tensors
         batches, expected = ([[images, list(others)] for images, others in batches] for batches in (batches, expected))
         for (images, others), (expected_images, expected_others) in zip(batches, expected, strict=True):
             assert alike(others, expected_others)
@@ -95,7 +96,7 @@ def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
 
 
 def detection(index: int):
-    """As torchvision's detection reference has it after its transforms, without ToPureTensor."""
+    """Return a sample like those of torchvision's detection reference without ToPureTensor."""
     size = SIZE[0] + index, SIZE[1]
     target = {
         "boxes": boxes(index, 1 + index % 3, canvas_size=size),
@@ -107,24 +108,21 @@ def detection(index: int):
     return v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)])(picture, target)
 
 
-def zipped(samples):
-    return tuple(zip(*samples, strict=True))
-
-
 def test_torchvisions_detection_reference_trains_with_a_loader():
     dataset = Made(detection, 8)
-    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
-    expected = torch_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
-    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
-    batches = gpuload_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
-    assert alike(batches, expected)
-    # Where they come in several chunks, they are collated in this process.
+
+    def sampler():
+        return BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
+
+    batches = gpuload_batches(dataset, batch_sampler=sampler(), collate_fn=zipped)
+    assert alike(batches, torch_batches(dataset, batch_sampler=sampler(), collate_fn=zipped))
+    # Batches of several chunks are collated in the main process.
     assert alike(
         gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1), torch_batches(dataset, 4, collate_fn=zipped)
     )
     model = torch.nn.Conv2d(3, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for images, targets in batches:  # what its train_one_epoch does
+    for images, targets in batches:  # the steps of its train_one_epoch
         images = [image.to("cpu") for image in images]
         targets = [{k: v.to("cpu") if isinstance(v, torch.Tensor) else v for k, v in t.items()} for t in targets]
         assert isinstance(targets[0]["boxes"], tv_tensors.BoundingBoxes)
@@ -155,7 +153,7 @@ def segmentation(index: int):
 
 
 def padded(samples):
-    """The reference's collation: images beside each other in the largest size, masks filled with 255."""
+    """Collate like the reference: pad images and masks to the largest size, masks with 255."""
     images, targets = zip(*samples, strict=True)
     return concatenated(images, 0), concatenated(targets, 255)
 
@@ -200,28 +198,28 @@ LARGE = {
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"collate_fn": list}, {"chunk_size": 2}, {"collate_fn": list, "chunk_size": 2}]
+    "options",
+    [
+        {},
+        {"collate_fn": list},
+        {"chunk_size": 2},
+        {"collate_fn": list, "chunk_size": 2},
+        {"batch_size": None},
+    ],
 )
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_tv_tensors_keep_their_type_with_any_collate_fn_and_chunk_size(kind, options):
-    """As arrays and plain tensors do, without a pickle of each; `list` gets what the dataset returned."""
-    dataloader_options = {name: value for name, value in options.items() if name != "chunk_size"}
-    assert alike(
-        gpuload_batches(Made(LARGE[kind], 6), 3, **options),
-        torch_batches(Made(LARGE[kind], 6), 3, **dataloader_options),
-    )
-
-
-@pytest.mark.parametrize("kind", LARGE)
-def test_large_tv_tensors_with_batch_size_none_equal_dataloaders(kind):
-    assert alike(gpuload_batches(Made(LARGE[kind], 3), None), torch_batches(Made(LARGE[kind], 3), None))
+    options = {"batch_size": 3, **options}
+    batches = gpuload_batches(Made(LARGE[kind], 6), **options)
+    options.pop("chunk_size", None)
+    assert alike(batches, torch_batches(Made(LARGE[kind], 6), **options))
 
 
 def test_large_tv_tensors_are_not_pickled_by_torch(monkeypatch):
-    """What took it milliseconds for each image: torch saves and loads the storage of a subclass by itself."""
+    """Torch pickles the storage of each tensor of a subclass separately, which took milliseconds per image."""
 
     def refuse(*arguments):
-        raise AssertionError("a tensor was pickled as torch does it")
+        raise AssertionError("torch pickled a tensor")
 
     monkeypatch.setattr(torch.storage.UntypedStorage, "__reduce__", refuse)
     monkeypatch.setattr(torch.storage.TypedStorage, "__reduce__", refuse)
@@ -243,7 +241,7 @@ def test_subclass_of_a_tv_tensor_keeps_its_type():
 
 
 def detection_in_worker(index: int):
-    """The same with an import that works beside any torch."""
+    """Return a detection sample. The import of torchvision works with any version of torch."""
     from benchmarks.peers.torchvision_import import torchvision, v2
 
     picture = torchvision.tv_tensors.Image(torch.arange(3 * 20 * 30, dtype=torch.uint8).reshape(3, 20, 30))

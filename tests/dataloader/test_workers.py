@@ -1,4 +1,4 @@
-"""Worker processes as DataLoader's users know them: what they are told, when they start and end, what they say."""
+"""Worker processes as users of DataLoader know them: worker info, start and end, random numbers, errors, arguments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ import time
 
 import pytest
 import torch
-from dataloader.common import Made, global_random_numbers, gpuload_batches, torch_batches, worker_info
+from dataloader.both_loaders import Made, as_lists, gpuload_batches, torch_batches
 
 import gpuload as gl
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+def worker_info(key):
+    """Return this worker's process and torch's `get_worker_info`."""
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    return None if info is None else (os.getpid(), info.id, info.num_workers, info.seed, type(info.dataset).__name__)
+
+
+def global_random_numbers(key):
+    import numpy as np
+    import torch
+
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 def import_torch_first(worker):
@@ -46,22 +57,20 @@ def test_get_worker_info_is_none_without_workers():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("epochs", [3])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent, epochs):
+def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent):
     def note(worker):
         open(tmp_path / f"{worker} {os.getpid()}", "x").close()
 
-    gpuload_batches(Made(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=epochs)
+    gpuload_batches(Made(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=3)
     started = [path.name.split() for path in tmp_path.iterdir()]
-    times = 1 if persistent else epochs
+    times = 1 if persistent else 3
     assert sorted(worker for worker, _ in started) == ["0"] * times + ["1"] * times
     assert len({pid for _, pid in started}) == 2 * times
 
 
 @pytest.mark.processes
 def test_worker_init_fn_can_change_affinity_and_environment():
-    """Its copy of the dataset, its environment, its processors."""
     cpu = min(os.sched_getaffinity(0))
 
     def change(worker):
@@ -89,7 +98,7 @@ def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
     with gl.Loader(Made(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
         for kind in (gl.WorkerError, ZeroDivisionError):
             with pytest.raises(kind, match=expected) as caught:
-                iter(loader)  # not only with the first batch
+                iter(loader)  # before the first batch
             assert type(pickle.loads(pickle.dumps(caught.value))) is gl.WorkerError
 
 
@@ -99,7 +108,7 @@ def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
 @pytest.mark.processes
 @pytest.mark.parametrize("first", [import_torch_first, None])
 def test_random_numbers_of_samples_do_not_depend_on_num_workers(first):
-    """Where DataLoader's draws depend on num_workers."""
+    """In DataLoader, they do depend on it."""
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
     expected = gpuload_batches(Made(global_random_numbers), **options)
     batches = gpuload_batches(Made(global_random_numbers), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
@@ -125,18 +134,21 @@ def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_run
 
 
 @pytest.mark.processes
-def test_list_that_changed_between_epochs_is_read_as_changed():
-    for persistent in (True, False):
-        dataset = [1, 1]
-        with gl.Loader(dataset, 2, num_workers=1, device="cpu", persistent_workers=persistent) as loader:
-            assert keys(loader) == [[1, 1]]
-            dataset[:] = [100, 100]
-            assert keys(loader) == [[100, 100]]
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        ([100, 100], {"num_workers": 1, "persistent_workers": True}),
+        ([100, 100], {"num_workers": 1, "persistent_workers": False}),
+        ([100, 100, 100], {"num_workers": 0}),
+    ],
+)
+def test_list_that_changed_between_epochs_is_read_as_changed(changed, options):
     dataset = [1, 1]
-    with gl.Loader(dataset, 2, num_workers=0, device="cpu") as loader:
-        assert keys(loader) == [[1, 1]]
-        dataset[:] = [100, 100, 100]
-        assert (len(loader), keys(loader)) == (2, [[100, 100], [100]])
+    with gl.Loader(dataset, 2, device="cpu", **options) as loader:
+        assert as_lists(loader) == [[1, 1]]
+        dataset[:] = changed
+        expected = [changed[start : start + 2] for start in range(0, len(changed), 2)]
+        assert (len(loader), as_lists(loader)) == (len(expected), expected)
 
 
 @pytest.mark.processes
@@ -154,20 +166,20 @@ def test_persistent_workers_false_starts_new_processes_each_epoch():
 
 @pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
 def test_multiprocessing_context_of_fresh_processes_is_accepted(context):
-    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+    assert as_lists(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
 def test_multiprocessing_context_fork_is_accepted_with_a_warning(context):
-    """So that a program which says so runs; without workers there is nothing to say."""
+    """Programs written for DataLoader still run; without workers, there is no warning."""
     text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are not forks of this process"
     with pytest.warns(RuntimeWarning, match=text) as warned:
         loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
     with loader:
-        assert keys(loader) == keys(loader) == [[0, 1]]
+        assert as_lists(loader) == as_lists(loader) == [[0, 1]]
     assert [warning.filename for warning in warned] == [__file__]
-    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+    assert as_lists(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("context", ["thread", 3])
@@ -187,7 +199,7 @@ def test_batches_come_in_order_despite_a_slow_sample(in_order):
         return key
 
     batches = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
-    assert keys(batches) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert as_lists(batches) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.processes
@@ -202,7 +214,7 @@ def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
         deadline = time.monotonic() + 30
         while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(list(tmp_path.iterdir())) == 8  # and no more: those 2, and 3 batches of 2
+        assert len(list(tmp_path.iterdir())) == 8  # the first 2, and 3 batches of 2
     gpuload_batches(Made(), prefetch_factor=2)  # without workers too, which DataLoader refuses
     with pytest.raises(ValueError, match="prefetch_factor"):
         torch.utils.data.DataLoader(Made(), prefetch_factor=2)
@@ -211,31 +223,30 @@ def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"timeout": 30}])
 def test_timeout_has_no_effect_if_no_sample_hangs(options):
-    assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert as_lists(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 class ErrorWithIndex(KeyError):
+    """An error whose attribute `index` raises."""
+
     index = property(lambda self: 1 // 0)
 
 
 @pytest.mark.processes
-def test_exception_of_a_sample_is_a_sample_error_and_keeps_its_type():
-    for kind in (KeyError, NotImplementedError, FileNotFoundError, ErrorWithIndex, UnicodeDecodeError):
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [KeyError, NotImplementedError, FileNotFoundError, ErrorWithIndex, UnicodeDecodeError])
+def test_exception_of_a_sample_is_a_sample_error_and_keeps_its_type(kind, workers):
+    def fails(key):
+        raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
 
-        def fails(key, kind=kind):
-            raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
-
-        for workers in (0, 1):
-            with pytest.raises(kind) as caught:
-                gpuload_batches(Made(fails), num_workers=workers)
-            error = caught.value
-            assert isinstance(error, gl.SampleError)
-            assert error.index == 0
-            assert str(error).startswith(
-                f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: "
-            )
-            copied = pickle.loads(pickle.dumps(error))
-            assert (type(copied).__mro__[1:], str(copied)) == (type(error).__mro__[1:], str(error))
+    with pytest.raises(kind) as caught:
+        gpuload_batches(Made(fails), num_workers=workers)
+    error = caught.value
+    assert isinstance(error, gl.SampleError)
+    assert error.index == 0
+    assert str(error).startswith(f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: ")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied).__mro__[1:], str(copied)) == (type(error).__mro__[1:], str(error))
 
 
 @pytest.mark.parametrize("kind", [StopIteration, ExceptionGroup])
@@ -262,7 +273,7 @@ def test_exception_in_collate_fn_is_a_collate_error_and_keeps_its_type():
 
 
 def test_second_iterator_of_a_loader_ends_the_first():
-    """Where DataLoader lets both run."""
+    """In DataLoader, both iterators continue."""
     with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
         assert len(list(second)) == 2
@@ -273,7 +284,6 @@ def test_second_iterator_of_a_loader_ends_the_first():
 
 
 def test_dataset_that_gives_no_batch_raises_where_dataloader_is_empty():
-    """Where DataLoader gives an empty epoch."""
     assert torch_batches([]) == torch_batches(Made(), 20, drop_last=True) == []
     with pytest.raises(ValueError, match="the dataset is empty"):
         gl.Loader([])
@@ -298,7 +308,7 @@ def test_setting_an_attribute_of_a_loader_raises_as_in_dataloader(name):
 
 
 class Epochs:
-    """Every sample is the epoch that the dataset was told."""
+    """A dataset whose samples are the epoch that was set."""
 
     epoch = -1
 
@@ -322,18 +332,18 @@ def test_set_epoch_reaches_the_dataset_in_every_process(workers):
         for epoch in (3, 7):
             loader.set_epoch(epoch)
             assert [batch.tolist() for batch in loader] == [[epoch] * 4] * 2
-        loader.close()  # new workers are told what the old ones were
+        loader.close()  # new workers get the same epoch
         assert [batch.tolist() for batch in loader] == [[7] * 4] * 2
 
 
 @pytest.mark.processes
 def test_exception_in_set_epoch_of_the_dataset_in_a_worker_raises_sample_error():
-    class Here(Epochs):
+    class FailsInWorkers(Epochs):
         def set_epoch(self, epoch):
             if torch.utils.data.get_worker_info() is not None:
                 super().set_epoch(epoch)
 
-    with gl.Loader(Here(), 4, num_workers=1, device="cpu") as loader:
+    with gl.Loader(FailsInWorkers(), 4, num_workers=1, device="cpu") as loader:
         loader.set_epoch(13)
         with pytest.raises(gl.SampleError, match="ValueError: unlucky"):
             next(iter(loader))

@@ -1,9 +1,9 @@
-"""Runs a file of torchdata's tests with `gpuload.Loader` in the place of its `StatefulDataLoader`.
+"""Run a file of torchdata's tests with `gpuload.Loader` in place of its `StatefulDataLoader`.
 
     python tests/dataloader/torchdata_suites.py FOLDER/test_state_dict.py [-k NAME]
 
 The files are not part of this repository: FOLDER is ``test/stateful_dataloader`` of a checkout of pytorch/data v0.11.
-Which of their tests fail, and why, stands in `test_torchdata_suites.py`.
+`test_torchdata_suites.py` lists the tests that fail, and why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEST_LIMIT_S = 300
 
 
 def outcomes(path: Path, *arguments: str) -> dict[str, str]:
-    """For each test of a file, ``Class.test``: "passed", "skipped", or how it failed."""
+    """Run a file and return for each test, ``Class.test``, "passed", "skipped", or the message of its failure."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, __file__, str(path), f"--junit-xml={report}", *arguments]
@@ -55,7 +55,7 @@ def _worker_snapshot(worker: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(arguments: list[str]) -> int:
-    """In a process of its own: put `Loader` in place, then run pytest."""
+    """Put `Loader` in place and run pytest. Runs in a separate process."""
     import cloudpickle
     import pytest
     import torchdata.stateful_dataloader as theirs
@@ -63,8 +63,8 @@ def _run(arguments: list[str]) -> int:
     import gpuload as gl
 
     class StatefulDataLoader(gl.Loader):
-        """Takes `snapshot_every_n_steps`, and adds to a state what is in it under torchdata's private names, which some
-        tests look into; nothing is read from those."""
+        """A loader that accepts `snapshot_every_n_steps`. Its states repeat their content under torchdata's private
+        names, which some tests inspect; nothing is read from these copies."""
 
         def __init__(self, *arguments, snapshot_every_n_steps=1, **options):
             super().__init__(*arguments, **{"device": "cpu", "num_workers": 0, **options})
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     theirs.StatefulDataLoader = StatefulDataLoader  # pyright: ignore[reportAttributeAccessIssue]
 
     class ByValue:
-        """Workers need not import the file, and torch's own test tools with it."""
+        """A plugin that pickles the file by value, so that workers do not import it and torch's test tools."""
 
         def pytest_collection_finish(self) -> None:
             cloudpickle.register_pickle_by_value(sys.modules[Path(arguments[0]).stem])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from dataloader.both_loaders import Made
 from PIL import Image
 
 import gpuload as gl

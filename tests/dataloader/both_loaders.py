@@ -1,17 +1,16 @@
-"""Datasets that workers can import without torch, and the two loaders beside each other."""
+"""Batches of gpuload's and of torch's loader, and their comparison."""
 
 from __future__ import annotations
 
-import os
-import random
-from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import gpuload as gl
+
 
 class Made:
-    """Sample i is what a function makes of i."""
+    """A dataset whose sample i is `function(i)`; workers can import it without torch."""
 
     def __init__(self, function: Callable[[Any], Any] = int, samples: int = 10) -> None:
         self.function = function
@@ -25,65 +24,45 @@ class Made:
 
 
 class Many(Made):
-    """The same, many at a time; `calls` are the keys that it was asked for."""
+    """A dataset that is read by `__getitems__` only, whose keys it lists in `calls`."""
 
     def __init__(self, function: Callable[[Any], Any] = int, samples: int = 10) -> None:
         super().__init__(function, samples)
         self.calls: list[list[Any]] = []
 
     def __getitem__(self, index: Any) -> Any:
-        raise AssertionError("asked for one, although it can give many")
+        raise AssertionError("__getitem__ was called, although there is __getitems__")
 
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         self.calls.append(list(keys))
         return [self.function(key) for key in keys]
 
 
-Pair = namedtuple("Pair", ["left", "right"])
-
-
-class NamedDict(dict):
-    """A mapping of the user's own."""
-
-
-class NamedList(list):
-    """A sequence of the user's own."""
-
-
-def worker_info(key: Any) -> Any:
-    """What torch tells of the worker that this runs in."""
-    from torch.utils.data import get_worker_info
-
-    info = get_worker_info()
-    return None if info is None else (os.getpid(), info.id, info.num_workers, info.seed, type(info.dataset).__name__)
-
-
-def global_random_numbers(key: Any) -> tuple[float, float, float]:
-    """What the global generators give."""
-    import numpy as np
-    import torch
-
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
+def cpu_loader(dataset: Any, *args: Any, **options: Any) -> gl.Loader:
+    """Return a loader without workers, unless `options` say otherwise."""
+    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
 
 
 def gpuload_batches(dataset: Any, *args: Any, epochs: int = 1, **options: Any) -> list[Any]:
-    """All batches of some epochs."""
-    import gpuload as gl
-
-    with gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options}) as loader:
+    with cpu_loader(dataset, *args, **options) as loader:
         return [batch for _ in range(epochs) for batch in loader]
 
 
 def torch_batches(dataset: Any, *args: Any, epochs: int = 1, **options: Any) -> list[Any]:
-    """What torch's DataLoader gives, without workers."""
+    """Return the batches of torch's DataLoader, without workers."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(dataset, *args, **options)
     return [batch for _ in range(epochs) for batch in loader]
 
 
+def as_lists(batches: Any) -> list[Any]:
+    """Return batches with tensors as lists."""
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
 def alike(first: Any, second: Any) -> bool:
-    """Whether two batches are equal: types, dtypes, keys and their order, and all values."""
+    """Return whether two batches are equal: types, dtypes, keys and their order, and all values."""
     import torch
 
     if type(first) is not type(second):
@@ -97,4 +76,4 @@ def alike(first: Any, second: Any) -> bool:
     if isinstance(first, str | bytes) or not hasattr(first, "__iter__"):
         return first == second
     children: Iterator[tuple[Any, Any]] = zip(first, second, strict=False)
-    return len(first) == len(second) and all(alike(first_child, second_child) for first_child, second_child in children)
+    return len(first) == len(second) and all(alike(*pair) for pair in children)
