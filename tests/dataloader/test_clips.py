@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, cpu_loader, gpuload_batches
+from helpers.both_loaders import cpu_loader, gpuload_batches
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 
@@ -41,8 +42,8 @@ FORMS = {
 }
 
 
-def clips(make) -> Made:
-    return Made(lambda index: (make(index), index % CLASSES), COUNT)
+def clips(make) -> MapDataset:
+    return MapDataset(lambda index: (make(index), index % CLASSES), COUNT)
 
 
 def batches(make, transforms=CHAIN, batch_size=3, **options):

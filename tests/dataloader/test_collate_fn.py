@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, Many, alike, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
@@ -49,7 +50,7 @@ COLLATES = {
 def test_collate_fn_makes_the_same_batches_as_in_dataloader(name):
     collate_fn, make = COLLATES[name]
     options = {"batch_size": 4, "collate_fn": collate_fn}
-    assert alike(gpuload_batches(Made(make), **options), torch_batches(Made(make), **options))
+    assert alike(gpuload_batches(MapDataset(make), **options), torch_batches(MapDataset(make), **options))
 
 
 def all_collates(samples):
@@ -65,19 +66,19 @@ def all_samples(index):
 def test_collate_fn_makes_the_same_batches_in_workers(chunk_size):
     """The function runs in the worker if a chunk is a complete batch, else in the main process."""
     options = {"batch_size": 4, "collate_fn": all_collates}
-    expected = torch_batches(Made(all_samples), **options)
-    assert alike(gpuload_batches(Made(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
+    expected = torch_batches(MapDataset(all_samples), **options)
+    assert alike(gpuload_batches(MapDataset(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
 
 
 @pytest.mark.processes
 def test_collate_fn_draws_the_same_for_a_list_as_for_any_dataset():
-    """It continues the random numbers of the batch's last sample, although the samples of a list draw nothing."""
+    """The random numbers continue those of the batch's last sample, although the samples of a list draw nothing."""
 
     def masked(samples):
         return samples, torch.rand(2).tolist(), random.random()
 
     expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
-    assert gpuload_batches(Made(int, 64), 16, collate_fn=masked) == expected
+    assert gpuload_batches(MapDataset(int, 64), 16, collate_fn=masked) == expected
     assert gpuload_batches(list(range(64)), 16, collate_fn=masked, num_workers=2, chunk_size=16) == expected
     assert len({numbers for _, _, numbers in expected}) == 4
 
@@ -87,14 +88,14 @@ def test_collate_fn_runs_in_the_worker_or_for_images_in_the_main_process():
     def process_ids(samples):
         return [os.getpid()] * len(samples)
 
-    assert os.getpid() not in gpuload_batches(Made(), 5, num_workers=1, collate_fn=process_ids)[0]
-    images = Made(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
+    assert os.getpid() not in gpuload_batches(MapDataset(), 5, num_workers=1, collate_fn=process_ids)[0]
+    images = MapDataset(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
     assert gpuload_batches(images, 5, num_workers=1, collate_fn=process_ids) == [[os.getpid()] * 5] * 2
 
 
 def test_collate_fn_that_draws_leaves_the_global_generators_unchanged():
     before = torch.get_rng_state()
-    gpuload_batches(Made(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
+    gpuload_batches(MapDataset(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -106,7 +107,7 @@ def test_exception_in_collate_fn_names_its_samples_and_line(workers):
             raise KeyError("no four")
         return samples
 
-    with gl.Loader(Made(), 3, num_workers=workers, collate_fn=fails, device="cpu") as loader:
+    with gl.Loader(MapDataset(), 3, num_workers=workers, collate_fn=fails, device="cpu") as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2]
         with pytest.raises(
@@ -116,11 +117,11 @@ def test_exception_in_collate_fn_names_its_samples_and_line(workers):
         assert "raise KeyError" in str(caught.value)
         assert next(batches) == [6, 7, 8]
     with pytest.raises(KeyError):
-        torch_batches(Made(), 3, collate_fn=fails)
+        torch_batches(MapDataset(), 3, collate_fn=fails)
 
 
 def test_get_collate_fn_of_the_dataset_is_used_unless_collate_fn_is_passed():
-    class WithCollateFn(Made):
+    class WithCollateFn(MapDataset):
         def _get_collate_fn(self):
             return lambda samples: ("by default", samples)
 
@@ -129,12 +130,12 @@ def test_get_collate_fn_of_the_dataset_is_used_unless_collate_fn_is_passed():
 
 
 def test_collate_fn_gets_the_samples_of_getitems_as_a_list():
-    assert gpuload_batches(Many(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert gpuload_batches(BatchedMapDataset(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
 
 
 def test_none_as_sample_raises_without_collate_fn():
     with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
-        gpuload_batches(Made(lambda i: None), 2)
+        gpuload_batches(MapDataset(lambda i: None), 2)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def pictured(index):
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_collate_fn_gets_finished_images_each_of_its_own_size(workers):
-    [samples] = gpuload_batches(Made(pictured, 4), 4, collate_fn=list, num_workers=workers)
+    [samples] = gpuload_batches(MapDataset(pictured, 4), 4, collate_fn=list, num_workers=workers)
     assert [label for _, label in samples] == [0, 1, 2, 3]
     assert [tuple(image.shape) for image, _ in samples] == [(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)]
     assert [image.unique().tolist() for image, _ in samples] == [[0], [1], [2], [3]]
@@ -155,7 +156,7 @@ def test_collate_fn_gets_finished_images_each_of_its_own_size(workers):
 
 
 def test_collate_fn_gets_images_of_one_size_as_views_of_one_storage():
-    [samples] = gpuload_batches(Made(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
+    [samples] = gpuload_batches(MapDataset(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
     assert [image.shape for image, _ in samples] == [(3, 8, 8)] * 3
     assert len({image.untyped_storage().data_ptr() for image, _ in samples}) == 1
     assert [int(image.unique()) for image, _ in samples] == [0, 1, 2]
@@ -165,14 +166,14 @@ def test_default_collate_as_collate_fn_gives_the_same_batch_of_transformed_image
     chain = [T.RandomResizedCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3)]
     options = {"batch_size": 4, "transforms": chain}
     assert alike(
-        gpuload_batches(Made(pictured, 8), collate_fn=default_collate, **options),
-        gpuload_batches(Made(pictured, 8), **options),
+        gpuload_batches(MapDataset(pictured, 8), collate_fn=default_collate, **options),
+        gpuload_batches(MapDataset(pictured, 8), **options),
     )
 
 
 def test_collate_fn_without_batch_size_gets_one_finished_sample():
     batches = gpuload_batches(
-        Made(pictured, 2), None, transforms=[T.CenterCrop(8)], collate_fn=lambda s: (s[0].shape, s[1])
+        MapDataset(pictured, 2), None, transforms=[T.CenterCrop(8)], collate_fn=lambda s: (s[0].shape, s[1])
     )
     assert batches == [((3, 8, 8), 0), ((3, 8, 8), 1)]
 
@@ -193,15 +194,15 @@ class Batch:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_of_a_custom_batch_is_called_if_cuda_is_available(monkeypatch, workers):
-    plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
+    plain = gpuload_batches(MapDataset(), 5, collate_fn=Batch, pin_memory=True)
     assert [batch.pins for batch in plain] == [0, 0]  # no effect without CUDA, as in DataLoader
     monkeypatch.setattr(devices, "is_available", lambda: True)
-    pinned = gpuload_batches(Made(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
+    pinned = gpuload_batches(MapDataset(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
     assert [(type(batch), batch.pins, batch.values.tolist()) for batch in pinned] == [
         (Batch, 1, [0, 1, 2, 3, 4]),
         (Batch, 1, [5, 6, 7, 8, 9]),
     ]
-    assert gpuload_batches(Made(), 5, collate_fn=Batch)[0].pins == 0
+    assert gpuload_batches(MapDataset(), 5, collate_fn=Batch)[0].pins == 0
 
 
 def test_pin_memory_locks_all_nested_tensors_if_cuda_is_available(monkeypatch):
@@ -216,7 +217,7 @@ def test_pin_memory_locks_all_nested_tensors_if_cuda_is_available(monkeypatch):
 
     monkeypatch.setattr(devices, "is_available", lambda: True)
     with Locking():
-        [batch] = gpuload_batches(Made(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
+        [batch] = gpuload_batches(MapDataset(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
     assert locked == [[0, 1], [0.0, 0.5]]
     assert batch["b"][0][0] == ["n0", "n1"] or batch["b"][0][0] == ("n0", "n1")
 
@@ -229,7 +230,7 @@ def test_collate_fn_runs_in_the_main_process_if_its_batch_cannot_be_pickled(work
 
         return samples, threading.Lock()
 
-    with gl.Loader(Made(), 5, num_workers=workers, collate_fn=unsendable, device="cpu") as loader:
+    with gl.Loader(MapDataset(), 5, num_workers=workers, collate_fn=unsendable, device="cpu") as loader:
         assert [samples for samples, _ in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert capfd.readouterr().err == ""
 
@@ -248,6 +249,6 @@ def test_nested_tensor_of_a_collate_fn_arrives(workers):
             warnings.simplefilter("ignore")
             return as_nested_tensor([ones(sample + 1) for sample in samples])
 
-    [batch] = gpuload_batches(Made(samples=3), 3, collate_fn=nested, num_workers=workers)
+    [batch] = gpuload_batches(MapDataset(samples=3), 3, collate_fn=nested, num_workers=workers)
     assert batch.is_nested
     assert [len(row) for row in batch.unbind()] == [1, 2, 3]

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, as_lists, cpu_loader, gpuload_batches
 from dataloader.streams import worker_share
+from helpers.both_loaders import as_lists, cpu_loader, gpuload_batches
+from helpers.map_datasets import MapDataset
 from torch.utils.data import IterableDataset, RandomSampler
 
 import gpuload as gl
@@ -42,7 +43,7 @@ def fail_at(*bad):
             raise ValueError("bad")
         return image_array_number(index)
 
-    return Made(make, 24)
+    return MapDataset(make, 24)
 
 
 @pytest.mark.processes
@@ -83,7 +84,7 @@ def changing_unsendable(samples):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [Made, Streamed])
+@pytest.mark.parametrize("kind", [MapDataset, Streamed])
 @pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
 def test_collate_fn_that_modifies_its_samples_is_applied_once(workers, kind, collate_fn):
     dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # larger than a slot's first size
@@ -107,7 +108,7 @@ def test_memmaps_arrive_from_workers_without_torch(tmp_path):
     def make(index):
         return np.memmap(path, np.float32, "r", index * 4000, (1000,))
 
-    batches = gpuload_batches(Made(make, 6), 2, num_workers=1)
+    batches = gpuload_batches(MapDataset(make, 6), 2, num_workers=1)
     assert [batch[:, 0].tolist() for batch in batches] == [[0, 1000], [2000, 3000], [4000, 5000]]
 
 
@@ -132,7 +133,7 @@ class Holder:
     """An object with a loader and the collate_fn of that loader, like a LightningDataModule."""
 
     def __init__(self, workers):
-        self.loader = cpu_loader(Made(int, 24), 8, num_workers=workers, collate_fn=self.collate)
+        self.loader = cpu_loader(MapDataset(int, 24), 8, num_workers=workers, collate_fn=self.collate)
 
     def collate(self, samples):
         return torch.tensor(samples)
@@ -157,7 +158,7 @@ def test_loader_in_a_cycle_with_its_collate_fn_is_collected_with_its_workers(wor
 def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
     def make():
         sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(1))
-        return cpu_loader(Made(int, 24), 8, sampler=sampler)
+        return cpu_loader(MapDataset(int, 24), 8, sampler=sampler)
 
     first = make()
     list(first)
@@ -175,7 +176,7 @@ def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
 
 @pytest.mark.processes
 def test_feed_has_a_batch_in_progress_for_each_worker():
-    with cpu_loader(Made(int, 24), 2, num_workers=3, collate_fn=torch.tensor) as loader:
+    with cpu_loader(MapDataset(int, 24), 2, num_workers=3, collate_fn=torch.tensor) as loader:
         batches = iter(loader)
         next(batches)
         assert len(loader._session.feed._batches) >= 3  # pyright: ignore[reportOptionalMemberAccess]

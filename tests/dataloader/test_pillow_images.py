@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, cpu_loader, gpuload_batches
+from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -48,11 +49,11 @@ def sample_with_file(index):
 
 
 def pictures():
-    return Made(sample_at, COUNT)
+    return MapDataset(sample_at, COUNT)
 
 
 def pictures_and_files():
-    return Made(sample_with_file, COUNT)
+    return MapDataset(sample_with_file, COUNT)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -117,7 +118,7 @@ def files(tmp_path):
 
 
 def opened(paths):
-    return Made(lambda index: (PILImage.open(paths[index]), index), len(paths))
+    return MapDataset(lambda index: (PILImage.open(paths[index]), index), len(paths))
 
 
 @pytest.mark.processes

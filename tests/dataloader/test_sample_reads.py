@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataloader.both_loaders import alike
+from helpers.both_loaders import alike
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 import gpuload as gl

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, gpuload_batches
 from dataloader.streams import Counting
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 
@@ -16,7 +17,7 @@ def two_draws(key):
 
 
 def numbers(**options) -> list[int]:
-    batches = gpuload_batches(Made(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
+    batches = gpuload_batches(MapDataset(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
         assert all(first == second for first, second in batch)  # each call returns a new generator
     return [first for batch in batches for first, _ in batch]
@@ -41,7 +42,7 @@ def test_sample_rng_differs_from_the_global_generators():
     def three_draws(key):
         return random.random(), np.random.rand(), gl.sample_rng().random()
 
-    [batch] = gpuload_batches(Made(three_draws, 10), 10, collate_fn=list)
+    [batch] = gpuload_batches(MapDataset(three_draws, 10), 10, collate_fn=list)
     assert len({number for row in batch for number in row}) == 30
 
 
@@ -49,7 +50,7 @@ def test_seeds_recommended_instead_of_get_state_differ_for_each_sample():
     """The state that `get_state` returns repeats, as docs/dataloader.md explains."""
 
     def count(seed_of):
-        batches = gpuload_batches(Made(lambda key: seed_of(), 128), 32)
+        batches = gpuload_batches(MapDataset(lambda key: seed_of(), 128), 32)
         return len({int(seed) for batch in batches for seed in batch})
 
     assert count(lambda: int(np.random.get_state()[1][0])) < 64
@@ -70,7 +71,7 @@ def test_sample_rng_of_a_stream_differs_between_samples_not_between_runs():
 
 
 def test_sample_rng_outside_of_a_sample_raises():
-    gpuload_batches(Made(two_draws), 4, collate_fn=list)
+    gpuload_batches(MapDataset(two_draws), 4, collate_fn=list)
     with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is reading a sample"):
         gl.sample_rng()
 
@@ -95,7 +96,7 @@ def augmented(image, transform, **options):
         transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
         return transform(image=image)
 
-    return gpuload_batches(Made(make, 8), 8, **options)[0]
+    return gpuload_batches(MapDataset(make, 8), 8, **options)[0]
 
 
 @pytest.mark.processes

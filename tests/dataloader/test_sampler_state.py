@@ -6,7 +6,8 @@ import json
 
 import pytest
 import torch
-from dataloader.both_loaders import Made, as_lists, cpu_loader
+from helpers.both_loaders import as_lists, cpu_loader
+from helpers.map_datasets import MapDataset
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 
@@ -80,7 +81,9 @@ RESUMED = {
 def test_resume_continues_where_the_sampler_was(name, stop):
     def make():
         options = {"batch_size": 2, **RESUMED[name]()}
-        return cpu_loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
+        return cpu_loader(
+            MapDataset(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options)
+        )
 
     def epochs(loader, count):
         return [as_lists(loader) for _ in range(count)]
@@ -105,13 +108,13 @@ def test_resume_continues_where_the_sampler_was(name, stop):
 
 @pytest.mark.parametrize("state_owner", ["sampler", "iterator"])
 def test_resume_of_a_stateful_sampler_does_not_replay_it(state_owner):
-    with cpu_loader(Made(samples=11), 2, sampler=StatefulSampler(state_owner)) as first:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_owner)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
     sampler = StatefulSampler(state_owner)
-    with cpu_loader(Made(samples=11), 2, sampler=sampler) as second:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=sampler) as second:
         second.load_state_dict(state)
         assert as_lists(second) == [[6, 7], [8, 9], [10]]
     assert sampler.yielded == 5
@@ -127,12 +130,12 @@ def test_sampler_state_keeps_its_types_through_json():
             assert at == torch.tensor(state["at"])
             super().load_state_dict(state)
 
-    with cpu_loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
         batches = iter(loader)
         seen = [next(batches).tolist()]
         state = json.loads(json.dumps(loader.state_dict()))
         following = as_lists(batches)
-    with cpu_loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
         loader.load_state_dict(state)
         assert as_lists(loader) == following
     assert sorted(key for batch in seen + following for key in batch) == list(range(11))
@@ -143,7 +146,7 @@ def test_sampler_state_that_cannot_be_saved_raises_in_state_dict():
         def state_dict(self):
             return {"at": object()}
 
-    with cpu_loader(Made(samples=11), 2, sampler=Unsavable("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Unsavable("sampler")) as loader:
         next(iter(loader))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
             loader.state_dict()

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, Many, alike, as_lists, cpu_loader, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -64,7 +65,7 @@ SAMPLERS = {
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_sampler_gives_the_same_batches_as_in_dataloader(name, drop_last):
-    dataset = Made(lambda key: list(range(10))[key])
+    dataset = MapDataset(lambda key: list(range(10))[key])
     options = {"batch_size": 3, "drop_last": drop_last}
     expected = torch_batches(dataset, sampler=SAMPLERS[name](), epochs=2, **options)
     assert alike(gpuload_batches(dataset, sampler=SAMPLERS[name](), epochs=2, **options), expected)
@@ -73,8 +74,8 @@ def test_sampler_gives_the_same_batches_as_in_dataloader(name, drop_last):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_length_with_a_sampler_is_that_of_dataloader(name):
     sampler = SAMPLERS[name]()
-    ours = cpu_loader(Made(), 3, sampler=sampler)
-    theirs = torch.utils.data.DataLoader(Made(), 3, sampler=sampler)
+    ours = cpu_loader(MapDataset(), 3, sampler=sampler)
+    theirs = torch.utils.data.DataLoader(MapDataset(), 3, sampler=sampler)
     if hasattr(sampler, "__len__"):
         assert len(ours) == len(theirs) == len(iter(ours))
     else:
@@ -89,14 +90,14 @@ def test_length_with_a_sampler_is_that_of_dataloader(name):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["random", "weighted", "an iterable without a length"])
 def test_sampler_gives_the_same_batches_with_workers(name):
-    expected = torch_batches(Made(), 3, sampler=SAMPLERS[name]())
-    assert alike(gpuload_batches(Made(), 3, sampler=SAMPLERS[name](), num_workers=2, chunk_size=1), expected)
+    expected = torch_batches(MapDataset(), 3, sampler=SAMPLERS[name]())
+    assert alike(gpuload_batches(MapDataset(), 3, sampler=SAMPLERS[name](), num_workers=2, chunk_size=1), expected)
 
 
 @pytest.mark.processes
 def test_sampler_keys_may_be_any_picklable_objects():
     names = ["a", ("b", 2), None, 2**70, 1.5]
-    dataset = Made(repr)
+    dataset = MapDataset(repr)
     assert gpuload_batches(dataset, 2, sampler=names) == torch_batches(dataset, 2, sampler=names)
     assert gpuload_batches(dataset, 2, sampler=names, num_workers=1) == torch_batches(dataset, 2, sampler=names)
     [(_, info), *_] = gpuload_batches(dataset, 2, sampler=names, info=True)
@@ -114,10 +115,10 @@ def test_dataset_without_length_is_accepted_with_a_sampler():
 @pytest.mark.processes
 def test_sampler_is_read_no_further_than_the_batches_in_progress():
     sampler = Numbers(*range(1000))
-    with cpu_loader(Made(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader:
+    with cpu_loader(MapDataset(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader:
         next(iter(loader))
         assert sampler.yielded < 50
-    endless = Made(lambda key: key)
+    endless = MapDataset(lambda key: key)
     assert as_lists(itertools.islice(cpu_loader(endless, 2, sampler=Endless()), 3)) == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -140,10 +141,10 @@ def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
 
     torch.manual_seed(77)
     options = {"sampler": RandomKeys(), "batch_size": 2}
-    first = as_lists(gpuload_batches(Made(noisy), epochs=2, **options))
+    first = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
     torch.manual_seed(78)
     random.seed(1)
-    with cpu_loader(Made(noisy), **options) as loader:
+    with cpu_loader(MapDataset(noisy), **options) as loader:
         second = []
         for batch in itertools.chain(loader, loader):
             second.append(batch.tolist())
@@ -151,20 +152,20 @@ def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
             torch.rand(())
     assert second == first
     assert first[:3] != first[3:]
-    assert as_lists(gpuload_batches(Made(noisy), seed=1, **options)) != first[:3]
+    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != first[:3]
 
 
 def test_sampler_leaves_the_global_generators_unchanged():
     before = random.getstate(), torch.get_rng_state()
-    gpuload_batches(Made(), sampler=RandomSampler(range(10)))
+    gpuload_batches(MapDataset(), sampler=RandomSampler(range(10)))
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
 def test_random_sampler_without_generator_gives_another_order_each_epoch():
-    batches = as_lists(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3))
+    batches = as_lists(gpuload_batches(MapDataset(), 10, sampler=RandomSampler(range(10)), epochs=3))
     assert len({tuple(batch) for batch in batches}) == 3
-    assert as_lists(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
+    assert as_lists(gpuload_batches(MapDataset(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
 
 
 # -- batch sampler ----------------------------------------------------------------------------------------------------
@@ -182,19 +183,21 @@ BATCH_SAMPLERS = {
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "workers"), [*((name, 0) for name in BATCH_SAMPLERS), ("lists", 2), ("torch's", 2)])
 def test_batch_sampler_gives_the_same_batches_as_in_dataloader(name, workers):
-    expected = torch_batches(Made(), batch_sampler=BATCH_SAMPLERS[name](), epochs=2)
-    assert alike(gpuload_batches(Made(), batch_sampler=BATCH_SAMPLERS[name](), num_workers=workers, epochs=2), expected)
+    expected = torch_batches(MapDataset(), batch_sampler=BATCH_SAMPLERS[name](), epochs=2)
+    assert alike(
+        gpuload_batches(MapDataset(), batch_sampler=BATCH_SAMPLERS[name](), num_workers=workers, epochs=2), expected
+    )
 
 
 def test_length_with_a_batch_sampler_is_that_of_the_batch_sampler():
-    assert len(cpu_loader(Made(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
+    assert len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
     with pytest.raises(TypeError, match="no length"):
-        len(cpu_loader(Made(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
+        len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
 
 
 def test_empty_batch_of_a_batch_sampler_raises():
     with pytest.raises(ValueError, match="batch_sampler yielded an empty batch"):
-        gpuload_batches(Made(), batch_sampler=[[0], []])
+        gpuload_batches(MapDataset(), batch_sampler=[[0], []])
 
 
 # -- batch_size=None --------------------------------------------------------------------------------------------------
@@ -203,10 +206,10 @@ def test_empty_batch_of_a_batch_sampler_raises():
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batch_size_none_gives_single_samples(shuffle):
     options = {"batch_size": None, "shuffle": shuffle}
-    assert len(cpu_loader(Made(), **options)) == 10
-    samples = gpuload_batches(Made(), **options)
+    assert len(cpu_loader(MapDataset(), **options)) == 10
+    samples = gpuload_batches(MapDataset(), **options)
     assert all(type(sample) is int for sample in samples)
-    assert sorted(samples) == torch_batches(Made(), None)
+    assert sorted(samples) == torch_batches(MapDataset(), None)
     assert (samples == sorted(samples)) is not shuffle
 
 
@@ -222,7 +225,7 @@ def test_batch_size_none_with_a_sampler_of_lists_indexes_the_dataset_by_lists(wo
 
 def test_batch_size_none_passes_one_sample_to_collate_fn():
     options = {"batch_size": None, "collate_fn": lambda sample: (sample, sample * 2)}
-    assert gpuload_batches(Made(), **options) == torch_batches(Made(), **options)
+    assert gpuload_batches(MapDataset(), **options) == torch_batches(MapDataset(), **options)
 
 
 # -- generators, seeds, ranks -----------------------------------------------------------------------------------------
@@ -231,20 +234,20 @@ def test_batch_size_none_passes_one_sample_to_collate_fn():
 def test_generator_provides_its_initial_seed_and_is_not_advanced():
     generator = seeded(11)
     state = generator.get_state()
-    with_generator = as_lists(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2))
+    with_generator = as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, generator=generator, epochs=2))
     assert torch.equal(generator.get_state(), state)
-    assert with_generator == as_lists(gpuload_batches(Made(), 10, shuffle=True, seed=11, epochs=2))
+    assert with_generator == as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, seed=11, epochs=2))
     torch.rand(5, generator=generator)
-    assert as_lists(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
+    assert as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
 
 
 def test_shuffled_order_does_not_depend_on_torchs_global_seed():
-    """In DataLoader, it does depend on it."""
+    """The order of DataLoader does depend on it."""
     orders, torch_orders = set(), set()
     for seed in range(4):
         torch.manual_seed(seed)
-        orders.add(str(as_lists(gpuload_batches(Made(), 10, shuffle=True))))
-        torch_orders.add(str(as_lists(torch_batches(Made(), 10, shuffle=True))))
+        orders.add(str(as_lists(gpuload_batches(MapDataset(), 10, shuffle=True))))
+        torch_orders.add(str(as_lists(torch_batches(MapDataset(), 10, shuffle=True))))
     assert (len(orders), len(torch_orders)) == (1, 4)
 
 
@@ -257,10 +260,10 @@ def test_distributed_sampler_is_not_divided_among_ranks_again(batched):
         options = (
             {"batch_sampler": BatchSampler(sampler, 3, False)} if batched else {"sampler": sampler, "batch_size": 3}
         )
-        loader = cpu_loader(Made(samples=12), rank=rank, world_size=2, info=True, **options)
+        loader = cpu_loader(MapDataset(samples=12), rank=rank, world_size=2, info=True, **options)
         assert len(loader) == 2
         batches = list(loader)
-        assert as_lists(batch for batch, _ in batches) == as_lists(torch_batches(Made(), **options))
+        assert as_lists(batch for batch, _ in batches) == as_lists(torch_batches(MapDataset(), **options))
         seen += [(info.positions.tolist(), batch.tolist()) for batch, info in batches]
     assert sorted(key for _, batch in seen for key in batch) == list(range(12))
     assert sorted(position for positions, _ in seen for position in positions) == list(range(12))
@@ -270,7 +273,7 @@ def test_set_epoch_reaches_the_sampler():
     sampler = DistributedSampler(range(12), 2, 0, shuffle=True)
     orders = []
     for options in ({"sampler": sampler, "batch_size": 6}, {"batch_sampler": BatchSampler(sampler, 6, False)}):
-        with cpu_loader(Made(samples=12), **options) as loader:
+        with cpu_loader(MapDataset(samples=12), **options) as loader:
             for epoch in (0, 1, 0):
                 loader.set_epoch(epoch)
                 assert sampler.epoch == epoch
@@ -297,9 +300,9 @@ def test_set_epoch_reaches_the_sampler():
 def test_mutually_exclusive_arguments_raise_as_in_dataloader(options, dataloader_raises):
     if dataloader_raises:
         with pytest.raises(ValueError, match=r"."):
-            torch.utils.data.DataLoader(Made(), **options)
+            torch.utils.data.DataLoader(MapDataset(), **options)
     with pytest.raises(ValueError, match=r"cannot be combined|does not apply|both given"):
-        cpu_loader(Made(), **options)
+        cpu_loader(MapDataset(), **options)
 
 
 @pytest.mark.processes
@@ -311,12 +314,12 @@ def test_exception_in_the_sampler_is_raised_by_the_loader():
 
     for workers in (0, 1):
         with pytest.raises(ZeroDivisionError, match="two is too far"):
-            gpuload_batches(Made(), sampler=Breaks(), num_workers=workers)
+            gpuload_batches(MapDataset(), sampler=Breaks(), num_workers=workers)
 
 
 def test_sampler_that_is_not_iterable_raises():
     with pytest.raises(TypeError):
-        list(cpu_loader(Made(), sampler=3))
+        list(cpu_loader(MapDataset(), sampler=3))
 
 
 def test_key_that_the_dataset_lacks_raises_sample_error():
@@ -325,4 +328,4 @@ def test_key_that_the_dataset_lacks_raises_sample_error():
 
 
 def test_getitems_is_called_with_the_keys_of_the_sampler():
-    assert as_lists(gpuload_batches(Many(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]
+    assert as_lists(gpuload_batches(BatchedMapDataset(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]

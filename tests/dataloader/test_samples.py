@@ -11,7 +11,8 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, Many, alike, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, random_split
 
 import gpuload as gl
@@ -82,7 +83,7 @@ KINDS = {
 @pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_of_any_kind_of_sample_equal_dataloaders(kind, batch_size):
-    dataset = Made(KINDS[kind], 5)
+    dataset = MapDataset(KINDS[kind], 5)
     assert alike(gpuload_batches(dataset, batch_size), torch_batches(dataset, batch_size))
 
 
@@ -93,7 +94,7 @@ def all_kinds(index):
 @pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [3, None])
 def test_samples_of_all_kinds_from_workers_equal_dataloaders(batch_size):
-    dataset = Made(all_kinds, 6)
+    dataset = MapDataset(all_kinds, 6)
     batches = gpuload_batches(dataset, batch_size, num_workers=2, chunk_size=2)
     assert alike(batches, torch_batches(dataset, batch_size))
 
@@ -102,7 +103,7 @@ def test_samples_of_all_kinds_from_workers_equal_dataloaders(batch_size):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_list_subclass_keeps_its_type(workers):
     """The list is created from its elements; DataLoader fills a copy of the first sample's list."""
-    dataset = Made(lambda i: NamedList([i, f"n{i}"]), 8)
+    dataset = MapDataset(lambda i: NamedList([i, f"n{i}"]), 8)
     batches = gpuload_batches(dataset, 4, num_workers=workers, chunk_size=1)
     assert {type(batch) for batch in batches} == {NamedList}
     assert alike(batches, torch_batches(dataset, 4))
@@ -146,8 +147,8 @@ class Labelled:
 
 def test_dataclasses_are_collated_where_dataloader_raises():
     with pytest.raises(TypeError, match="Labelled"):
-        torch_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
-    [batch] = gpuload_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+        torch_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+    [batch] = gpuload_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
     assert alike(batch, Labelled(torch.tensor([0.0, 0.5], dtype=torch.float64), ["n0", "n1"]))
 
 
@@ -156,16 +157,16 @@ def test_dicts_with_keys_in_different_order_are_collated_as_in_dataloader():
         items = [("label", index), ("name", f"n{index}"), ("array", np.full(2, index))]
         return dict(items if index % 2 else items[::-1])
 
-    assert alike(gpuload_batches(Made(alternating, 6), 3), torch_batches(Made(alternating, 6), 3))
+    assert alike(gpuload_batches(MapDataset(alternating, 6), 3), torch_batches(MapDataset(alternating, 6), 3))
 
 
 def test_dicts_with_different_keys_raise_where_dataloader_drops_keys():
     def growing(index):
         return {"a": index} if index == 0 else {"a": index, "b": index}
 
-    assert alike(torch_batches(Made(growing, 2), 2), [{"a": torch.tensor([0, 1])}])
+    assert alike(torch_batches(MapDataset(growing, 2), 2), [{"a": torch.tensor([0, 1])}])
     with pytest.raises(gl.CollateError, match=r"sample 0 is {'a': ·}.*but sample 1 is {'a': ·, 'b': ·}"):
-        gpuload_batches(Made(growing, 2), 2)
+        gpuload_batches(MapDataset(growing, 2), 2)
 
 
 REFUSED = {
@@ -186,9 +187,9 @@ REFUSED = {
 def test_samples_that_dataloader_cannot_collate_raise(kind):
     make = REFUSED[kind]
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        torch_batches(Made(make, 2), 2)
+        torch_batches(MapDataset(make, 2), 2)
     with pytest.raises((gl.CollateError, gl.SampleError)) as caught:
-        gpuload_batches(Made(make, 2), 2)
+        gpuload_batches(MapDataset(make, 2), 2)
     assert "sample 0" in str(caught.value)
 
 
@@ -215,7 +216,7 @@ LEVELS = {
 @pytest.mark.parametrize("kind", LEVELS)
 def test_plain_uint8_arrays_are_not_taken_for_images(kind, transforms):
     """H×W×C stays as it is: only `gpuload.Image` and types like it are images."""
-    dataset = Made(LEVELS[kind], 5)
+    dataset = MapDataset(LEVELS[kind], 5)
     assert alike(gpuload_batches(dataset, 2, transforms=transforms), torch_batches(dataset, 2))
     assert alike(gpuload_batches(dataset, None, transforms=transforms), torch_batches(dataset, None))
 
@@ -233,14 +234,14 @@ def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_image
         return tuple(zip(*samples, strict=True))
 
     for workers in (0, 1):
-        batches = gpuload_batches(Made(make, 6), 3, collate_fn=zipped, num_workers=workers)
-        assert alike(batches, torch_batches(Made(make, 6), 3, collate_fn=zipped))
+        batches = gpuload_batches(MapDataset(make, 6), 3, collate_fn=zipped, num_workers=workers)
+        assert alike(batches, torch_batches(MapDataset(make, 6), 3, collate_fn=zipped))
     with pytest.raises(gl.SampleError, match=r'sample\[1\]\["masks"\], uint8 tensor 1×40×50, has the name of a mask'):
-        gpuload_batches(Made(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
+        gpuload_batches(MapDataset(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
 
 
 def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
-    dataset = Made(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
+    dataset = MapDataset(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
     with pytest.raises(
         gl.SampleError, match=r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
     ):
@@ -249,7 +250,7 @@ def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
 
 def test_batches_of_the_same_object_share_no_memory():
     tensor = torch.zeros(2000)
-    first, second = gpuload_batches(Made(lambda i: tensor, 4), 2)
+    first, second = gpuload_batches(MapDataset(lambda i: tensor, 4), 2)
     first += 1
     assert not second.any()
     assert not tensor.any()
@@ -268,12 +269,12 @@ def torch_datasets():
         "one tensor": TensorDataset(COLUMNS[0]),
         "subset": Subset(tensors, [7, 2, 2, 5]),
         "subset of a subset": Subset(Subset(tensors, [9, 7, 5, 3]), [3, 0]),
-        "subset of many": Subset(Many(samples=10), [7, 2, 5]),
+        "subset of many": Subset(BatchedMapDataset(samples=10), [7, 2, 5]),
         "concatenated": ConcatDataset([tensors, Subset(tensors, [3]), tensors]),
         "added": tensors + Subset(tensors, [3]),
-        "stacked": StackDataset(tensors, Made(lambda i: f"n{i}")),
-        "stacked by name": StackDataset(column=TensorDataset(COLUMNS[1]), name=Made(lambda i: i / 2)),
-        "stacked many": StackDataset(Many(samples=10), Made(float)),
+        "stacked": StackDataset(tensors, MapDataset(lambda i: f"n{i}")),
+        "stacked by name": StackDataset(column=TensorDataset(COLUMNS[1]), name=MapDataset(lambda i: i / 2)),
+        "stacked many": StackDataset(BatchedMapDataset(samples=10), MapDataset(float)),
         "first part": halves[0],
         "second part": halves[1],
         "both parts": ConcatDataset(halves),
@@ -299,7 +300,7 @@ def test_torch_datasets_give_the_same_batches_in_workers():
 
 
 def test_shuffled_random_split_gives_each_sample_once():
-    first, second = random_split(Made(int, 10), [0.4, 0.6], torch.Generator().manual_seed(0))
+    first, second = random_split(MapDataset(int, 10), [0.4, 0.6], torch.Generator().manual_seed(0))
     seen = [torch.cat(gpuload_batches(part, 4, shuffle=True)).tolist() for part in (first, second)]
     assert [sorted(part) for part in seen] == [sorted(first.indices), sorted(second.indices)]
     assert sorted(seen[0] + seen[1]) == list(range(10))
@@ -318,7 +319,7 @@ def rows_of(name):
 def test_small_rows_of_any_dtype_equal_dataloaders_batches(form, name):
     rows = form(rows_of(name))
     column = torch.from_numpy(rows_of(name)[:, 0].copy())  # DataLoader refuses numpy's scalars of uint64
-    for dataset in (rows, TensorDataset(column), list(rows), Made(lambda i: (rows[i], column[i]), 35)):
+    for dataset in (rows, TensorDataset(column), list(rows), MapDataset(lambda i: (rows[i], column[i]), 35)):
         expected = torch_batches(dataset, 20)
         assert alike(gpuload_batches(dataset, 20), expected)
         assert alike(gpuload_batches(dataset, 20, collate_fn=default_collate), expected)
@@ -327,7 +328,7 @@ def test_small_rows_of_any_dtype_equal_dataloaders_batches(form, name):
 @pytest.mark.parametrize("name", sorted(NUMBERS - {"uint64"}))
 def test_numpy_scalars_of_any_dtype_equal_dataloaders_batches(name):
     numbers = rows_of(name)[:, 0]
-    for dataset in (numbers, Made(lambda i: (numbers[i], {"own": numbers[i]}), 35)):
+    for dataset in (numbers, MapDataset(lambda i: (numbers[i], {"own": numbers[i]}), 35)):
         assert alike(gpuload_batches(dataset, 20), torch_batches(dataset, 20))
 
 
@@ -335,7 +336,7 @@ def test_numpy_scalars_of_any_dtype_equal_dataloaders_batches(name):
 def test_small_rows_from_workers_equal_dataloaders_batches():
     rows = np.random.default_rng(0).random((200, 8), np.float32)
     stacked = StackDataset(x=rows, y=TensorDataset(torch.arange(200)), name=[f"n{i}" for i in range(200)])
-    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), Made(SmallRow(rows), 200)):
+    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), MapDataset(SmallRow(rows), 200)):
         batches = gpuload_batches(dataset, 64, num_workers=2, epochs=2)
         assert alike(batches, torch_batches(dataset, 64) * 2)
 
@@ -358,7 +359,7 @@ def fails_at_11(index):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_small_row_that_fails_is_skipped(workers):
     options = {"num_workers": workers, "faults": gl.Faults(on_error="skip")}
-    dataset = Made(fails_at_11, 40)
+    dataset = MapDataset(fails_at_11, 40)
     with pytest.warns(RuntimeWarning, match="no such row"):
         batches = gpuload_batches(dataset, 16, **options)
     expected = [[*range(11), *range(12, 16)], range(16, 32), range(32, 40)]
@@ -368,7 +369,7 @@ def test_small_row_that_fails_is_skipped(workers):
 @pytest.mark.processes
 def test_small_rows_that_cannot_be_pickled_raise_sample_error():
     with pytest.raises(gl.SampleError, match=r"cannot be sent to the main process \(TypeError: cannot pickle"):
-        gpuload_batches(Made(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
+        gpuload_batches(MapDataset(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
 
 
 class CountedReads:
@@ -416,13 +417,13 @@ def test_each_small_row_is_read_once(tmp_path, workers, draw):
 
 
 def test_getitems_is_called_with_the_keys_of_one_chunk():
-    dataset = Many(samples=10)
+    dataset = BatchedMapDataset(samples=10)
     assert torch.cat(gpuload_batches(dataset, 8, chunk_size=4)).tolist() == list(range(10))
     assert sorted(dataset.calls) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_getitems_with_a_wrong_number_of_samples_raises():
-    class Short(Many):
+    class Short(BatchedMapDataset):
         def __getitems__(self, keys):
             return super().__getitems__(keys)[:-1]
 
@@ -435,7 +436,7 @@ def test_exception_in_getitems_names_the_sample():
         return 1 // (key != 5)
 
     with pytest.raises(gl.SampleError, match=r"sample 5, at position 5.*ZeroDivisionError"):
-        gpuload_batches(Many(fails_at_5), 10)
+        gpuload_batches(BatchedMapDataset(fails_at_5), 10)
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        [batch] = gpuload_batches(Many(fails_at_5), 10, on_error="skip")
+        [batch] = gpuload_batches(BatchedMapDataset(fails_at_5), 10, on_error="skip")
     assert len(batch) == 9

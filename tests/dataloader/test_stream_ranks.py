@@ -11,7 +11,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, gpuload_batches
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 from helpers.warm_interpreters import TOO
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -240,7 +241,7 @@ def test_get_worker_info_is_none_outside_of_a_dataset():
     class Nested:
         def __iter__(self):
             outer = gl.get_worker_info()
-            inner = gpuload_batches(Made(lambda index: gl.get_worker_info().rank, 1), rank=1, world_size=2)
+            inner = gpuload_batches(MapDataset(lambda index: gl.get_worker_info().rank, 1), rank=1, world_size=2)
             assert gl.get_worker_info() is outer
             yield outer.rank, outer.world_size, int(inner[0])
 

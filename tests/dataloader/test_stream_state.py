@@ -365,7 +365,7 @@ def test_state_before_the_first_batch_rewinds_the_dataset_in_workers(iterator_us
 
 
 def test_state_dict_before_the_first_batch_changes_no_random_numbers():
-    """It calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
+    """The method calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
 
     class Draws(StreamWithStatefulIterator):
         calls = 0

@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
 from dataloader.streams import Counting, Undivided, worker_share
+from helpers.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 import gpuload as gl

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made, alike, gpuload_batches, torch_batches
 from helpers import peers
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import MapDataset
 from torch.utils.data import BatchSampler, RandomSampler
 
 import gpuload as gl
@@ -75,13 +76,13 @@ def zipped(samples):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tv_tensors_are_collated_as_in_dataloader(kind):
-    dataset = Made(KINDS[kind], 6)
+    dataset = MapDataset(KINDS[kind], 6)
     assert alike(gpuload_batches(dataset, 3), torch_batches(dataset, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
-    dataset, collate_fn = Made(KINDS[kind], 6), list if "by themselves" in kind else zipped
+    dataset, collate_fn = MapDataset(KINDS[kind], 6), list if "by themselves" in kind else zipped
     batches, expected = (load(dataset, 3, collate_fn=collate_fn) for load in (gpuload_batches, torch_batches))
     if "levels" in kind:  # gpuload gives images as plain tensors
         batches, expected = ([[images, list(others)] for images, others in batches] for batches in (batches, expected))
@@ -109,7 +110,7 @@ def detection(index: int):
 
 
 def test_torchvisions_detection_reference_trains_with_a_loader():
-    dataset = Made(detection, 8)
+    dataset = MapDataset(detection, 8)
 
     def sampler():
         return BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
@@ -168,7 +169,7 @@ def concatenated(tensors, fill):
 
 @pytest.mark.parametrize("collate_fn", [None, padded])
 def test_torchvisions_segmentation_reference_trains_with_a_loader(collate_fn):
-    dataset, options = Made(segmentation, 8), {"collate_fn": collate_fn, "drop_last": True}
+    dataset, options = MapDataset(segmentation, 8), {"collate_fn": collate_fn, "drop_last": True}
     batches = gpuload_batches(dataset, 3, **options)
     assert alike(batches, torch_batches(dataset, 3, **options))
     model = torch.nn.Conv2d(3, 5, 3, padding=1)
@@ -210,9 +211,9 @@ LARGE = {
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_tv_tensors_keep_their_type_with_any_collate_fn_and_chunk_size(kind, options):
     options = {"batch_size": 3, **options}
-    batches = gpuload_batches(Made(LARGE[kind], 6), **options)
+    batches = gpuload_batches(MapDataset(LARGE[kind], 6), **options)
     options.pop("chunk_size", None)
-    assert alike(batches, torch_batches(Made(LARGE[kind], 6), **options))
+    assert alike(batches, torch_batches(MapDataset(LARGE[kind], 6), **options))
 
 
 def test_large_tv_tensors_are_not_pickled_by_torch(monkeypatch):
@@ -225,7 +226,7 @@ def test_large_tv_tensors_are_not_pickled_by_torch(monkeypatch):
     monkeypatch.setattr(torch.storage.TypedStorage, "__reduce__", refuse)
     for options in ({}, {"collate_fn": list, "chunk_size": 2}, {"collate_fn": list}):
         for make in LARGE.values():
-            gpuload_batches(Made(make, 6), 3, **options)
+            gpuload_batches(MapDataset(make, 6), 3, **options)
 
 
 def test_subclass_of_a_tv_tensor_keeps_its_type():
@@ -235,7 +236,7 @@ def test_subclass_of_a_tv_tensor_keeps_its_type():
     def make(index):
         return torch.full((3, 40, 50), index / 8).as_subclass(Heat)
 
-    batches = gpuload_batches(Made(make, 4), 2, collate_fn=list)
+    batches = gpuload_batches(MapDataset(make, 4), 2, collate_fn=list)
     assert {type(value).__name__ for batch in batches for value in batch} == {"Heat"}
     assert [value[0, 0, 0].item() for batch in batches for value in batch] == [0, 1 / 8, 2 / 8, 3 / 8]
 
@@ -255,17 +256,17 @@ def detection_in_worker(index: int):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_tv_tensors_from_workers_equal_dataloaders():
-    dataset = Made(detection_in_worker, 4)
+    dataset = MapDataset(detection_in_worker, 4)
     batches = gpuload_batches(dataset, 2, num_workers=1, collate_fn=zipped)
     assert alike(batches, torch_batches(dataset, 2, collate_fn=zipped))
-    stacked = gpuload_batches(Made(lambda i: detection_in_worker(0), 4), 2, num_workers=1)
-    assert alike(stacked, torch_batches(Made(lambda i: detection_in_worker(0), 4), 2))
+    stacked = gpuload_batches(MapDataset(lambda i: detection_in_worker(0), 4), 2, num_workers=1)
+    assert alike(stacked, torch_batches(MapDataset(lambda i: detection_in_worker(0), 4), 2))
 
 
 def test_uint8_tv_images_and_their_boxes_are_transformed_by_gpuload():
     make = lambda i: (uint8_image(i), {"boxes": boxes(0), "labels": torch.tensor([1, 2])})  # noqa: E731
-    [(images, targets)] = gpuload_batches(Made(make, 2), 2, transforms=[T.RandomHorizontalFlip(1.0)])
+    [(images, targets)] = gpuload_batches(MapDataset(make, 2), 2, transforms=[T.RandomHorizontalFlip(1.0)])
     assert images.shape == (2, 3, *SIZE)
     assert targets[0]["boxes"].tolist() == [[20, 2, 30, 12], [19, 2, 30, 12]]
     with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
-        gpuload_batches(Made(lambda i: (uint8_image(i), rotated(i)), 2), transforms=[T.RandomHorizontalFlip(1.0)])
+        gpuload_batches(MapDataset(lambda i: (uint8_image(i), rotated(i)), 2), transforms=[T.RandomHorizontalFlip(1.0)])

@@ -10,7 +10,8 @@ import time
 
 import pytest
 import torch
-from dataloader.both_loaders import Made, as_lists, gpuload_batches, torch_batches
+from helpers.both_loaders import as_lists, gpuload_batches, torch_batches
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 
@@ -45,15 +46,18 @@ def test_get_worker_info_describes_each_worker(first, tmp_path):
         return worker_info(key)
 
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
-    infos = {batch[0] for batch in gpuload_batches(Made(info_once_both_workers_run, 20), **options)}
-    assert {(worker, workers, kind) for _, worker, workers, _, kind in infos} == {(0, 2, "Made"), (1, 2, "Made")}
+    infos = {batch[0] for batch in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
+    assert {(worker, workers, kind) for _, worker, workers, _, kind in infos} == {
+        (0, 2, "MapDataset"),
+        (1, 2, "MapDataset"),
+    }
     assert len({seed for _, _, _, seed, _ in infos}) == 2
     assert len({entry[0] for entry in infos}) == 2
     assert worker_info(0) is None
 
 
 def test_get_worker_info_is_none_without_workers():
-    assert gpuload_batches(Made(worker_info, 2), 2, collate_fn=list) == [[None, None]]
+    assert gpuload_batches(MapDataset(worker_info, 2), 2, collate_fn=list) == [[None, None]]
 
 
 @pytest.mark.processes
@@ -62,7 +66,7 @@ def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, 
     def note(worker):
         open(tmp_path / f"{worker} {os.getpid()}", "x").close()
 
-    gpuload_batches(Made(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=3)
+    gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=3)
     started = [path.name.split() for path in tmp_path.iterdir()]
     times = 1 if persistent else 3
     assert sorted(worker for worker, _ in started) == ["0"] * times + ["1"] * times
@@ -80,13 +84,13 @@ def test_worker_init_fn_can_change_affinity_and_environment():
     def observe(key):
         return str(sorted(os.sched_getaffinity(0))), os.environ.get("CHANGED", "no")
 
-    assert gpuload_batches(Made(observe, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
+    assert gpuload_batches(MapDataset(observe, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
     assert "CHANGED" not in os.environ
 
 
 def test_worker_init_fn_is_not_called_without_workers():
-    gpuload_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
-    torch_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
+    gpuload_batches(MapDataset(), worker_init_fn=lambda worker: 1 // 0)
+    torch_batches(MapDataset(), worker_init_fn=lambda worker: 1 // 0)
 
 
 @pytest.mark.processes
@@ -95,7 +99,7 @@ def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
         raise ZeroDivisionError("not on my watch")
 
     expected = r"(?s)^worker 0 is not usable: worker_init_fn raised an exception:.*ZeroDivisionError: not on my watch"
-    with gl.Loader(Made(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
+    with gl.Loader(MapDataset(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
         for kind in (gl.WorkerError, ZeroDivisionError):
             with pytest.raises(kind, match=expected) as caught:
                 iter(loader)  # before the first batch
@@ -108,13 +112,15 @@ def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
 @pytest.mark.processes
 @pytest.mark.parametrize("first", [import_torch_first, None])
 def test_random_numbers_of_samples_do_not_depend_on_num_workers(first):
-    """In DataLoader, they do depend on it."""
+    """The random numbers of DataLoader do depend on it."""
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
-    expected = gpuload_batches(Made(global_random_numbers), **options)
-    batches = gpuload_batches(Made(global_random_numbers), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
+    expected = gpuload_batches(MapDataset(global_random_numbers), **options)
+    batches = gpuload_batches(
+        MapDataset(global_random_numbers), num_workers=2, chunk_size=1, worker_init_fn=first, **options
+    )
     assert batches == expected
     assert expected[:3] != expected[3:]
-    assert gpuload_batches(Made(global_random_numbers), seed=1, **options) != expected
+    assert gpuload_batches(MapDataset(global_random_numbers), seed=1, **options) != expected
 
 
 @pytest.mark.processes
@@ -124,7 +130,7 @@ def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_run
 
     runs = []
     for _ in range(2):
-        gpuload_batches(Made(), num_workers=2, worker_init_fn=note)
+        gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note)
         runs.append(sorted(path.read_text() for path in tmp_path.iterdir()))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
@@ -153,9 +159,11 @@ def test_list_that_changed_between_epochs_is_read_as_changed(changed, options):
 
 @pytest.mark.processes
 def test_persistent_workers_false_starts_new_processes_each_epoch():
-    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
+    with gl.Loader(MapDataset(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
         assert len({batch.item() for _ in range(2) for batch in loader}) == 1
-    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False) as loader:
+    with gl.Loader(
+        MapDataset(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False
+    ) as loader:
         pids = {batch.item() for _ in range(2) for batch in loader}
         assert len(pids) == 2
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
@@ -166,7 +174,7 @@ def test_persistent_workers_false_starts_new_processes_each_epoch():
 
 @pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
 def test_multiprocessing_context_of_fresh_processes_is_accepted(context):
-    assert as_lists(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+    assert as_lists(gpuload_batches(MapDataset(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.processes
@@ -175,11 +183,11 @@ def test_multiprocessing_context_fork_is_accepted_with_a_warning(context):
     """Programs written for DataLoader still run; without workers, there is no warning."""
     text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are not forks of this process"
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
+        loader = gl.Loader(MapDataset(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
     with loader:
         assert as_lists(loader) == as_lists(loader) == [[0, 1]]
     assert [warning.filename for warning in warned] == [__file__]
-    assert as_lists(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+    assert as_lists(gpuload_batches(MapDataset(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("context", ["thread", 3])
@@ -187,7 +195,7 @@ def test_multiprocessing_context_of_unknown_type_raises(context):
     with pytest.raises(
         ValueError, match=f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
     ):
-        gl.Loader(Made(), multiprocessing_context=context)
+        gl.Loader(MapDataset(), multiprocessing_context=context)
 
 
 @pytest.mark.processes
@@ -198,7 +206,7 @@ def test_batches_come_in_order_despite_a_slow_sample(in_order):
             time.sleep(0.1)
         return key
 
-    batches = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
+    batches = gpuload_batches(MapDataset(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
     assert as_lists(batches) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -208,22 +216,22 @@ def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
         (tmp_path / str(key)).touch()
         return key
 
-    with gl.Loader(Made(note, 100), 2, num_workers=1, prefetch_factor=3, device="cpu") as loader:
+    with gl.Loader(MapDataset(note, 100), 2, num_workers=1, prefetch_factor=3, device="cpu") as loader:
         batches = iter(loader)
         next(batches)
         deadline = time.monotonic() + 30
         while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(list(tmp_path.iterdir())) == 8  # the first 2, and 3 batches of 2
-    gpuload_batches(Made(), prefetch_factor=2)  # without workers too, which DataLoader refuses
+    gpuload_batches(MapDataset(), prefetch_factor=2)  # without workers too, which DataLoader refuses
     with pytest.raises(ValueError, match="prefetch_factor"):
-        torch.utils.data.DataLoader(Made(), prefetch_factor=2)
+        torch.utils.data.DataLoader(MapDataset(), prefetch_factor=2)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"timeout": 30}])
 def test_timeout_has_no_effect_if_no_sample_hangs(options):
-    assert as_lists(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert as_lists(gpuload_batches(MapDataset(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 class ErrorWithIndex(KeyError):
@@ -240,7 +248,7 @@ def test_exception_of_a_sample_is_a_sample_error_and_keeps_its_type(kind, worker
         raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
 
     with pytest.raises(kind) as caught:
-        gpuload_batches(Made(fails), num_workers=workers)
+        gpuload_batches(MapDataset(fails), num_workers=workers)
     error = caught.value
     assert isinstance(error, gl.SampleError)
     assert error.index == 0
@@ -255,7 +263,7 @@ def test_stop_iteration_and_exception_group_of_a_sample_become_sample_errors_onl
         raise StopIteration if kind is StopIteration else ExceptionGroup("two", [ValueError()])
 
     with pytest.raises(gl.SampleError) as caught:
-        gpuload_batches(Made(fails))
+        gpuload_batches(MapDataset(fails))
     assert not isinstance(caught.value, kind)
 
 
@@ -265,44 +273,44 @@ def test_exception_in_collate_fn_is_a_collate_error_and_keeps_its_type():
 
     for options in ({"collate_fn": fails, "num_workers": 1}, {"collate_fn": fails}):
         with pytest.raises(ZeroDivisionError, match="collate_fn raised ZeroDivisionError: here") as caught:
-            gpuload_batches(Made(), **options)
+            gpuload_batches(MapDataset(), **options)
         assert isinstance(caught.value, gl.CollateError)
         assert isinstance(pickle.loads(pickle.dumps(caught.value)), gl.CollateError)
     with pytest.raises(RuntimeError, match="the samples cannot be collated"):
-        gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
+        gpuload_batches(MapDataset(lambda key: torch.zeros(key)), 2)
 
 
 def test_second_iterator_of_a_loader_ends_the_first():
-    """In DataLoader, both iterators continue."""
-    with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
+    """DataLoader lets both iterators continue."""
+    with gl.Loader(MapDataset(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
         assert len(list(second)) == 2
         with pytest.raises(RuntimeError, match="this iterator has ended"):
             next(first)
-    theirs = torch.utils.data.DataLoader(Made(), 5)
+    theirs = torch.utils.data.DataLoader(MapDataset(), 5)
     assert len(list(zip(theirs, theirs, strict=True))) == 2
 
 
 def test_dataset_that_gives_no_batch_raises_where_dataloader_is_empty():
-    assert torch_batches([]) == torch_batches(Made(), 20, drop_last=True) == []
+    assert torch_batches([]) == torch_batches(MapDataset(), 20, drop_last=True) == []
     with pytest.raises(ValueError, match="the dataset is empty"):
         gl.Loader([])
     with pytest.raises(ValueError, match="drop_last=True leaves no batch"):
-        gl.Loader(Made(), 20, drop_last=True)
+        gl.Loader(MapDataset(), 20, drop_last=True)
 
 
 def test_arguments_after_shuffle_are_keyword_only():
     with pytest.raises(TypeError, match="positional"):
-        gl.Loader(Made(), 2, False, [1, 2])  # a sampler, to DataLoader
+        gl.Loader(MapDataset(), 2, False, [1, 2])  # a sampler, to DataLoader
     with pytest.raises(TypeError, match="pin_memory_device"):
-        gl.Loader(Made(), pin_memory_device="cuda")
+        gl.Loader(MapDataset(), pin_memory_device="cuda")
 
 
 @pytest.mark.parametrize(
     "name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset", "persistent_workers"]
 )
 def test_setting_an_attribute_of_a_loader_raises_as_in_dataloader(name):
-    for loader in (torch.utils.data.DataLoader(Made()), gl.Loader(Made(), device="cpu")):
+    for loader in (torch.utils.data.DataLoader(MapDataset()), gl.Loader(MapDataset(), device="cpu")):
         with pytest.raises(ValueError, match=name):
             setattr(loader, name, 2)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from dataloader.both_loaders import Made
+from helpers.map_datasets import MapDataset
 from PIL import Image
 
 import gpuload as gl
@@ -71,7 +71,7 @@ CHAINS = {
 
 def batches(make, transforms, **options):
     options = {"batch_size": 4, "device": "cpu", "num_workers": 0, **options}
-    with gl.Loader(Made(lambda index: (make(index), index), COUNT), transforms=transforms, **options) as loader:
+    with gl.Loader(MapDataset(lambda index: (make(index), index), COUNT), transforms=transforms, **options) as loader:
         return list(loader)
 
 

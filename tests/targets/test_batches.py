@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 
@@ -20,7 +20,7 @@ from gpuload.batches.collate import move_merged
 
 def only_batch(function, length=3, **options):
     options = {"device": "cpu", "num_workers": 0, "batch_size": length, **options}
-    with gl.Loader(Made(function, length), **options) as loader:
+    with gl.Loader(MapDataset(function, length), **options) as loader:
         [batch] = list(loader)
     return batch
 
@@ -159,7 +159,7 @@ def test_a_collate_fn_gets_plain_tensors(workers):
 
 def test_single_samples_carry_plain_tensors():
     with gl.Loader(
-        Made(lambda i: (image(), {"boxes": gl.Boxes(boxes(i))}), 3), None, num_workers=0, device="cpu"
+        MapDataset(lambda i: (image(), {"boxes": gl.Boxes(boxes(i))}), 3), None, num_workers=0, device="cpu"
     ) as loader:
         assert [tuple(target["boxes"].shape) for _, target in loader] == [(0, 4), (1, 4), (2, 4)]
 
@@ -354,7 +354,12 @@ def test_an_iou_crop_leaves_out_as_the_sanitizing_behind_it_says(sanitize):
     getter = lambda sample: (sample[1]["Labels"], sample[1]["area"], sample[1]["keypoints"])  # noqa: E731
     behind = [T.Resize((30, 30)), T.SanitizeBoundingBoxes(labels_getter=getter)] if sanitize else []
     with gl.Loader(
-        Made(detection, 40), 40, transforms=[T.RandomIoUCrop(), *behind], ragged="list", num_workers=0, device="cpu"
+        MapDataset(detection, 40),
+        40,
+        transforms=[T.RandomIoUCrop(), *behind],
+        ragged="list",
+        num_workers=0,
+        device="cpu",
     ) as loader:
         [(_, targets)] = list(loader)
     counts = [len(target["boxes"]) for target in targets]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from targets.test_batches import image, only_batch, pixels
 
@@ -266,7 +266,7 @@ def test_masks_of_instances_may_lie_deeper_than_their_boxes():
 
 def test_single_samples_leave_out_the_same():
     sample = lambda i: (image(), 7, target(labels=labels(), masks=instances()))  # noqa: E731
-    with gl.Loader(Made(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
         targets = [found for _, _, found in loader]
     assert min(len(found["boxes"]) for found in targets) < 3
     for found in targets:
