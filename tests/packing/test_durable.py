@@ -1,4 +1,4 @@
-"""Files are complete or absent, with the hash of what was written; a full disk is one message."""
+"""Files are complete or absent, and have the hash of their content; a full disk has one message."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import lacking
 
 import gpuload as gl
 from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.packing.durable import BUFFER_BYTES, explain_full_disk, open_draft, size_and_hash
 
-from .conftest import content
+from .packed_sets import STORES, content, require_store
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 5])
@@ -52,7 +51,7 @@ def test_open_draft_replaces_the_path_only_on_success(tmp_path: Path) -> None:
 def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
     folder: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking.require(*{"parquet": ["pyarrow"]}.get(to, []))
+    require_store(to)
     target, fsync, replace = tmp_path / "set", os.fsync, os.replace
     on_disk: dict[str, bytes] = {}  # the content of each file when it was last synced
     events: list[str] = []
@@ -66,7 +65,7 @@ def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
             on_disk[path] = Path(path).read_bytes()
 
     def record_rename(source: str, path: str) -> None:
-        if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again
+        if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again, so is not synced
             assert on_disk.get(source) == Path(source).read_bytes(), path
             events.append(Path(path).name)
         replace(source, path)
@@ -85,7 +84,7 @@ def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
     [
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
-        RuntimeError("mdb_txn_commit: No space left on device"),  # as LMDB says it
+        RuntimeError("mdb_txn_commit: No space left on device"),  # LMDB's error
     ],
 )
 def test_explain_full_disk_translates_errors_of_a_full_disk(error: Exception) -> None:
@@ -112,14 +111,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
+@pytest.mark.parametrize("to", STORES)
 def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:
-    """The limit is that on the size of files, which the kernel refuses to exceed as it refuses to fill a full disk."""
-    lacking.require(*{"parquet": ["pyarrow"], "lmdb": ["lmdb"]}.get(to, []))
+    """A limit on the size of files stands for a full disk: the kernel refuses writes in the same way."""
+    require_store(to)
     (tmp_path / "full.py").write_text(FULL)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []
-    # Python would leave cut files of compiled modules behind.
+    # Otherwise, Python would leave truncated files of compiled modules.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What becomes of an image: kept to the byte, or resized with all that belongs to it, or refused."""
+"""Conversion of images: their bytes are kept, or they are resized with their metadata, or they are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ PROFILE = b"an ICC profile, or what stands for one"
 
 
 def encoded(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120, 80), **options: Any) -> bytes:
-    """An image of W×H."""
     file = io.BytesIO()
     image = Image.fromarray(smooth_image(size[1], size[0], 1))
     image.convert(mode).save(file, name, **options)
@@ -169,7 +168,6 @@ def test_jpeg_that_is_not_resized_is_made_cuttable() -> None:
 def test_resized_noise_larger_than_pillows_buffer_is_written(
     mode: str, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Such a JPEG is larger than the buffer that Pillow takes for it."""
     block = ImageFile.MAXBLOCK
     channels = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
     noise = np.random.default_rng(0).integers(0, 2, (400, 400, channels), np.uint8) * 255

@@ -26,7 +26,7 @@ needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 
 def grains(height: int, width: int) -> np.ndarray:
-    """Less than noise, which Pillow does not write with tables of its own."""
+    """Return an image with less detail than noise, for which Pillow does not write optimized tables."""
     noise = np.random.default_rng(0).integers(0, 256, (height // 2, width // 2, 3), np.uint8)
     return np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
 
@@ -37,7 +37,7 @@ def decoded(jpeg: bytes) -> np.ndarray:
 
 
 def replace_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A program of the name jpegtran, the only one on PATH."""
+    """Make a script named jpegtran the only program on PATH."""
     program = folder / "jpegtran"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -152,7 +152,6 @@ def test_make_cuttable_replaces_a_damaged_index():
 
 
 def test_missing_jpegtran_raises_only_for_progressive_jpegs(tmp_path, monkeypatch):
-    """Only where it is needed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     noise = grains(320, 240)
     cuttable = make_cuttable(encode(noise, "JPEG"))
@@ -196,7 +195,7 @@ def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
 
 
 def test_cut_finds_rows_longer_than_65535_bits():
-    """Noise of a high quality, whose rows have more than 65,535 bits."""
+    """Rows of noise of high quality have that many bits."""
     noise = np.random.default_rng(0).integers(0, 256, (16, 3000, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG", quality=95, subsampling=0)
@@ -224,7 +223,6 @@ def test_add_index_of_an_unusual_jpeg_returns_none():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_add_index_and_cut_survive_any_changed_header(seed):
-    """Bytes of the header are changed: then there is an index, or none, and cuts that fit it, or none."""
     rng, indexed_count = np.random.default_rng(seed), 0
     smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((96, 72))
     file = io.BytesIO()

@@ -68,7 +68,7 @@ def test_walk_scan_finds_consecutive_blocks_to_the_end(sampling, content):
 
 
 def test_walk_scan_differences_are_those_of_block_means():
-    """A picture of flat blocks, each coded by its DC coefficient alone, of a step of 1: eight times the level."""
+    """Flat blocks are coded by their DC coefficient alone, which is eight times the level at this quality."""
     levels = np.random.default_rng(0).integers(0, 256, (6, 9), np.uint8)
     jpeg = encode(np.repeat(np.repeat(levels, 8, 0), 8, 1), "JPEG", mode="L", quality=100)
     coefficients = np.cumsum(walk(jpeg)[1])

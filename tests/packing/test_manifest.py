@@ -1,16 +1,15 @@
-"""A packed set that somebody else made names no class, no argument and no path that `pack` does not write."""
+"""Manifests and plans from elsewhere: an entry that `pack` does not write raises, and nothing that it names is used."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
 from typer.testing import CliRunner
 
@@ -18,9 +17,9 @@ import gpuload as gl
 from gpuload.cli.app import app
 from gpuload.packing.manifest import add_hash, open_packed
 
-Packing = Callable[..., Path]
+from .packed_sets import Packing, require_store
 
-# Of a store: the entry that is changed, to what, and what is said of it.
+# For each case: the store, the entry that is changed, its new value, and the expected message.
 FOREIGN: dict[str, tuple[str, str, Any, str]] = {
     "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached'; expected 'TarShards'"),
     "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB'; expected 'TarShards'"),
@@ -55,7 +54,7 @@ FOREIGN: dict[str, tuple[str, str, Any, str]] = {
 
 
 def change(path: Path, entry: str, value: Any) -> None:
-    """Change an entry of a set's manifest, with the right hash."""
+    """Change an entry of a set's manifest, and update its hash."""
     manifest = json.loads((path / "manifest.json").read_text())
     *parents, last = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
     container = manifest
@@ -68,8 +67,7 @@ def change(path: Path, entry: str, value: Any) -> None:
 @pytest.mark.parametrize("case", FOREIGN)
 def test_manifest_entry_that_gpuload_does_not_write_raises(packed: Packing, case: str) -> None:
     to, entry, value, message = FOREIGN[case]
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
+    require_store(to)
     path = packed(to, short_side=16)
     change(path, entry, value)
     pattern = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
@@ -123,8 +121,6 @@ def test_json_that_is_not_a_manifest_raises(packed: Packing, text: str) -> None:
 
 
 def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_path: Path) -> None:
-    import numpy as np
-
     path = packed("tar", "other")
     with open(path / "manifest-crc32.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u4", "fortran_order": False, "shape": (1 << 50,)})
@@ -133,7 +129,7 @@ def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_pat
 
 @pytest.fixture
 def unfinished(folder: Path, packed: Packing) -> Path:
-    """A set that is not finished."""
+    """Return the folder of unfinished work of a set."""
     (folder / "bee" / "001.jpg").write_bytes(jpeg_bytes(smooth_image(24, 48, 1))[:99])
     with pytest.raises(gl.GpuloadError, match="is not finished"):
         packed("tar")

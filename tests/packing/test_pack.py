@@ -1,4 +1,4 @@
-"""A packed set gives the samples back, and its bytes depend on nothing else."""
+"""pack: sets return their samples, and their bytes depend on nothing else; damaged samples; resumption."""
 
 from __future__ import annotations
 
@@ -9,30 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import lacking
-from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.generated_images import encode, jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload.packing import pack as pack_module
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
 
-from .conftest import COUNT, content
-
-Packing = Callable[..., Path]
-STORES = ["tar", "parquet", "lmdb", "array"]
-
-
-def needs(to: str) -> None:
-    """Skip where the store's library is absent."""
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
+from .packed_sets import COUNT, STORES, Packing, Samples, content, pack_and_open, require_store, small_jpeg
 
 
 def decoded(encoded: gl.Encoded) -> np.ndarray:
@@ -44,7 +33,7 @@ def decoded(encoded: gl.Encoded) -> np.ndarray:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_packed_set_returns_the_samples_in_order(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
+    require_store(to)
     dataset, path = gl.ImageFolder(folder), packed(to)
     packed_samples = [(image.data, label) for image, label in open_packed(str(path))]
     assert packed_samples == [(image.data, label) for image, label in dataset]
@@ -61,7 +50,7 @@ def test_array_store_holds_pixels_and_labels(tmp_path: Path, packed: Packing) ->
     for number in range(5):
         (root / f"{number}.jpg").write_bytes(jpeg_bytes(smooth_image(16, 24, number)))
     dataset = gl.ImageFolder(root.parent)
-    path = packed("array", dataset=dataset)
+    path = packed("array", dataset=dataset, short_side=None)
     array = gl.ArrayFile(path / "images.npy", labels=path / "labels.npy")
     for (image, label), (encoded, expected) in zip(array, dataset, strict=True):
         np.testing.assert_array_equal(image.hwc, decoded(encoded))
@@ -71,7 +60,7 @@ def test_array_store_holds_pixels_and_labels(tmp_path: Path, packed: Packing) ->
 
 
 def test_read_expression_of_the_result_opens_the_set(folder: Path, tmp_path: Path) -> None:
-    (folder / "ant" / "other.png").write_bytes(_png())
+    (folder / "ant" / "other.png").write_bytes(encode(smooth_image(20, 20, 0), "PNG"))
     result = gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="tar", workers=0)
     assert result.read == f"gpuload.TarShards('{tmp_path}/set/shard-*.tar', fields=('jpg;png', 'cls'))"
     dataset = eval(result.read, {"gpuload": gl})
@@ -79,18 +68,8 @@ def test_read_expression_of_the_result_opens_the_set(folder: Path, tmp_path: Pat
     assert (result.samples, result.files, result.left_out, result.taken_up) == (COUNT + 1, 1, [], 0)
 
 
-def _png() -> bytes:
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(smooth_image(20, 20, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing) -> None:
-    lacking.require("pyarrow")
+    require_store("parquet")
     first = packed("tar")
     second = packed("parquet", "again", dataset=open_packed(str(first)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
@@ -100,8 +79,8 @@ def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing
 
 @pytest.mark.parametrize("to", STORES)
 def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
-    path = packed(to, shard_bytes=22_000, **({"short_side": 16} if to == "array" else {}))
+    require_store(to)
+    path = packed(to, shard_bytes=22_000)
     manifest = json.loads((path / "manifest.json").read_text())
     assert [part["first"] for part in manifest["parts"]] == sorted({part["first"] for part in manifest["parts"]})
     assert sum(part["samples"] for part in manifest["parts"]) == COUNT
@@ -114,9 +93,8 @@ def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: P
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
 def test_packed_bytes_do_not_depend_on_workers(packed: Packing, to: str) -> None:
-    needs(to)
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
-    assert content(packed(to, "alone", **options)) == content(packed(to, "two", workers=2, **options))
+    require_store(to)
+    assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
 
 
 DRIVER = """
@@ -129,7 +107,7 @@ if to == "parquet":
     import pyarrow.parquet
 draw, calls = random.Random(to), 0
 
-def run(path, last):  # to its end, or to this call of a function of C's
+def run(path, last):  # to the end, or until this call of a C function
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -158,7 +136,7 @@ for number in range(int(sys.argv[5])):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", STORES)
 def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
-    needs(to)
+    require_store(to)
     target, size = tmp_path / "sets", "1700" if to == "array" else "16000"
     target.mkdir()
     process = subprocess.run(
@@ -177,7 +155,7 @@ def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, t
 
 
 def damage(folder: Path) -> tuple[Path, Path]:
-    """Cut one image off, and make another one of the next class no image."""
+    """Truncate one image, and overwrite another one, of the next class, with text."""
     truncated, no_image = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
     truncated.write_bytes(truncated.read_bytes()[:-150])
     no_image.write_bytes(b"nothing")
@@ -186,11 +164,10 @@ def damage(folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("to", STORES)
 def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
+    require_store(to)
     truncated, no_image = damage(folder)
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
     with pytest.raises(BadSamples) as raised:
-        packed(to, **options)
+        packed(to)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"2 of 12 samples are damaged, so {str(folder.parent / 'set')!r} is not finished:"
     assert lines[1].startswith(f"  {truncated}: DecodeError: the JPEG cannot be decoded: ")
@@ -198,8 +175,8 @@ def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, 
     assert "--on-error skip" in lines[3]
     with pytest.raises(FileNotFoundError, match="is not finished: run the same `gpuload pack` command again"):
         gl.verify(folder.parent / "set")
-    path = packed(to, skip_bad=True, **options)
-    expected = [(image, label) for index, (image, label) in _good(gl.ImageFolder(folder)) if index not in (1, 5)]
+    path = packed(to, skip_bad=True)
+    expected = [sample for index, sample in enumerate(gl.ImageFolder(folder)) if index not in (1, 5)]
     dataset = open_packed(str(path))
     assert [label for _, label in dataset] == [label for _, label in expected]
     if to != "array":
@@ -210,16 +187,12 @@ def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, 
         (5, str(no_image)),
     ]
     assert gl.verify(path) == []
-    assert content(packed(to, "at once", skip_bad=True, **options)) == content(path)
-
-
-def _good(dataset: gl.ImageFolder) -> list[tuple[int, Any]]:
-    return list(enumerate(dataset))
+    assert content(packed(to, "at once", skip_bad=True)) == content(path)
 
 
 @pytest.mark.parametrize("to", ["tar", "lmdb"])
 def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
+    require_store(to)
     expected = content(packed(to, "expected"))
     path = folder / "ant" / "003.jpg"
     data, moment = path.read_bytes(), path.stat().st_mtime_ns
@@ -235,8 +208,8 @@ def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, pa
 
 @pytest.mark.parametrize("to", ["tar", "lmdb", "parquet"])
 def test_text_that_cannot_be_encoded_is_shown_and_can_be_skipped(tmp_path: Path, to: str) -> None:
-    needs(to)
-    dataset = Samples((image(0), "cat"), (image(1), "\ud800 cat"), (image(2), "dog"))
+    require_store(to)
+    dataset = Samples((small_jpeg(0), "cat"), (small_jpeg(1), "\ud800 cat"), (small_jpeg(2), "dog"))
     with pytest.raises(
         BadSamples, match=r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
     ):
@@ -245,10 +218,10 @@ def test_text_that_cannot_be_encoded_is_shown_and_can_be_skipped(tmp_path: Path,
 
 
 def test_failed_sample_without_a_path_is_read_again(tmp_path: Path) -> None:
-    dataset = Samples(image(0), gl.Encoded(b"nothing"), image(2))
+    dataset = Samples(small_jpeg(0), gl.Encoded(b"nothing"), small_jpeg(2))
     with pytest.raises(BadSamples):
         gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
-    dataset.samples = (image(0), image(1), image(2))
+    dataset.samples = (small_jpeg(0), small_jpeg(1), small_jpeg(2))
     result = gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
     assert (result.samples, result.taken_up) == (3, 2)
 
@@ -276,7 +249,7 @@ def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Pa
     path, changed = packed("tar"), folder / "bee" / "004.jpg"
     before, status, data = content(path), changed.stat(), changed.read_bytes()
     parts = json.loads(before["manifest.json"])["parts"]
-    (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # that file is no. 5
+    (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # the file is sample 5
     changed.write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
     message = (
         r"set' holds a finished set, but source files have since changed in size or modification time: among samples "
@@ -293,7 +266,7 @@ def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Pa
         os.utime(file, ns=(5, 5))
     with pytest.raises(FileExistsError, match=r"among samples 0 to \d+ and in other parts \(\d+ in total\)\. To pack"):
         packed("tar")
-    for text in ("[5]", "[]", "no JSON"):  # it may be anybody's
+    for text in ("[5]", "[]", "no JSON"):  # a file that gpuload did not write
         (path / "manifest-sources.json").write_text(text)
         assert packed("tar") == path
 
@@ -352,79 +325,47 @@ def test_folder_that_another_process_packs_to_raises(folder: Path, packed: Packi
             packed("tar")
 
 
-class Samples:
-    """A dataset of samples as they are given."""
-
-    def __init__(self, *samples: Any) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
-
-
-def image(number: int = 0) -> gl.Encoded:
-    return gl.Encoded(jpeg_bytes(smooth_image(16, 16, number)))
-
-
 @pytest.mark.parametrize(
     ("dataset", "arguments", "error", "message"),
     [
         (Samples(), {}, ValueError, "has no samples to pack"),
         (iter([1]), {}, TypeError, "needs a map-style dataset"),
-        (Samples(image()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
-        (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
-        (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
-        (Samples((gl.Image(np.zeros((4, 4, 3), np.uint8)), 1)), {}, gl.GpuloadError, r"to an array \(to='array'\)"),
-        (Samples({"image": image(), "boxes": gl.Boxes([])}), {}, gl.GpuloadError, "a tar cannot hold a Boxes"),
-        (
-            Samples({"a": image(), "a.jpg": image()}),
-            {},
-            gl.GpuloadError,
-            "two of its fields would become files with the same name: a.jpg, a.jpg; rename one of them",
-        ),
-        (Samples({"Image": image()}), {}, gl.GpuloadError, "field names must be lower case.*got 'Image'"),
-        (
-            Samples((image(), 1.5)),
-            {"to": "lmdb"},
-            gl.GpuloadError,
-            "the labels of an LMDB must be int or str, got float",
-        ),
-        (Samples({"a": image(), "b": image()}), {"to": "parquet"}, gl.GpuloadError, "one column of images, got 2"),
-        (
-            Samples({"image": image(), "box": None}),
-            {"to": "parquet"},
-            gl.GpuloadError,
-            "column 'box' cannot hold NoneType",
-        ),
-        (
-            Samples((image(), "cat")),
-            {"to": "array"},
-            gl.GpuloadError,
-            "the labels of an array must be numbers, got str",
-        ),
-        (
-            Samples(gl.Encoded(b"1"), gl.Encoded(b"2")),
-            {},
-            gl.GpuloadError,
-            "none of 2 trial samples of .* can be read",
-        ),
+        (Samples(small_jpeg()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
+        (Samples(small_jpeg()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
+        (Samples(gl.Encoded(b"1"), gl.Encoded(b"2")), {}, gl.GpuloadError, "none of 2 trial samples of .* can be read"),
     ],
 )
-def test_dataset_that_a_store_cannot_hold_raises(
+def test_pack_of_no_readable_samples_or_with_wrong_arguments_raises(
     tmp_path: Path, dataset: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         gl.pack(dataset, tmp_path / "set", **{"to": "tar", "workers": 0, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("to", "sample", "message"),
+    [
+        ("tar", "a.jpg", r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
+        ("tar", (gl.Image(np.zeros((4, 4, 3), np.uint8)), 1), r"to an array \(to='array'\)"),
+        ("tar", {"image": small_jpeg(), "boxes": gl.Boxes([])}, "a tar cannot hold a Boxes"),
+        ("tar", {"a": small_jpeg(), "a.jpg": small_jpeg()}, r"files with the same name: a\.jpg, a\.jpg; rename one of"),
+        ("tar", {"Image": small_jpeg()}, "field names must be lower case.*got 'Image'"),
+        ("lmdb", (small_jpeg(), 1.5), "the labels of an LMDB must be int or str, got float"),
+        ("parquet", {"a": small_jpeg(), "b": small_jpeg()}, "one column of images, got 2"),
+        ("parquet", {"image": small_jpeg(), "box": None}, "column 'box' cannot hold NoneType"),
+        ("array", (small_jpeg(), "cat"), "the labels of an array must be numbers, got str"),
+    ],
+)
+def test_sample_that_a_store_cannot_hold_raises(tmp_path: Path, to: str, sample: Any, message: str) -> None:
+    with pytest.raises(gl.GpuloadError, match=message):
+        gl.pack(Samples(sample), tmp_path / "set", to=to, workers=0)
+
+
 def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
-    mask = gl.Mask(gl.Encoded(_png()))
+    mask = gl.Mask(gl.Encoded(encode(smooth_image(20, 20, 0), "PNG")))
     samples = [
         {
-            "jpg": image(number),
+            "jpg": small_jpeg(number),
             "cls": number,
             "caption": "a wörd",
             "seg.png": mask,
@@ -435,20 +376,11 @@ def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
         }
         for number in range(3)
     ]
-    gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
-    for number, sample in enumerate(open_packed(str(tmp_path / "set"))):
+    fields = ["jpg", "cls", "caption.txt", "seg.png", "boxes.npy", "info.json", "score.json", "raw.bin"]
+    for number, sample in enumerate(pack_and_open(Samples(*samples), tmp_path / "set", "tar")):
         assert sample.pop("__key__") == f"0000000{number}"
-        assert list(sample) == [
-            "jpg",
-            "cls",
-            "caption.txt",
-            "seg.png",
-            "boxes.npy",
-            "info.json",
-            "score.json",
-            "raw.bin",
-        ]
-        assert sample["jpg"].data == image(number).data
+        assert list(sample) == fields
+        assert sample["jpg"].data == small_jpeg(number).data
         assert isinstance(sample["seg.png"], gl.Mask)
         np.testing.assert_array_equal(sample["boxes.npy"], samples[0]["boxes"])
         assert (sample["cls"], sample["caption.txt"], sample["score.json"]) == (number, "a wörd", 0.5)
@@ -457,40 +389,36 @@ def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_single_images_and_text_labels_return(tmp_path: Path, to: str) -> None:
-    needs(to)
-    for name, samples in (("alone", [image(0), image(1)]), ("text", [(image(0), "cat"), (image(1), "dög")])):
-        gl.pack(Samples(*samples), tmp_path / name, to=to, workers=0)
-        packed_samples = list(open_packed(str(tmp_path / name)))
-        assert [_data(sample) for sample in packed_samples] == [_data(sample) for sample in samples]
+    require_store(to)
+    images = small_jpeg(0), small_jpeg(1)
+    back = pack_and_open(Samples(*images), tmp_path / "images", to)
+    assert [image.data for image in back] == [image.data for image in images]
+    back = pack_and_open(Samples((images[0], "cat"), (images[1], "dög")), tmp_path / "text", to)
+    assert [(image.data, label) for image, label in back] == [(images[0].data, "cat"), (images[1].data, "dög")]
 
 
 def test_lmdb_labels_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
-    lacking.require("lmdb")
-    gl.pack(Samples((image(0), "cat"), (image(1), 7)), tmp_path / "set", to="lmdb", workers=0)
-    assert [label for _, label in open_packed(str(tmp_path / "set"))] == ["cat", "7"]
-
-
-def _data(sample: Any) -> Any:
-    return sample.data if isinstance(sample, gl.Encoded) else (sample[0].data, *sample[1:])
+    require_store("lmdb")
+    dataset = pack_and_open(Samples((small_jpeg(0), "cat"), (small_jpeg(1), 7)), tmp_path / "set", "lmdb")
+    assert [label for _, label in dataset] == ["cat", "7"]
 
 
 def test_parquet_columns_return_and_images_have_no_statistics(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    samples = [{"image": image(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
-    gl.pack(Samples(*samples), tmp_path / "set", to="parquet", workers=0)
-    dataset = open_packed(str(tmp_path / "set"))
+    samples = [{"image": small_jpeg(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
+    dataset = pack_and_open(Samples(*samples), tmp_path / "set", "parquet")
     column = parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
-    assert column.statistics is None  # which would hold whole images
+    assert column.statistics is None  # statistics would contain complete images
     assert [(row["image"].data, row["label"], row["caption"]) for row in dataset] == [
         (row["image"].data, row["label"], row["caption"]) for row in samples
     ]
 
 
 def test_parquet_row_of_another_type_is_a_bad_sample(tmp_path: Path) -> None:
-    lacking.require("pyarrow")
+    require_store("parquet")
     with pytest.raises(BadSamples, match=r"1 of 3 samples .*\n  sample 1: Arrow"):
-        gl.pack(Samples((image(), 1), (image(), "two"), (image(), 3)), tmp_path / "set", to="parquet", workers=0)
+        gl.pack(Samples(*((small_jpeg(), label) for label in (1, "two", 3))), tmp_path / "set", to="parquet", workers=0)
 
 
 def test_array_of_images_of_several_sizes_raises(tmp_path: Path, folder: Path) -> None:
@@ -513,7 +441,7 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(tmp_path:
         def __getitem__(self, index: int) -> Any:
             if index == 1:
                 raise OSError(code, os.strerror(code))
-            return image(index)
+            return small_jpeg(index)
 
     error, message = (OSError, "Too many open files") if code == errno.EMFILE else (BadSamples, "sample 1: OSError")
     with pytest.raises(error, match=message):
@@ -524,12 +452,11 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(tmp_path:
 def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    needs(to)
+    require_store(to)
     if to == "array with a gap":
         damage(folder)
     to = to.split()[0]
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
-    expected = content(packed(to, "expected", skip_bad=True, **options))
+    expected = content(packed(to, "expected", skip_bad=True))
 
     def interrupted(path: str, *arguments: Any, **options: Any) -> None:
         if path.endswith("manifest.json"):
@@ -539,17 +466,17 @@ def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     write = pack_module.write_file
     monkeypatch.setattr(pack_module, "write_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        packed(to, skip_bad=True, **options)
+        packed(to, skip_bad=True)
     monkeypatch.undo()
-    assert content(packed(to, skip_bad=True, **options)) == expected
+    assert content(packed(to, skip_bad=True)) == expected
 
 
 @pytest.mark.parametrize("has_first_pages", [True, False])
 def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
     folder: Path, packed: Packing, has_first_pages: bool
 ) -> None:
-    """And where not even the first pages were written, the database is begun anew."""
-    lacking.require("lmdb")
+    """If not even the first pages were written, the database is created again."""
+    require_store("lmdb")
     expected = content(packed("lmdb", "expected"))
     path = folder / "cät" / "008.jpg"
     data = path.read_bytes()
@@ -565,7 +492,7 @@ def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
 
 
 class SharedMemoryImages:
-    """Images that lie in memory which `multiprocessing` shares."""
+    """A dataset of images in shared memory of `multiprocessing`."""
 
     def __init__(self) -> None:
         self.data = jpeg_bytes(smooth_image(16, 24, 1))
@@ -585,7 +512,7 @@ def test_workers_inherit_multiprocessing_shared_memory(tmp_path: Path) -> None:
 
 
 class RotatedImages:
-    """Photographs that EXIF turns by a quarter, with these values of `Encoded.exif`."""
+    """A dataset of JPEGs whose EXIF orientation is a quarter turn, with these values of `Encoded.exif`."""
 
     def __init__(self, *exif: bool | None) -> None:
         self.exif = exif
@@ -603,7 +530,7 @@ EXIF_ROTATED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0
 @pytest.mark.parametrize("to", STORES)
 @pytest.mark.parametrize("exif", [True, None])
 def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, exif: bool | None) -> None:
-    needs(to)
+    require_store(to)
     dataset = RotatedImages(exif, exif or False)
     result = gl.pack(dataset, tmp_path / "set", to=to, workers=0)  # pyright: ignore
     packed_dataset = open_packed(str(tmp_path / "set"))
@@ -618,7 +545,7 @@ def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_images_with_different_exif_settings_raise(tmp_path: Path, to: str) -> None:
-    needs(to)
+    require_store(to)
     message = (
         "sample 2 of .* cannot be packed: its image has exif=True, but earlier images have exif=False: a set turns"
     )

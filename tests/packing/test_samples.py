@@ -1,4 +1,4 @@
-"""Samples come in order, an error in the place of one, and the next ones are named to the dataset."""
+"""read_samples: order, errors in place of samples, and announcements by `will_need`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: ty
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
     assert all(index == sample for index, sample in samples.items())
-    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "at first a disk is assumed"
-    assert max(dataset.announced) < COUNT, "none beyond the part"
+    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "a disk is assumed at first"
+    assert max(dataset.announced) < COUNT, "samples beyond the part were announced"
 
 
 def test_read_samples_raises_errors_that_are_not_about_a_sample() -> None:

@@ -1,4 +1,4 @@
-"""Shards are those that tarfile writes."""
+"""Tar shards equal those that Python's tarfile writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpuload as gl
 from gpuload.datasets.stores.tar.index import build
 from gpuload.packing.stores import MAX_MEMBER_BYTES, tar_header
 
-from .test_pack import Samples
+from .packed_sets import Samples
 
 SAMPLES: list[dict[str, Any]] = [
     {"one": b"x" * 1500, "cls": 7},

@@ -1,4 +1,4 @@
-"""What has become of a packed set is told: which file, and which samples in it."""
+"""verify: which files of a packed set are damaged, missing or unexpected, and which samples in them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed
 
-from .conftest import content
-
-Packing = Callable[..., Path]
+from .packed_sets import STORES, Packing, content, require_store
 
 
 def spoil(path: Path, content: bytes) -> None:
-    """Change a byte in the middle of these bytes, wherever they are (an LMDB has old pages, too)."""
+    """Change a byte in the middle of these bytes, everywhere in the file (an LMDB also has old pages)."""
     changed = bytearray(content)
     changed[len(content) // 2] ^= 1
     data = path.read_bytes()
@@ -35,10 +31,8 @@ def parts(path: Path) -> list[dict]:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
 def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
-    if to == "parquet":
-        lacking.require("pyarrow")
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {"shard_bytes": 18_000}
-    path = packed(to, **options)
+    require_store(to)
+    path = packed(to, **({} if to == "array" else {"shard_bytes": 18_000}))
     image = open_packed(str(path))[6][0]
     listed = parts(path)
     number = max(n for n, part in enumerate(listed) if part["first"] <= 6)
@@ -65,12 +59,10 @@ def test_manifest_hashes_are_those_of_sha256sum(packed: Packing) -> None:
     assert [line.split()[0].lstrip("\\") for line in text.splitlines()] == hashes
 
 
-@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
+@pytest.mark.parametrize("to", STORES)
 def test_verify_finds_one_changed_byte_in_any_file(packed: Packing, to: str) -> None:
-    """In headers, labels and unused pages too."""
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
-    path = packed(to, **({"short_side": 16} if to == "array" else {}))
+    require_store(to)
+    path = packed(to)
     files = [path / name for name in content(path)]
     for file in files:
         data = file.read_bytes()
@@ -115,8 +107,8 @@ def test_verify_reports_damage_outside_of_images(packed: Packing) -> None:
 
 
 def test_verify_checks_an_lmdb_by_its_hash_without_opening_it(packed: Packing) -> None:
-    """It is not opened: a damaged one can end a process."""
-    lacking.require("lmdb")
+    """A damaged LMDB can end the process that opens it."""
+    require_store("lmdb")
     path = packed("lmdb")
     (path / "data.mdb").write_bytes(bytes(8192))
     assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]
