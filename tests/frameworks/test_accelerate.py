@@ -1,4 +1,4 @@
-"""accelerate's checkpoints carry a `Loader`, and its `prepare` leaves it as it is."""
+"""accelerate: its checkpoints contain the state of a `Loader`, and `prepare` returns the loader unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from frameworks.jobs import LIMIT_S, logged_steps, run
+from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
 from frameworks.numbered import Numbered
 from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
@@ -51,14 +51,11 @@ def popen():
 
 
 def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
-    status, output = run(
-        tmp_path, TRAINING, {"name": "undisturbed", "save_after": 7, "resume": False}, ranks=2, popen=popen
-    )
-    assert status == 0, output
-    status, output = run(
-        tmp_path, TRAINING, {"name": "resumed", "save_after": -1, "resume": True}, ranks=2, popen=popen
-    )
-    assert status == 0, output
+    for options in (
+        {"name": "undisturbed", "save_after": 7, "resume": False},
+        {"name": "resumed", "save_after": -1, "resume": True},
+    ):
+        run_successfully(tmp_path, TRAINING, options, ranks=2, popen=popen)
     shares = []
     for rank in (0, 1):
         undisturbed = logged_steps(tmp_path, "undisturbed", rank)
@@ -69,7 +66,7 @@ def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
 
 
 def test_accumulate_does_not_step_on_the_last_batch_of_a_loader():
-    """It steps on an epoch's last batch only for loaders that it has wrapped."""
+    """accelerate steps on an epoch's last batch only for loaders that it has wrapped."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -79,7 +76,7 @@ def test_accumulate_does_not_step_on_the_last_batch_of_a_loader():
         for _ in loader:
             with accelerator.accumulate(model):
                 steps.append(accelerator.sync_gradients)
-    assert steps == [False, True] * 7  # of 7 batches in each of two epochs
+    assert steps == [False, True] * 7  # 7 batches in each of two epochs
 
 
 class Endless(IterableDataset):

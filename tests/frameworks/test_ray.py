@@ -1,4 +1,4 @@
-"""Ray itself: workers of a cluster of two nodes, one of which dies; a program that dies; Ray Train and Ray Data."""
+"""Ray: workers on a cluster of two nodes, one of which dies; a program that dies; Ray Train and Ray Data."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from pathlib import Path
 
 import pytest
-from frameworks.jobs import LIMIT_S, logged_steps, run
+from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
 from helpers import lacking
 
 pytestmark = [lacking.needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
 
-# The first epoch is read by this process, the others by workers on two nodes. One of these dies in the third epoch, and
-# with it an actor; in the fourth another node has taken its place.
+# The main process reads the first epoch, workers on two nodes the others. One node dies in the third epoch, with an
+# actor; in the fourth, another node has replaced it.
 NODES = """
 import logging, subprocess, time
 import ray
 from ray.cluster_utils import Cluster
 from gpuload.cli.processes import tree
 
-# Five seconds without an answer: a node is soon given up, but not one that a loaded machine keeps waiting.
+# A node is declared dead after five seconds without an answer, which a busy machine does not exceed.
 impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 10}
 small = {"num_cpus": 1, "object_store_memory": 100 << 20}
 first = {**small, "include_dashboard": False, "_system_config": impatient}
@@ -91,7 +91,7 @@ for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_act
         time.sleep(600)
 '''
 program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
-line = next(line for line in program.stdout if line.startswith("pids "))  # Ray too says things there
+line = next(line for line in program.stdout if line.startswith("pids "))  # Ray prints lines too
 pids = [int(word) for word in line.split()[1:]]
 alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
 program.kill()
@@ -108,8 +108,7 @@ cluster.shutdown()
 
 
 def test_ray_workers_give_the_same_bits_after_a_node_died_and_end_with_the_program(tmp_path):
-    status, output = run(tmp_path, NODES, {})
-    assert status == 0, output
+    run_successfully(tmp_path, NODES, {})
     expected = logged_steps(tmp_path, "here")
     assert sorted(number for _, numbers, _ in expected for number in numbers) == list(range(2000))
     for name in ("there", "killed", "replaced"):
@@ -123,7 +122,7 @@ def test_ray_workers_give_the_same_bits_after_a_node_died_and_end_with_the_progr
 
 
 def example(title: str) -> str:
-    """The program of a section of docs/scaling.md."""
+    """Return the program in a section of docs/scaling.md."""
     return re.search(rf"## {title}\n.*?```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1]
 
 
@@ -151,9 +150,8 @@ def training_step(images, labels):
 
 def test_documented_ray_train_and_ray_data_programs_run(tmp_path):
     script = IMAGES + example("Ray Train") + "\n\n" + example("Ray Data") + "\nray.shutdown()\n"
-    status, output = run(tmp_path, script, {})
-    assert status == 0, output
-    # Each of two ranks trained on half of the samples; Ray Data was read twice: as it came, and as Parquet.
+    run_successfully(tmp_path, script, {})
+    # Each of two ranks trained on half of the samples; Ray Data was read twice: directly, and from Parquet files.
     for rank, samples in (("0", 24), ("1", 24), ("None", 96)):
         steps = [json.loads(line) for line in (tmp_path / f"steps.{rank}.jsonl").read_text().splitlines()]
         labels = [label for _, labels in steps for label in labels]
