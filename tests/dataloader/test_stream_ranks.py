@@ -298,12 +298,13 @@ class TestRanksFromTheEnvironment:
             assert len(list(loader)) == 1
 
     @pytest.mark.parametrize(
-        "options", [{"rank": 0, "world_size": 1}, {"rank": 1, "world_size": 2}, {"sampler": range(10)}]
+        ("options", "batches"),
+        [({"rank": 0, "world_size": 1}, 2), ({"rank": 1, "world_size": 2}, 1), ({"sampler": range(10)}, 2)],
     )
-    def test_epoch_divided_because_of_an_argument_does_not_warn(self, options):
+    def test_epoch_divided_because_of_an_argument_does_not_warn(self, options, batches):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            gpuload_batches(range(10), 5, **options)
+            assert len(gpuload_batches(range(10), 5, **options)) == batches
 
     def test_stream_does_not_warn(self):
         class Numbers(IterableDataset):

@@ -58,16 +58,21 @@ def epoch(loader_) -> list:
     return [plain(batch) for batch in loader_]
 
 
-def stopped(loader_, stop):
-    """Return the batches up to the stop, and the state there, after a round trip through JSON."""
+def read_and_save(loader_, count):
+    """Return the first batches, also of following epochs, and the state after these, as JSON keeps it."""
     seen, batches = [], iter(loader_)
-    while len(seen) < stop:
+    while len(seen) < count:
         batch = next(batches, None)
         if batch is None:
             batches = iter(loader_)
         else:
             seen.append(plain(batch))
     return seen, json.loads(json.dumps(loader_.state_dict()))
+
+
+def stopped(dataset, count, **options):
+    with loader(dataset, **options) as loader_:
+        return read_and_save(loader_, count)
 
 
 def resumed_epochs(dataset, state, *, epochs=1, **options):
@@ -87,8 +92,7 @@ def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size
         first = epoch(loader_)
         undisturbed = first + epoch(loader_)
     for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
-        with loader(STREAMS[name](), batch_size) as loader_:
-            seen, state = stopped(loader_, stop)
+        seen, state = stopped(STREAMS[name](), stop, batch_size=batch_size)
         epochs = 2 if stop < len(first) else 1
         resumed = resumed_epochs(STREAMS[name](), state, epochs=epochs, batch_size=batch_size)
         assert seen + resumed == undisturbed
@@ -100,7 +104,7 @@ def test_resume_of_a_stream_with_workers_continues_identically(name):
     with loader(STREAMS[name](), num_workers=2) as loader_:
         undisturbed = epoch(loader_)
         loader_.set_epoch(0)
-        seen, state = stopped(loader_, 3)
+        seen, state = read_and_save(loader_, 3)
         assert seen == undisturbed[:3]
     with loader(STREAMS[name](), num_workers=2) as loader_:
         loader_.load_state_dict(state)
@@ -136,8 +140,7 @@ def test_resume_of_a_stateful_stream_does_not_replay_samples():
                 assert number >= 6
                 yield number
 
-    with loader(StatefulStream(11)) as loader_:
-        _, state = stopped(loader_, 3)
+    _, state = stopped(StatefulStream(11), 3)
     assert resumed_epochs(Strict(11), state) == [[6, 7], [8, 9], [10]]
 
 
@@ -179,7 +182,7 @@ def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
         epoch(loader_)
         loader_.state_dict()
         assert Counts.calls == 1
-        _, state = stopped(loader_, 1)
+        _, state = read_and_save(loader_, 1)
         assert Counts.calls == 2
     with loader(Counts(6)) as loader_:
         loader_.load_state_dict(state)
@@ -215,8 +218,7 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
     """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
-    with loader(StatefulStream(11)) as loader_:
-        _, state = stopped(loader_, 2)
+    _, state = stopped(StatefulStream(11), 2)
     state["stream"]["workers"][0]["state"] = None
     with loader(StatefulStream(11)) as loader_:
         loader_.load_state_dict(state)
@@ -229,8 +231,7 @@ def test_resume_of_a_stream_with_another_num_workers_raises():
     with loader(Counting(11), num_workers=2) as loader_:
         state = loader_.state_dict()
     loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
-    with loader(Counting(11)) as loader_:
-        _, state = stopped(loader_, 2)
+    _, state = stopped(Counting(11), 2)
     with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
         loader(Counting(11), num_workers=3).load_state_dict(state)
 
@@ -247,8 +248,7 @@ def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
 
 def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
     """Only another request to a stream shows that it has ended."""
-    with loader(Counting(4)) as loader_:
-        seen, state = stopped(loader_, 2)
+    seen, state = stopped(Counting(4), 2)
     assert (seen, state["epoch"]) == ([[0, 1], [2, 3]], 0)
     assert resumed_epochs(Counting(4), state) == []
     assert resumed_epochs(Counting(4), state, epochs=2) == [[0, 1], [2, 3]]
@@ -316,7 +316,7 @@ def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
     with loader(Typed(20)) as loader_:
         undisturbed = epoch(loader_)
     with loader(Typed(20)) as loader_:
-        seen, state = stopped(loader_, stop)
+        seen, state = read_and_save(loader_, stop)
         file = io.BytesIO()
         torch.save(loader_.state_dict(), file)
     file.seek(0)
@@ -399,7 +399,7 @@ def test_state_before_the_first_batch_resumes_with_any_num_workers():
 @pytest.mark.parametrize("name", [*STREAMS, "map"])
 def test_state_dict_after_load_state_dict_ignores_the_previous_iterator(name):
     with loader(range(11) if name == "map" else STREAMS[name]()) as loader_:
-        _, state = stopped(loader_, 2)
+        _, state = read_and_save(loader_, 2)
         batches = iter(loader_)
         next(batches)
         loader_.load_state_dict(state)
@@ -444,7 +444,7 @@ class Passes(IterableDataset):
 def test_states_of_a_dataset_and_its_iterator_are_both_saved():
     with loader(Passes()) as loader_:
         epoch(loader_)
-        _, state = stopped(loader_, 1)
+        _, state = read_and_save(loader_, 1)
     dataset = Passes()
     with loader(dataset) as loader_:
         loader_.load_state_dict(state)
@@ -473,7 +473,7 @@ def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epo
 
 def test_load_state_dict_into_the_same_loader_rewinds_it():
     with loader(StatefulStream(11)) as loader_:
-        first, state = stopped(loader_, 2)
+        first, state = read_and_save(loader_, 2)
         following = epoch(loader_)
         assert following != first
         loader_.load_state_dict(state)
