@@ -1,4 +1,4 @@
-"""What the tests of recipes share: datasets of photographs, batches of both loaders, and how they are held together."""
+"""Batches of photographs from gpuload and from torchvision, and checks that they are equal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.both_loaders import cpu_loader
 from parity.compare import all_cases
 from PIL import Image
 from recipes.replay import replay_records
 from torch.utils.data import DataLoader
 
-import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
@@ -24,7 +24,7 @@ SEED = 7
 
 
 class Pictures:
-    """A map dataset of (Pillow image, class); with a transform, as torchvision's datasets have one."""
+    """A dataset of (image, class), with a transform like torchvision's datasets."""
 
     def __init__(self, images: Sequence[Image.Image], transform: Callable[[Any], Any] | None = None) -> None:
         self.images, self.transform = list(images), transform
@@ -37,36 +37,31 @@ class Pictures:
         return (image if self.transform is None else self.transform(image)), index % 5
 
 
-def gpuload_batch(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, **options: Any) -> Any:
-    """The first batch of a real loader, in order."""
-    options = {"num_workers": 0, "device": "cpu", "seed": SEED, **options}
-    with gl.Loader(Pictures(images), batch_size, transforms=transforms, **options) as loader:
+def first_batch(dataset: Any, batch_size: int, transforms: list[Any], **options: Any) -> Any:
+    """Return the first batch of a loader's first epoch."""
+    with cpu_loader(dataset, batch_size, transforms=transforms, seed=SEED, **options) as loader:
         loader.set_epoch(0)
         return next(iter(loader))
+
+
+def gpuload_batch(images: Sequence[Image.Image], transforms: list[Any], batch_size: int, **options: Any) -> Any:
+    return first_batch(Pictures(images), batch_size, transforms, **options)
 
 
 _last_batch: list[Any] = []
 
 
 def cached_batch(images: Sequence[Image.Image], transforms: list[Any], backend: str) -> Any:
-    """The batch of all images, as `ours` makes it; the last one is kept, as tests look at the views of one in turn."""
-    if not (
-        _last_batch
-        and _last_batch[:2] == [transforms, backend]
-        and list(map(id, _last_batch[2])) == list(map(id, images))
-    ):
-        _last_batch[:] = (
-            transforms,
-            backend,
-            list(images),
-            gpuload_batch(images, transforms, len(images), backend=backend),
-        )
-    return _last_batch[3]
+    """Return the batch of all images. The last batch is cached, since tests look at its views one by one."""
+    key = transforms, backend, list(map(id, images))
+    if not _last_batch or _last_batch[0] != key:
+        _last_batch[:] = key, images, gpuload_batch(images, transforms, len(images), backend=backend)
+    return _last_batch[2]
 
 
 def torch_batch(images: Sequence[Image.Image], transform: Any, batch_size: int, **options: Any) -> Any:
-    """The first batch of torch's; the same in each run, since with some draws the others raise: Pillow 13 refuses to
-    keep no bits, which timm's posterize asks for at the greatest magnitude."""
+    """Return the first batch of torch's DataLoader. The random numbers are fixed, since other libraries fail with some:
+    timm's posterize at the greatest magnitude asks for 0 bits, which Pillow 13 refuses."""
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
@@ -76,27 +71,27 @@ def torch_batch(images: Sequence[Image.Image], transform: Any, batch_size: int, 
 def draws_of(
     transforms: Any, images: Sequence[Image.Image], *, view: int = 0, boxes: Any = None
 ) -> tuple[T.Chain, T.Program]:
-    """What the loader of `ours` draws for the first batch."""
+    """Return the chain and its draws for the first batch of `gpuload_batch`."""
     chain = T.Chain(transforms)
     sizes = np.array([(image.height, image.width) for image in images], np.int64)
     return chain, chain.draw(epoch_key(SEED, 0), np.arange(len(images)), sizes, boxes, view=view)
 
 
 def levels_apart(first: torch.Tensor, second: torch.Tensor, std: Sequence[float] = IMAGENET_STD) -> torch.Tensor:
-    """Differences of normalised images, in levels."""
+    """Return the differences of normalized images, in levels."""
     scale = torch.tensor(std, dtype=torch.float64)[:, None, None] * 255
     return (first.double() - second.double()).abs() * scale
 
 
 def side(backend: str, length: int) -> int:
-    """A length of a recipe, or a quarter of it where kernels are interpreted."""
+    """Return a length of a recipe, or a quarter of it if kernels are interpreted."""
     return length // 4 if backend == "fused" else length
 
 
 def images_after(
     transforms: list[Any], images: Sequence[Image.Image], count: int, view: int = 0, backend: str = "torch"
 ) -> list[Image.Image]:
-    """The images after the first so many transforms, on a backend."""
+    """Return the images after the first `count` transforms."""
     if not count:
         return list(images)
     chain, draws = draws_of(transforms, images, view=view)
@@ -108,7 +103,7 @@ def images_after(
 
 
 def draws_after(draws: T.Program, after: int) -> T.Program:
-    """What was drawn by all but the first so many transforms, counted from there."""
+    """Return the draws without those of the first `after` transforms, as draws of a chain without these."""
     remaining = draws.part(draws.place_of(after), len(draws.records))
     late_from = None if draws.late_from is None else max(draws.late_from - after, 0)
     records = tuple(replace(record, step=record.step - after) for record in remaining.records)
@@ -116,9 +111,9 @@ def draws_after(draws: T.Program, after: int) -> T.Program:
 
 
 def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after: int = 0, view: int = 0) -> None:
-    """The runner of batches, which CUDA devices have, makes the same as that of single images, to the last bit.
+    """Check that the runner for batches, which CUDA devices use, is bitwise equal to that for single images.
 
-    Both begin with the images after the first so many transforms: resamplings may differ by a level.
+    Both begin with the images after the first `after` transforms, since resampled images may differ by a level.
     """
     full_chain, draws = draws_of(transforms, images, view=view)
     arrays = [np.asarray(image) for image in images_after(transforms, images, after, view)]
@@ -140,17 +135,17 @@ def check_replay(
     after: int = 0,
     backend: str = "torch",
 ) -> None:
-    """Our loader's images are what torchvision's functions make of the same draws.
+    """Check that gpuload's images are those that torchvision's functions make with the same draws.
 
     Args:
         transforms: the recipe.
-        images: what it is tried on.
-        mean, most: no image may be further off on average, and no number of any, in levels.
-        std: by which results are brought back to levels.
-        view: which of a `MultiView`'s.
-        after: torchvision's functions begin with what our first so many transforms give. An operation with steps, such
-            as solarize, may make 255 levels of the one by which two resamplings differ.
-        backend: what runs the recipe, and what it begins with.
+        images: the images to which it is applied.
+        max_mean, max_level: limits of the mean difference of an image, and of the difference of a pixel, in levels.
+        std: the standard deviations with which the recipe normalizes.
+        view: the number of a `MultiView`'s view.
+        after: torchvision's functions begin with the results of gpuload's first `after` transforms. Otherwise, an
+            operation with steps, such as solarize, may turn a difference of one level after resampling into 255.
+        backend: the backend that runs the recipe.
     """
     start = images_after(transforms, images, after, view or 0, backend)
     batch = cached_batch(images, transforms, backend)[0]
@@ -168,15 +163,13 @@ def check_replay(
 
 
 def resized_within(backend: str, interpolation: str = "bilinear") -> float:
-    """How far an image that was resized, and no more, may lie from Pillow's, in levels: as in the table of parity; and
-    what float32 adds."""
-    name = {"bilinear": "RandomResizedCrop", "nearest": "RandomResizedCrop(nearest)"}
-    sought = name.get(interpolation, "RandomResizedCrop(bicubic)")
-    return next(case for case in all_cases() if case.name == sought).tolerance(backend).max + 1e-3
+    """Return how many levels a resized image may differ from Pillow's: as in parity's table, plus float32 rounding."""
+    name = "RandomResizedCrop" if interpolation == "bilinear" else f"RandomResizedCrop({interpolation})"
+    return next(case for case in all_cases() if case.name == name).tolerance(backend).max + 1e-3
 
 
 def shape_of(value: Any) -> Any:
-    """Nesting, shapes and dtypes of a batch."""
+    """Return the nesting, shapes and dtypes of a batch."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""What was drawn by gpuload, done by torchvision's own functions: on Pillow images, masks and bounding boxes.
+"""gpuload's draws applied by torchvision's functions, to Pillow images, masks and bounding boxes.
 
-A recipe is right if it makes of an image what its original would make of it, had the original drawn the same numbers.
+A recipe is correct if its result equals that of the original recipe with the same random numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["replay_records"]
 
 
 def replay_records(records: Sequence[Record], row: int, image: Image.Image, *targets: Any) -> list[Any]:
-    """An image, and masks and boxes (TVTensors) with it, after all records: the image a float64 tensor C×H×W."""
+    """Return an image, with masks and boxes (TVTensors), after all records; the image as a float64 tensor C×H×W."""
     leaves = [image, *targets]
     for record in records:
         leaves = apply_record(record, row, leaves)
@@ -89,7 +89,7 @@ def apply_box(record: Box, row: int, leaf: Any) -> Any:
         return F.resized_crop(leaf, top, left, height, width, size, interpolation=mode)
     old_height, old_width = F.get_size(leaf)
     if (top, left, height, width) == (0, 0, old_height, old_width):
-        return leaf  # nothing was to be done: not even clamping of boxes
+        return leaf  # no change, not even clamping of boxes
     right, bottom = left + width - old_width, top + height - old_height
     around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
     if any(around):
@@ -101,7 +101,7 @@ def apply_box(record: Box, row: int, leaf: Any) -> Any:
 
 
 def drop_boxes(record: Box, row: int, leaf: Any, before: Any) -> Any:
-    """RandomIoUCrop brings boxes whose centres are outside to nothing; SanitizeBoundingBoxes then drops them."""
+    """Make boxes empty whose centers are outside of RandomIoUCrop's crop, so that SanitizeBoundingBoxes drops them."""
     if record.kept_boxes is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
         return leaf
     top, left, height, width = record.box_tlhw[row].tolist()
@@ -124,7 +124,7 @@ def apply_warp(record: Warp, row: int, leaf: Any) -> Any:
 def map_image(
     image: Image.Image, coefficients: list[float], mode: Any, fill: Any, size_hw: Sequence[int]
 ) -> Image.Image:
-    """torchvision's affine and perspective take other arguments, of which they make these for Pillow."""
+    """Call Pillow as torchvision's affine and perspective do, which take other arguments."""
     affine = coefficients[6:] == [0, 0]
     kind = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
     filter_ = Image.Resampling[mode.name]
@@ -157,7 +157,7 @@ def apply_operation(record: Ops, name: str, values: list[float], mode: Any, imag
         case "solarize":
             return F.solarize(image, values[0])
         case "posterize":
-            # No bits at all, which Pillow refuses, is black.
+            # Pillow refuses 0 bits, which means black.
             return F.posterize(image, int(values[0])) if values[0] else image.point([0] * 768)
         case "equalize":
             return F.equalize(image)
@@ -184,7 +184,7 @@ def apply_operation(record: Ops, name: str, values: list[float], mode: Any, imag
 
 
 def apply_mixture(record: ChainMixture, row: int, image: Image.Image) -> Image.Image:
-    """AugMix as torchvision computes it: sums of whole levels in float, cut off at the end."""
+    """Compute AugMix like torchvision: sum integer levels as floats, and truncate the sum."""
     weights = record.weights[row]
     total = weights[0] * np.asarray(image, np.float64)
     for chain in range(record.codes.shape[1]):
@@ -193,7 +193,7 @@ def apply_mixture(record: ChainMixture, row: int, image: Image.Image) -> Image.I
 
 
 def apply_erase(record: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
-    assert record.kind == "const", "random pixels are tested by themselves"
+    assert record.kind == "const", "random pixels have a test of their own"
     for top, left, height, width in record.boxes_tlhw[row].tolist():
         if height:
             value = torch.tensor(record.numbers, dtype=image.dtype)[:, None, None]

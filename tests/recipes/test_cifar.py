@@ -1,4 +1,4 @@
-"""CIFAR: images of 32×32 that are arrays, padded and cropped; with AutoAugment's policy for them, and Cutout."""
+"""CIFAR: images of 32×32 in arrays, padded and cropped, with AutoAugment's CIFAR policy and erasing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import pytest
 import torch
 from helpers import peers
 from PIL import Image
-from recipes.comparison import Pictures, check_replay, check_runners, gpuload_batch, levels_apart, shape_of, torch_batch
+from recipes.comparison import (
+    Pictures,
+    check_replay,
+    check_runners,
+    first_batch,
+    gpuload_batch,
+    levels_apart,
+    shape_of,
+    torch_batch,
+)
 
-import gpuload as gl
 from gpuload import transforms as T
 
 vision = peers.torchvision()
@@ -61,7 +69,7 @@ def test_cifar_evaluation_equals_torchvisions(small, backend):
 def test_cifar_training_equals_torchvisions_for_the_same_draws(small, backend, original_steps, steps):
     chain = gpuload_train(*steps, erasing=0.5)
     assert T.from_torchvision(torchvision_train(*original_steps, erasing=0.5)) == chain
-    # Nothing is resampled before the policies, so all is as in the table of parity.
+    # Nothing is resampled before the policies, so limits are those of the table of parity.
     max_mean, max_level = (0.02, 40) if steps else (0.001, 0.001)
     check_replay(chain, small, max_mean=max_mean, max_level=max_level, std=STD, backend=backend)
     if backend == "torch":
@@ -71,11 +79,9 @@ def test_cifar_training_equals_torchvisions_for_the_same_draws(small, backend, o
 
 
 def test_cifar_arrays_give_the_same_batch_as_pillow_images(images):
-    """As CIFAR's files hold them: one uint8 array N×H×W×C."""
+    """The files of CIFAR contain one uint8 array N×H×W×C."""
     small = [image.resize((32, 32)) for image in images]
     arrays = np.stack([np.asarray(image) for image in small])
     pictures = Pictures(arrays)
-    with gl.Loader(pictures, len(small), transforms=gpuload_train(), num_workers=0, device="cpu", seed=7) as loader:
-        loader.set_epoch(0)
-        images, _ = next(iter(loader))
-    assert torch.equal(images, gpuload_batch(small, gpuload_train(), len(small))[0])
+    batch, _ = first_batch(pictures, len(small), gpuload_train())
+    assert torch.equal(batch, gpuload_batch(small, gpuload_train(), len(small))[0])

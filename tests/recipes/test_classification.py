@@ -28,8 +28,7 @@ from gpuload import transforms as T
 
 v2 = peers.torchvision().transforms.v2
 CLASSES = 10
-# The greatest mean difference of an image after all transforms of a recipe, in levels.
-MEANS = {"torch": 0.3, "fused": 0.3}
+MAX_MEAN = 0.3  # the greatest mean difference of an image after all transforms of a recipe, in levels
 
 
 def torchvision_train(automatic=None, erasing: float = 0.0, size: int = 176):
@@ -104,23 +103,23 @@ def test_classification_training_equals_torchvisions_for_the_same_draws(pictures
     chain = gpuload_train(automatic_, 0.5, size)
     assert T.from_torchvision(torchvision_train(original, 0.5, size)) == chain
     if automatic_ is not None:
-        # AugMix: a sum in float32 and one in float64 may lie on different sides of a whole number. Elsewhere a
-        # blend may, and a second operation behind it makes more of it.
+        # AugMix: sums in float32 and in float64 may be on different sides of an integer. Other policies blend, with the
+        # same effect, and a second operation after that enlarges the difference.
         augmix = automatic == "augmix"
         max_level = 2 if augmix else 40
         check_replay(chain, pictures, max_mean=0.15 if augmix else 0.02, max_level=max_level, after=1, backend=backend)
     if backend == "torch":
         check_runners(chain, pictures, after=1)
-    # A resampling may differ by one level, of which operations with steps may make many.
+    # Resampled images may differ by one level, which operations with steps may enlarge.
     max_level = resized_within(backend) if automatic_ is None else 255
-    check_replay(chain, pictures, max_mean=MEANS[backend], max_level=max_level, backend=backend)
+    check_replay(chain, pictures, max_mean=MAX_MEAN, max_level=max_level, backend=backend)
     count = len(pictures) // 2
     expected = torch_batch(pictures, torchvision_train(original, 0.5, size), count)
     assert shape_of(gpuload_batch(pictures, chain, count, backend=backend)) == shape_of(expected)
 
 
 def test_mixup_or_cutmix_is_the_formula_of_its_draws(images, few, backend):
-    """MixUp or CutMix, which the reference applies to the collated batch; here each sample has its own."""
+    """The reference draws one MixUp or CutMix for a collated batch, gpuload one for each sample."""
     pictures = few if backend == "fused" else images
     original = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=CLASSES), v2.CutMix(alpha=1.0, num_classes=CLASSES)])
     mixing = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
@@ -143,7 +142,7 @@ def test_mixup_or_cutmix_is_the_formula_of_its_draws(images, few, backend):
 
 
 def _check_mixed(mix, unmixed, mixed, labels) -> None:
-    """Both are formulas of a line: λ · image + (1 - λ) · neighbour's, and a box that is pasted."""
+    """Check λ · image + (1 − λ) · partner for MixUp, and a box pasted from the partner for CutMix."""
     kinds = set()
     for row, share in enumerate(mix.share.tolist()):
         partner = row ^ 1
@@ -165,7 +164,6 @@ def _check_mixed(mix, unmixed, mixed, labels) -> None:
 
 
 def test_classification_evaluation_of_a_jpeg_folder_equals_dataloaders(jpeg_folder):
-    """The whole way: files, workers, batches as torch's DataLoader gives them."""
     vision = peers.torchvision()
     dataset = vision.datasets.ImageFolder(jpeg_folder, transform=torchvision_eval("bilinear"))
     expected = list(DataLoader(dataset, 16))
@@ -177,5 +175,5 @@ def test_classification_evaluation_of_a_jpeg_folder_equals_dataloaders(jpeg_fold
     for batch, expected_batch in zip(batches, expected, strict=True):
         assert shape_of(batch) == shape_of(expected_batch)
         assert torch.equal(batch[1], expected_batch[1])
-        # Decoders of JPEG differ by a few levels, in colours most.
+        # JPEG decoders differ by a few levels, mostly in colors.
         assert levels_apart(batch[0], expected_batch[0]).mean() <= 1.5

@@ -1,15 +1,15 @@
-"""SSD on images with boxes, as torchvision's reference for detection trains it on COCO."""
+"""torchvision's reference for detection: SSD on images with boxes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import peers
-from recipes.comparison import SEED, shape_of
+from helpers.both_loaders import alike, cpu_loader
+from recipes.comparison import SEED, first_batch, shape_of
 from recipes.replay import apply_record
 from torch.utils.data import DataLoader
 
@@ -48,7 +48,7 @@ EVALUATION = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2
 
 
 class Scenes:
-    """Photographs with made-up annotations, as torchvision's wrapped CocoDetection gives them."""
+    """A dataset of photographs with random boxes, with the types of torchvision's wrapped CocoDetection."""
 
     def __init__(self, images, transform=None, format_name: str = "XYXY") -> None:
         self.images, self.transform, self.format_name = images, transform, format_name
@@ -74,12 +74,8 @@ def collate_lists(batch):
     return tuple(zip(*batch, strict=True))
 
 
-def first_batch(images, transforms, backend="torch", **options):
-    dataset = Scenes(images, **options)
-    options_ = {"ragged": "list", "num_workers": 0, "device": "cpu", "seed": SEED}
-    with gl.Loader(dataset, len(images), transforms=transforms, backend=backend, **options_) as loader:
-        loader.set_epoch(0)
-        return next(iter(loader))
+def detection_batch(images, transforms, backend="torch", **options):
+    return first_batch(Scenes(images, **options), len(images), transforms, ragged="list", backend=backend)
 
 
 def test_from_torchvision_converts_the_detection_preset():
@@ -88,16 +84,16 @@ def test_from_torchvision_converts_the_detection_preset():
 
 @pytest.mark.parametrize("format_name", ["XYWH", "CXCYWH"])
 def test_detection_training_equals_torchvisions_for_other_box_formats(images, format_name):
-    assert check_training(images, "torch", format_name)  # and some were left out
+    assert check_training(images, "torch", format_name)  # some boxes were dropped
 
 
 def test_detection_training_equals_torchvisions_for_the_same_draws(pictures, backend):
-    assert check_training(pictures, backend, "XYXY") or backend == "fused"  # which has few
+    assert check_training(pictures, backend, "XYXY") or backend == "fused"  # small images have few boxes
 
 
 def check_training(images, backend: str, format_name: str) -> int:
-    """How many boxes were left out, as torchvision leaves them out."""
-    images_, targets = first_batch(images, RECIPE, backend, format_name=format_name)
+    """Check a batch with torchvision's functions, and return how many boxes both dropped."""
+    images_, targets = detection_batch(images, RECIPE, backend, format_name=format_name)
     scenes, chain = Scenes(images, format_name=format_name), T.Chain(RECIPE)
     corners = [
         v2.functional.convert_bounding_box_format(scenes[row][1]["boxes"], new_format="XYXY").double().numpy()
@@ -121,7 +117,7 @@ def check_training(images, backend: str, format_name: str) -> int:
         dropped += len(target["labels"]) - len(tidied["labels"])
         assert images_[row].shape == leaves[0].shape
         levels = (images_[row].double() - leaves[0]).abs() * 255
-        # Nothing is resampled; hues are kept in 8 bits, of which contrast may make more.
+        # Nothing is resampled, but hues have 8 bits, and contrast enlarges their rounding.
         assert levels.max() <= 20
         assert levels.mean() <= 0.6
     return dropped
@@ -129,7 +125,7 @@ def check_training(images, backend: str, format_name: str) -> int:
 
 def test_detection_batch_has_the_types_and_shapes_of_torchvisions(images):
     expected = next(iter(DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=collate_lists)))
-    batch_images, targets = first_batch(images, RECIPE)
+    batch_images, targets = detection_batch(images, RECIPE)
     assert [type(image) for image in batch_images] == [type(image) for image in expected[0]]
     assert [image.dtype for image in batch_images] == [image.dtype for image in expected[0]]
     assert [list(target) for target in targets] == [list(target) for target in expected[1]]
@@ -143,7 +139,7 @@ def test_detection_batch_has_the_types_and_shapes_of_torchvisions(images):
 def test_detection_evaluation_equals_torchvisions(pictures, backend):
     images = pictures
     expected = next(iter(DataLoader(Scenes(images, EVALUATION), len(images), collate_fn=collate_lists)))
-    batch_images, targets = first_batch(images, T.from_torchvision(EVALUATION), backend)
+    batch_images, targets = detection_batch(images, T.from_torchvision(EVALUATION), backend)
     assert shape_of([list(batch_images), list(targets)])[1][0] == shape_of([list(expected[0]), []])[1][0]
     for actual, wanted in zip(batch_images, expected[0], strict=True):
         torch.testing.assert_close(actual, wanted)
@@ -154,32 +150,12 @@ def test_detection_evaluation_equals_torchvisions(pictures, backend):
 
 @pytest.mark.usefixtures("warm_torchvision")
 def test_detection_batches_are_the_same_with_workers_and_after_resume(images):
-    def batches(workers, state=None, count=None) -> Any:
-        with gl.Loader(
-            Scenes(images),
-            2,
-            shuffle=True,
-            transforms=RECIPE,
-            ragged="list",
-            num_workers=workers,
-            device="cpu",
-            seed=SEED,
-        ) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            batches_ = []
-            for batch in loader:
-                batches_.append(batch)
-                if len(batches_) == count:
-                    return batches_, loader.state_dict()
-            return batches_
+    def loader(workers) -> gl.Loader:
+        options = {"shuffle": True, "transforms": RECIPE, "ragged": "list", "seed": SEED, "num_workers": workers}
+        return cpu_loader(Scenes(images), 2, **options)
 
-    expected = batches(0)
-    started, state = batches(2, count=1)
-    resumed = started + batches(1, state)
-    assert len(resumed) == len(expected)
-    for expected_batch, batch in zip(expected, resumed, strict=True):
-        assert all(torch.equal(first, second) for first, second in zip(expected_batch[0], batch[0], strict=True))
-        for first, second in zip(expected_batch[1], batch[1], strict=True):
-            assert torch.equal(first["boxes"], second["boxes"])
-            assert torch.equal(first["labels"], second["labels"])
+    expected = list(loader(0))
+    with loader(2) as first, loader(1) as second:
+        batch = next(iter(first))
+        second.load_state_dict(first.state_dict())
+        assert alike([batch, *second], expected)

@@ -1,4 +1,4 @@
-"""What a loader draws for a sample is the same on every backend, to the last bit."""
+"""A loader's draws are bitwise the same on every backend."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECIPES: dict[str, list[Any]] = {
 
 
 def comparable(value: Any) -> Any:
-    """Draws as values that can be compared."""
+    """Return draws as values that can be compared with ==."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Images that are not 8-bit RGB, from the dataset to the batch: floats, 16 bits, and more channels than four."""
+"""Images that are not 8-bit RGB: floats, 16 bits, and more than four channels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import gpuload_batches
 from helpers.map_datasets import MapDataset
 from PIL import Image
 
@@ -47,7 +48,7 @@ SCENES = {
 
 @dataclass(frozen=True)
 class Gain(T.Custom):
-    """A factor of its own for each image."""
+    """A transform that multiplies each image by a random factor."""
 
     def draw(self, uniforms, sizes_hw):
         return 0.5 + uniforms(1)[:, 0] / 2
@@ -70,9 +71,8 @@ CHAINS = {
 
 
 def batches(make, transforms, **options):
-    options = {"batch_size": 4, "device": "cpu", "num_workers": 0, **options}
-    with gl.Loader(MapDataset(lambda index: (make(index), index), COUNT), transforms=transforms, **options) as loader:
-        return list(loader)
+    dataset = MapDataset(lambda index: (make(index), index), COUNT)
+    return gpuload_batches(dataset, transforms=transforms, **{"batch_size": 4, **options})
 
 
 @pytest.mark.usefixtures("warm")
@@ -106,7 +106,7 @@ def test_images_of_any_format_without_transforms_are_unchanged(scenes, ragged, w
 
 
 def test_float_images_in_a_ring_smaller_than_a_batch_are_unchanged():
-    """Parts that are moved out of a full ring are put together in memory where each begins at an aligned address."""
+    """Parts that are moved out of a full ring are merged in memory in which each part is aligned."""
     expected = batches(lambda i: gl.Image(pixels(i, "float32", 3)), [T.CenterCrop(40)], batch_size=22)
     options = {"batch_size": 22, "num_workers": 1, "ring_bytes": 1 << 20}
     batch = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
@@ -114,8 +114,6 @@ def test_float_images_in_a_ring_smaller_than_a_batch_are_unchanged():
 
 
 def test_two_images_of_a_sample_keep_their_dtypes_and_share_draws():
-    """A photograph beside its depths: each comes in its own dtype, and one draw moves both."""
-
     def make(i):
         height, width = 50 + i, 60
         column = np.broadcast_to(np.arange(width)[None, :, None], (height, width, 1))

@@ -1,4 +1,4 @@
-"""Segmentation with palette masks, as Pascal VOC's, by torchvision's reference for it."""
+"""torchvision's reference for segmentation, with palette masks like those of Pascal VOC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 import torch
 from helpers import peers
 from PIL import Image
-from recipes.comparison import IMAGENET_MEAN, IMAGENET_STD, SEED, draws_of, levels_apart, resized_within, shape_of, side
+from recipes.comparison import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    draws_of,
+    first_batch,
+    levels_apart,
+    resized_within,
+    shape_of,
+    side,
+)
 from recipes.replay import replay_records
 from torch.utils.data import DataLoader
 
@@ -28,7 +37,7 @@ OUR_END = [
 
 
 def training(backend: str = "torch"):
-    """torchvision's, and ours."""
+    """Return torchvision's recipe and gpuload's."""
     min_size, max_size, size = (side(backend, length) for length in (130, 520, 240))
     original = [
         v2.RandomResize(min_size=min_size, max_size=max_size),
@@ -47,13 +56,12 @@ def training(backend: str = "torch"):
 
 
 def evaluation(backend: str = "torch"):
-    """The same."""
     size = side(backend, 240), side(backend, 320)
     return v2.Compose([v2.Resize(size), v2.ToImage(), *END]), [T.Resize(size), *OUR_END]
 
 
 def palette_mask(image: Image.Image, seed: int) -> Image.Image:
-    """Regions of one class, stored with a palette, as Pascal VOC's masks are: the numbers are classes, not colours."""
+    """Return a mask of circular regions, stored with a palette like Pascal VOC's: pixels are class numbers."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0 : image.height, 0 : image.width]
     classes = np.zeros((image.height, image.width), np.uint8)
@@ -86,7 +94,7 @@ class TorchScenes:
 
 
 class GpuloadScenes:
-    """The masks are encoded files."""
+    """A dataset whose masks are encoded files."""
 
     def __init__(self, images) -> None:
         self.images = images
@@ -99,11 +107,8 @@ class GpuloadScenes:
         return image, gl.Mask(gl.Encoded(as_png(palette_mask(image, index))))
 
 
-def first_batch(images, transforms, workers: int = 0, backend: str = "torch"):
-    options_ = {"num_workers": workers, "device": "cpu", "seed": SEED}
-    with gl.Loader(GpuloadScenes(images), len(images), transforms=transforms, backend=backend, **options_) as loader:
-        loader.set_epoch(0)
-        return next(iter(loader))
+def segmentation_batch(images, transforms, backend, workers: int = 0):
+    return first_batch(GpuloadScenes(images), len(images), transforms, num_workers=workers, backend=backend)
 
 
 def test_from_torchvision_converts_the_segmentation_presets():
@@ -114,11 +119,11 @@ def test_from_torchvision_converts_the_segmentation_presets():
 def test_segmentation_evaluation_equals_torchvisions(pictures, backend):
     images, (original, chain) = pictures, evaluation(backend)
     expected = next(iter(DataLoader(TorchScenes(images, original), len(images))))
-    batch = first_batch(images, chain, backend=backend)
+    batch = segmentation_batch(images, chain, backend)
     assert shape_of(batch) == shape_of(expected)
     assert levels_apart(batch[0], expected[0]).max() <= resized_within(backend)
-    # torchvision takes the pixel at the upper left of where a mask's new pixel lies, gpuload (and Pillow) the nearest:
-    # borders of regions may lie one pixel apart.
+    # For a mask, torchvision takes the pixel at the upper left, gpuload (like Pillow) the nearest, so that borders of
+    # regions may differ by one pixel.
     assert (batch[1] != expected[1]).float().mean() < 0.02
     for mask, image, row in zip(batch[1], images, range(len(images)), strict=True):
         nearest = palette_mask(image, row).resize(chain[0].size[::-1], Image.Resampling.NEAREST)
@@ -130,7 +135,7 @@ def test_segmentation_evaluation_equals_torchvisions(pictures, backend):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_segmentation_training_equals_torchvisions_for_the_same_draws(pictures, backend, workers):
     images, (original, recipe) = pictures, training(backend)
-    batch_images, masks = first_batch(images, recipe, workers, backend)
+    batch_images, masks = segmentation_batch(images, recipe, backend, workers)
     torch_batch = next(iter(DataLoader(TorchScenes(images, original), len(images))))
     assert shape_of([batch_images, masks]) == shape_of(torch_batch)
     _, draws = draws_of(recipe, images)
@@ -144,4 +149,4 @@ def test_segmentation_training_equals_torchvisions_for_the_same_draws(pictures, 
         padded += int(outside.any())
         assert (masks[row] != mask).float().mean() < 0.03
         assert set(masks[row].unique().tolist()) <= {*np.unique(np.array(palette_mask(image, row))).tolist(), 255}
-    assert padded  # some were smaller than the crop
+    assert padded  # some images were smaller than the crop

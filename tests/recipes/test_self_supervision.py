@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from helpers import peers
+from helpers.both_loaders import alike, gpuload_batches
 from recipes.comparison import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -26,7 +27,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 
 class Views:
-    """Several views of an image, as self-supervised training scripts make them within a dataset."""
+    """A transform to several views of an image, as scripts for self-supervised training have it."""
 
     def __init__(self, *views) -> None:
         self.views = views
@@ -35,11 +36,11 @@ class Views:
         return [view(image) for view in self.views]
 
 
-# SimCLR, Chen et al. 2020, appendix A: the distortion of colours has strength 1; the kernel is a tenth of the side.
-
-
 def simclr(library, size: int, end: list) -> list:
-    """One view, from torchvision or from gpuload, whose names and arguments are the same."""
+    """Return one view of SimCLR (Chen et al. 2020, appendix A) with torchvision's or gpuload's transforms.
+
+    Color distortion has strength 1; the kernel of the blur is a tenth of the side.
+    """
     return [
         library.RandomResizedCrop(size),
         library.RandomHorizontalFlip(),
@@ -50,11 +51,8 @@ def simclr(library, size: int, end: list) -> list:
     ]
 
 
-# DINO, Caron et al. 2021: blur always in the first view, rarely in the second, which is solarized sometimes.
-
-
 def dino(library, size: int, scale: tuple[float, float], blur: float, solarize: float, end: list) -> list:
-    """One view, from torchvision's v2 or from gpuload, whose names and arguments are the same."""
+    """Return one view of DINO (Caron et al. 2021) with the transforms of torchvision's v2 or of gpuload."""
     return [
         library.RandomResizedCrop(size, scale=scale, interpolation=BICUBIC),
         library.RandomHorizontalFlip(p=0.5),
@@ -77,7 +75,7 @@ GPULOAD_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAG
 
 
 def dino_views(library, end: list, backend: str = "torch") -> list[list]:
-    """All ten views; where kernels are interpreted, four."""
+    """Return all ten views of DINO, or four if kernels are interpreted. The first is blurred, the second rarely."""
     wide, local = ((side(backend, size), scale) for size, scale in (GLOBAL, LOCAL))
     return [
         dino(library, *wide, 1.0, 0, end),
@@ -100,8 +98,7 @@ def test_simclr_views_equal_torchvisions_for_the_same_draws(pictures, backend):
     assert shape_of(batch) == shape_of(torch_batch(pictures, Views(original, original), len(pictures)))
     assert not torch.equal(batch[0][0], batch[0][1])
     for view in (0, 1):
-        # The mean that contrast refers to may be rounded to another level, which a factor up to 1.8 makes more of; hues
-        # are kept in 8 bits.
+        # The mean for contrast may be rounded to another level, which a factor up to 1.8 enlarges; hues have 8 bits.
         check_replay(chain, pictures, max_mean=1, max_level=13, view=view, after=1, backend=backend)
         if backend == "torch":
             check_runners(chain, pictures, after=1, view=view)
@@ -131,18 +128,9 @@ def test_dino_batch_has_the_shapes_of_torchvisions_and_distinct_views(images):
 
 
 def test_dino_batches_of_files_are_the_same_with_and_without_workers(jpeg_folder):
-    """Files, decoded once for ten views by two workers; the same draws without workers."""
-    dataset = gl.ImageFolder(jpeg_folder)
-    epochs = []
-    for workers in (2, 0):
-        with gl.Loader(
-            dataset, 16, shuffle=True, transforms=GPULOAD_DINO, num_workers=workers, device="cpu", drop_last=True
-        ) as loader:
-            epochs.append(list(loader))
-    assert len(epochs[0]) == 3
-    for batch, batch_without_workers in zip(*epochs, strict=True):
-        assert [tuple(view.shape) for view in batch[0]] == [(16, 3, 112, 112)] * 2 + [(16, 3, 48, 48)] * 8
-        assert all(
-            torch.equal(view, expected) for view, expected in zip(batch[0], batch_without_workers[0], strict=True)
-        )
-        assert torch.equal(batch[1], batch_without_workers[1])
+    options = {"batch_size": 16, "shuffle": True, "transforms": GPULOAD_DINO, "drop_last": True}
+    batches = gpuload_batches(gl.ImageFolder(jpeg_folder), num_workers=2, **options)
+    assert alike(batches, gpuload_batches(gl.ImageFolder(jpeg_folder), **options))
+    assert len(batches) == 3
+    for views, _ in batches:
+        assert [tuple(view.shape) for view in views] == [(16, 3, 112, 112)] * 2 + [(16, 3, 48, 48)] * 8

@@ -1,4 +1,4 @@
-"""timm's own chains, for evaluation and for training."""
+"""timm's transforms for evaluation and for training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = {**CONFIG, "input_size": (3, 128, 128)}
 
 
 def sized(config, backend):
-    """The recipe, for smaller images where kernels are interpreted."""
+    """Return the config, for smaller images if kernels are interpreted."""
     channels, *size = config["input_size"]
     border = (
         {"crop_border_pixels": side(backend, config["crop_border_pixels"])} if "crop_border_pixels" in config else {}
@@ -73,8 +73,8 @@ def test_timm_evaluation_of_a_models_config_equals_timms(images):
     assert ((batch[0] - expected[0]).abs() * std).max() <= 2
 
 
-# Arguments of timm, and how far results may lie apart in levels: mean and greatest. The mean that contrast refers to
-# may be rounded to another level; hues are kept in 8 bits; a blend may lie on the other side of a whole number.
+# Arguments of timm, and the greatest mean and maximum of differences in levels. The mean for contrast may be rounded to
+# another level; hues have 8 bits; a blend may be on the other side of an integer.
 TRAINING = {
     "jitter": ({"interpolation": "random"}, 0.5, 3),
     "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.02, 40),
@@ -86,7 +86,7 @@ TRAINING = {
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_timm_training_equals_timms_for_the_same_draws(pictures, backend, name):
-    """Behind the crop, which may differ by one level, our draws do what timm's operations do by torchvision."""
+    """The crop may differ by one level; after it, operations equal torchvision's."""
     arguments, max_mean, max_level = TRAINING[name]
     config = sized(SMALL, backend)
     chain = T.from_timm(config, True, **arguments)
@@ -101,7 +101,7 @@ def test_timm_training_equals_timms_for_the_same_draws(pictures, backend, name):
 
 @pytest.mark.parametrize("mode", ["pixel", "rand"])
 def test_timm_erasing_changes_only_its_box(images, mode):
-    """They are in units of the normalised image; everything else of it is as without."""
+    """Random values are in units of the normalized image; other pixels do not change."""
     plain = gpuload_batch(images, T.from_timm(SMALL, True), len(images))[0]
     erased = gpuload_batch(images, T.from_timm(SMALL, True, re_prob=1.0, re_mode=mode), len(images))[0]
     changed = erased[(plain != erased).expand_as(erased)]

@@ -1,4 +1,4 @@
-"""What new users write who know DataLoader and torchvision, and have read the README, and what they expect of it."""
+"""Code of new users who know DataLoader and torchvision and have read the README: it gives what they expect."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.both_loaders import alike, cpu_loader
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image
 from recipes.user_datasets import (
@@ -19,8 +21,6 @@ from recipes.user_datasets import (
     HEIGHT,
     MOVE,
     WIDTH,
-    Data,
-    Stream,
     bands,
     box,
     chw,
@@ -38,7 +38,7 @@ from gpuload import transforms as T
 
 
 def check_batches(batches: list, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> None:
-    """Two batches of (images, index), each image augmented on its own."""
+    """Check two batches of (images, index)."""
     for images, numbers in batches:
         assert (tuple(images.shape), images.dtype) == ((4, *shape), dtype)
         assert numbers.dtype == torch.int64
@@ -46,24 +46,31 @@ def check_batches(batches: list, shape: tuple[int, ...], dtype: torch.dtype = to
 
 
 def rectangles(images: torch.Tensor) -> torch.Tensor:
-    """Where the rectangles are: N×H×W."""
+    """Return where the rectangles are: N×H×W."""
     return images[:, 0] > 100
 
 
 def visible_boxes(images: torch.Tensor) -> list[list[int]]:
-    """The boxes of the rectangles, as they are seen."""
+    """Return the boxes of the rectangles in the images."""
     places = [torch.nonzero(image) for image in rectangles(images)]
     return [[*place.min(0).values.flip(0).tolist(), *(place.max(0).values.flip(0) + 1).tolist()] for place in places]
 
 
+def check_targets(images: torch.Tensor, targets: list) -> None:
+    """Check that boxes and masks are those of the rectangles in the images."""
+    assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
+    masks = torch.stack([target["masks"] for target in targets])
+    assert torch.equal(masks == 1, rectangles(images)[:, None])
+
+
 @dataclass(frozen=True)
 class Roll(T.Custom):
-    """Moves columns to the right, by a distance of its own for each image."""
+    """A transform that rolls columns to the right by a random distance per image."""
 
-    most: int = 16
+    max_distance: int = 16
 
     def draw(self, uniforms, sizes_hw):
-        return np.floor(uniforms(1)[:, 0] * self.most)
+        return np.floor(uniforms(1)[:, 0] * self.max_distance)
 
     def apply(self, images, params):
         pairs = zip(images, params.tolist(), strict=True)
@@ -109,20 +116,15 @@ class TestUserCode:
     @with_and_without_workers
     def test_boxes_and_masks_of_detection_dicts_follow_their_image(self, workers):
         for images, targets in load(detection, workers=workers):
-            assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
-            assert all(
-                torch.equal(target["masks"], seen[None])
-                for target, seen in zip(targets, rectangles(images), strict=True)
-            )
+            check_targets(images, targets)
 
     def test_mosaic_and_copy_paste_keep_boxes_and_masks_together(self):
         for images, targets in load(detection, [T.Resize((32, 32)), T.Mosaic(64), T.CopyPaste(p=1.0)]):
             assert images.shape == (4, 3, 64, 64)
             for target in targets:
                 assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) >= 4
-                for (left, top, right, bottom), object_mask in zip(
-                    target["boxes"].tolist(), target["masks"], strict=True
-                ):
+                for box_xyxy, object_mask in zip(target["boxes"], target["masks"], strict=True):
+                    left, top, right, bottom = box_xyxy.tolist()
                     rows, columns = torch.nonzero(object_mask, as_tuple=True)
                     assert left - 1 <= columns.min() <= columns.max() <= right
                     assert top - 1 <= rows.min() <= rows.max() <= bottom
@@ -150,11 +152,7 @@ class TestUserCode:
             return tv.Image(chw(i)), {"boxes": boxes, "masks": tv.Mask(mask(i)[None])}
 
         for images, targets in load(make):
-            assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
-            assert all(
-                torch.equal(target["masks"] == 1, seen[None])
-                for target, seen in zip(targets, rectangles(images), strict=True)
-            )
+            check_targets(images, targets)
         for images, masks in load(lambda i: (tv.Image(chw(i) / 255), tv.Mask(mask(i)))):
             assert images.dtype == torch.float32
             assert torch.equal(images[:, 0] > 0.5, masks == 1)
@@ -204,14 +202,8 @@ class TestUserCode:
     @with_and_without_workers
     def test_resume_with_a_custom_transform_continues_identically(self, workers):
         def loader():
-            return gl.Loader(
-                Data(lambda i: (scene(i), i), 12),
-                4,
-                shuffle=True,
-                transforms=[*MOVE, Roll()],
-                num_workers=workers,
-                device="cpu",
-            )
+            dataset = MapDataset(lambda i: (scene(i), i), 12)
+            return cpu_loader(dataset, 4, shuffle=True, transforms=[*MOVE, Roll()], num_workers=workers)
 
         with loader() as first, loader() as second:
             batches = iter(first)
@@ -222,9 +214,7 @@ class TestUserCode:
             second.load_state_dict(torch.load(file))
             resumed = list(second)
             assert len(resumed) == 2
-            for (images, numbers), (resumed_images, resumed_numbers) in zip(batches, resumed, strict=True):
-                assert torch.equal(images, resumed_images)
-                assert torch.equal(numbers, resumed_numbers)
+            assert alike(list(batches), resumed)
 
     def test_kornia_module_runs_between_transforms(self):
         from kornia import augmentation
@@ -243,32 +233,18 @@ class TestUserCode:
         for i in range(4):
             picture(i).save(tmp_path / f"{i}.png")
         annotations = []
-        for i in range(3):  # the last image has none
+        for i in range(3):  # the last image has no annotation
             left, top, right, bottom = box(i)[0].tolist()
             outline = [left, top, right, top, right, bottom, left, bottom]
-            annotations.append(
-                {
-                    "id": i,
-                    "image_id": i,
-                    "category_id": 5,
-                    "bbox": [left, top, 24, 20],
-                    "segmentation": [outline],
-                    "iscrowd": 0,
-                    "area": 480,
-                }
-            )
+            shape = {"bbox": [left, top, 24, 20], "segmentation": [outline], "iscrowd": 0, "area": 480}
+            annotations.append({"id": i, "image_id": i, "category_id": 5, **shape})
         images = [{"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in range(4)]
         file = tmp_path / "instances.json"
-        file.write_text(
-            json.dumps({"images": images, "annotations": annotations, "categories": [{"id": 5, "name": "x"}]})
-        )
-        [(batch_images, targets)] = load(gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(file))))
-        assert [len(target["boxes"]) for target in targets] == [1, 1, 1, 0]
-        assert [target["boxes"].tolist()[0] for target in targets[:3]] == visible_boxes(batch_images[:3])
-        assert all(
-            torch.equal(t["masks"][0] == 1, seen)
-            for t, seen in zip(targets[:3], rectangles(batch_images), strict=False)
-        )
+        categories = [{"id": 5, "name": "x"}]
+        file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+        [(images, targets)] = load(gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(file))))
+        check_targets(images[:3], targets[:3])
+        assert len(targets[3]["boxes"]) == 0
         assert [target["labels"].tolist() for target in targets] == [[5], [5], [5], []]
 
     @with_and_without_workers
@@ -300,7 +276,7 @@ class TestUserCode:
 
     def test_by_epoch_changes_the_image_size(self):
         chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 2: 32}))]
-        with gl.Loader(Data(scene), 4, transforms=chain, num_workers=0, device="cpu") as loader:
+        with cpu_loader(MapDataset(scene, 8), 4, transforms=chain) as loader:
             assert [{images.shape[-1] for images in loader} for _ in range(3)] == [{16}, {16}, {32}]
 
     def test_elastic_transform_moves_masks_too(self):
@@ -321,25 +297,6 @@ class TestUserCode:
         assert torch.equal(T.apply(MOVE, image, seed=3), T.Compose(MOVE)(image, seed=3))
         seen, moved = T.apply(MOVE, (scene(0), gl.Mask(mask(0))))
         assert torch.equal(seen[0] > 100, moved == 1)
-
-    def test_sampler_set_epoch_chooses_the_order(self):
-        with gl.Loader(Data(int, 10), 4, shuffle=True, num_workers=0, device="cpu") as loader:
-            loader.sampler.set_epoch(3)
-            first = [batch.tolist() for batch in loader]
-            loader.set_epoch(3)
-            assert first == [batch.tolist() for batch in loader]
-            assert (len(loader.sampler), len(loader), len(loader.dataset)) == (10, 3, 10)
-
-    def test_world_size_1_on_the_first_rank_gives_all_samples(self):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANK", "0")
-            patch.setenv("WORLD_SIZE", "2")
-            assert torch.cat(load(Data(int, 10), None, rank=0, world_size=1)).tolist() == list(range(10))
-
-    @pytest.mark.usefixtures("warm")
-    @with_and_without_workers
-    def test_stream_divided_among_workers_gives_each_sample_once(self, workers):
-        assert sorted(torch.cat(load(Stream(True), None, workers=workers)).tolist()) == list(range(16))
 
     def test_hugging_face_iterable_dataset_is_read(self):
         import datasets

@@ -1,4 +1,4 @@
-"""What new users write who have not read everything: one line of an error or a warning names what to write instead."""
+"""Mistakes of new users: one line of the error or warning says what to write instead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import cpu_loader
+from helpers.map_datasets import MapDataset
 from PIL import Image
 from recipes.user_datasets import (
     HALF,
     MOVE,
-    Data,
     Stream,
     bands,
     box,
@@ -33,26 +34,26 @@ from gpuload import transforms as T
 
 
 def load_on_two_ranks(**options: Any) -> list:
-    """As `torchrun --nproc-per-node=2` sets the environment."""
+    """Load with the environment that `torchrun --nproc-per-node=2` sets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "0")
         patch.setenv("WORLD_SIZE", "2")
-        return load(Data(int, 10), None, **options)
+        return load(MapDataset(int, 10), None, **options)
 
 
 def nested_loops() -> None:
-    with gl.Loader(Data(int), 4, num_workers=0, device="cpu") as loader:
+    with cpu_loader(MapDataset(int, 8), 4) as loader:
         for _ in loader:
             list(loader)
 
 
 def zip_loader_with_itself() -> None:
-    with gl.Loader(Data(int), 4, num_workers=0, device="cpu") as loader:
+    with cpu_loader(MapDataset(int, 8), 4) as loader:
         list(zip(loader, loader, strict=True))
 
 
 class FloatsOnly(torch.nn.Module):
-    """As Kornia's modules do."""
+    """A module that refuses integers, like those of Kornia."""
 
     def forward(self, images):
         raise TypeError(f"Expected floats, got {images.dtype}")
@@ -65,7 +66,7 @@ class ReturnsNone(torch.nn.Module):
 
 @dataclass(frozen=True)
 class WithoutApplyMasks(T.Custom):
-    """As one begins: it says nothing of masks."""
+    """A custom transform that does not handle masks."""
 
     def apply(self, images, params):
         return images
@@ -86,7 +87,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), {"boxes": box(i)})),
         ('sample[1]["boxes"]', "gpuload.Boxes(array, format='xyxy')"),
     ),
-    "plain boxes, as many as there are": (
+    "plain boxes of varying number": (
         lambda: load(lambda i: (scene(i), {"boxes": np.ones((i + 1, 4))})),
         ("'1.boxes'", "gpuload.Boxes(array, format)"),
     ),
@@ -125,15 +126,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a bare lambda": (lambda: load(scene, [*MOVE, lambda x: x]), ("transforms[2]", "T.Lambda(<lambda>)")),
     "a function as transforms": (lambda: load(scene, lambda x: x), ("write [T.Lambda(<lambda>)]",)),
     "a transform without a list": (lambda: load(scene, T.RandomCrop(8)), ("must be a list", "write [RandomCrop(")),
-    "a function beside masks": (
+    "a function with masks": (
         lambda: load(scenes_and_masks, [*MOVE, T.Lambda(torch.fliplr)]),
         ("gets only the images", "gpuload's transforms"),
     ),
-    "an own transform beside masks": (
+    "an own transform with masks": (
         lambda: load(scenes_and_masks, [*MOVE, WithoutApplyMasks()]),
         ("WithoutApplyMasks has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove RandAugment")),
+    "a policy with masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove RandAugment")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, FloatsOnly()]),
         ("FloatsOnly was called with uint8", "put ToDtype('float32', scale=True)"),
@@ -203,7 +204,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
     "an evaluation on the first rank": (load_on_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),
-    "a stream that is not shared out": (
+    "a stream not divided among workers": (
         lambda: load(Stream(False), None, workers=2),
         ("the same first", "get_worker_info()", "yield only the worker's share"),
     ),
@@ -224,4 +225,4 @@ def test_mistake_has_one_line_of_message_that_names_the_remedy(recipe):
         except Exception as error:
             lines += [*str(error).splitlines(), *getattr(error, "__notes__", ())]
     lines += [str(warning.message) for warning in caught]
-    assert any(all(word in line for word in words) for line in lines), f"none has {words}:\n" + "\n".join(lines)
+    assert any(all(word in line for word in words) for line in lines), f"no line has {words}:\n" + "\n".join(lines)

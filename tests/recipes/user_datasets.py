@@ -1,13 +1,14 @@
-"""What new users bring: their own small datasets, and how they load them."""
+"""Small datasets as users write them, and their loading."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 from PIL import Image
 
 import gpuload as gl
@@ -19,21 +20,8 @@ HALF = T.Normalize((0.5,) * 3, (0.5,) * 3)
 FLOATS = T.ToDtype("float32", scale=True)
 
 
-class Data:
-    """The user's own dataset: samples made by a function of the index."""
-
-    def __init__(self, make: Callable[[int], Any], length: int = 8) -> None:
-        self.make, self.length = make, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
 def scene(index: int, channels: int = 3) -> np.ndarray:
-    """A bright rectangle, somewhere else in each image."""
+    """Return an image of a bright rectangle, whose position depends on the index."""
     levels = np.zeros((HEIGHT, WIDTH, channels), np.uint8)
     top, left = np.random.default_rng(index).integers(5, 20, 2)
     levels[top : top + 20, left : left + 24] = 200
@@ -72,9 +60,8 @@ def detection(index: int) -> Any:
 
 
 def load(data: Any, transforms: Any = MOVE, *, batch_size: int | None = 4, workers: int = 0, **options: Any) -> list:
-    dataset = Data(data) if callable(data) else data
-    with gl.Loader(dataset, batch_size, transforms=transforms, num_workers=workers, device="cpu", **options) as loader:
-        return list(loader)
+    dataset = MapDataset(data, 8) if callable(data) else data
+    return gpuload_batches(dataset, batch_size, transforms=transforms, num_workers=workers, **options)
 
 
 def scenes_and_masks(index):
