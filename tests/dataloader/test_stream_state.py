@@ -44,7 +44,7 @@ STREAMS = {
 }
 
 
-def loader(dataset, batch_size=2, **options) -> gl.Loader:
+def stream_loader(dataset, batch_size=2, **options) -> gl.Loader:
     return gl.Loader(dataset, batch_size, **{"device": "cpu", "num_workers": 0, **options})
 
 
@@ -54,31 +54,31 @@ def plain(batch):
     return tuple(map(plain, batch)) if isinstance(batch, list | tuple) else batch
 
 
-def epoch(loader_) -> list:
-    return [plain(batch) for batch in loader_]
+def epoch(loader) -> list:
+    return [plain(batch) for batch in loader]
 
 
-def read_and_save(loader_, count):
+def read_and_save(loader, count):
     """Return the first batches, also of following epochs, and the state after these, as JSON keeps it."""
-    seen, batches = [], iter(loader_)
+    seen, batches = [], iter(loader)
     while len(seen) < count:
         batch = next(batches, None)
         if batch is None:
-            batches = iter(loader_)
+            batches = iter(loader)
         else:
             seen.append(plain(batch))
-    return seen, json.loads(json.dumps(loader_.state_dict()))
+    return seen, json.loads(json.dumps(loader.state_dict()))
 
 
 def stopped(dataset, count, **options):
-    with loader(dataset, **options) as loader_:
-        return read_and_save(loader_, count)
+    with stream_loader(dataset, **options) as loader:
+        return read_and_save(loader, count)
 
 
 def resumed_epochs(dataset, state, *, epochs=1, **options):
-    with loader(dataset, **options) as loader_:
-        loader_.load_state_dict(state)
-        return [batch for _ in range(epochs) for batch in epoch(loader_)]
+    with stream_loader(dataset, **options) as loader:
+        loader.load_state_dict(state)
+        return [batch for _ in range(epochs) for batch in epoch(loader)]
 
 
 def numbers_of(batches) -> list[int]:
@@ -88,9 +88,9 @@ def numbers_of(batches) -> list[int]:
 @pytest.mark.parametrize("batch_size", [1, 2, None])
 @pytest.mark.parametrize("name", STREAMS)
 def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size):
-    with loader(STREAMS[name](), batch_size) as loader_:
-        first = epoch(loader_)
-        undisturbed = first + epoch(loader_)
+    with stream_loader(STREAMS[name](), batch_size) as loader:
+        first = epoch(loader)
+        undisturbed = first + epoch(loader)
     for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
         seen, state = stopped(STREAMS[name](), stop, batch_size=batch_size)
         epochs = 2 if stop < len(first) else 1
@@ -101,16 +101,16 @@ def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["by counting", "by its iterator's", "torch's"])
 def test_resume_of_a_stream_with_workers_continues_identically(name):
-    with loader(STREAMS[name](), num_workers=2) as loader_:
-        undisturbed = epoch(loader_)
-        loader_.set_epoch(0)
-        seen, state = read_and_save(loader_, 3)
+    with stream_loader(STREAMS[name](), num_workers=2) as loader:
+        undisturbed = epoch(loader)
+        loader.set_epoch(0)
+        seen, state = read_and_save(loader, 3)
         assert seen == undisturbed[:3]
-    with loader(STREAMS[name](), num_workers=2) as loader_:
-        loader_.load_state_dict(state)
-        assert seen + epoch(loader_) == undisturbed
-        loader_.load_state_dict(state)
-        assert seen + epoch(loader_) == undisturbed
+    with stream_loader(STREAMS[name](), num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert seen + epoch(loader) == undisturbed
+        loader.load_state_dict(state)
+        assert seen + epoch(loader) == undisturbed
     assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
@@ -123,11 +123,11 @@ def test_stream_state_counts_delivered_samples_not_those_read_ahead():
                 Greedy.yielded += 1
                 yield sample
 
-    with loader(Greedy(100)) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Greedy(100)) as loader:
+        batches = iter(loader)
         for count in range(1, 4):
             next(batches)
-            [worker] = loader_.state_dict()["stream"]["workers"]
+            [worker] = loader.state_dict()["stream"]["workers"]
             assert worker["samples"] == 2 * count
             assert worker["state"] in (None, {"dataset": {"at": 2 * count}})
             assert Greedy.yielded >= 2 * count
@@ -157,16 +157,16 @@ def test_saved_stream_state_does_not_change_later():
         def state_dict(self):
             return {"at": self.at, "log": self.log}
 
-    with loader(Growing(20)) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Growing(20)) as loader:
+        batches = iter(loader)
         next(batches)
-        state = loader_.state_dict()
+        state = loader.state_dict()
         before = copy.deepcopy(state)
         assert len(state["stream"]["workers"][0]["state"]["dataset"]["log"]) == 2
         for _ in range(3):
             next(batches)
         assert state == before
-        assert loader_.state_dict() != before
+        assert loader.state_dict() != before
 
 
 def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
@@ -177,17 +177,17 @@ def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
             Counts.calls += 1
             return super().__iter__()
 
-    with loader(Counts(6)) as loader_:
-        loader_.state_dict()
-        epoch(loader_)
-        loader_.state_dict()
+    with stream_loader(Counts(6)) as loader:
+        loader.state_dict()
+        epoch(loader)
+        loader.state_dict()
         assert Counts.calls == 1
-        _, state = read_and_save(loader_, 1)
+        _, state = read_and_save(loader, 1)
         assert Counts.calls == 2
-    with loader(Counts(6)) as loader_:
-        loader_.load_state_dict(state)
-        loader_.state_dict()
-        epoch(loader_)
+    with stream_loader(Counts(6)) as loader:
+        loader.load_state_dict(state)
+        loader.state_dict()
+        epoch(loader)
     assert Counts.calls == 3
 
 
@@ -204,45 +204,45 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
         def state_dict(self):
             return {**super().state_dict(), "opened": self.opened}
 
-    def opened_by_iter(loader_):
-        iter(loader_)
-        return loader_.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
+    def opened_by_iter(loader):
+        iter(loader)
+        return loader.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
 
     dataset = Opens(6)
-    with loader(dataset) as first, loader(dataset) as second:
+    with stream_loader(dataset) as first, stream_loader(dataset) as second:
         assert opened_by_iter(first) == dataset.opened == 1
         second.load_state_dict(first.state_dict())
         assert opened_by_iter(second) == dataset.opened == 2
-        assert epoch(second) == epoch(loader(StatefulStream(6)))
+        assert epoch(second) == epoch(stream_loader(StatefulStream(6)))
 
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
     """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
     _, state = stopped(StatefulStream(11), 2)
     state["stream"]["workers"][0]["state"] = None
-    with loader(StatefulStream(11)) as loader_:
-        loader_.load_state_dict(state)
-        iterator = iter(loader_)
-        assert loader_.state_dict()["stream"] == state["stream"]
+    with stream_loader(StatefulStream(11)) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        assert loader.state_dict()["stream"] == state["stream"]
         assert [key for batch in iterator for key in batch[0].tolist()] == list(range(4, 11))
 
 
 def test_resume_of_a_stream_with_another_num_workers_raises():
-    with loader(Counting(11), num_workers=2) as loader_:
-        state = loader_.state_dict()
-    loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
+    with stream_loader(Counting(11), num_workers=2) as loader:
+        state = loader.state_dict()
+    stream_loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
     _, state = stopped(Counting(11), 2)
     with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
-        loader(Counting(11), num_workers=3).load_state_dict(state)
+        stream_loader(Counting(11), num_workers=3).load_state_dict(state)
 
 
 def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
-    with loader(Counting(11)) as loader_:
-        epoch(loader_)
-        state = loader_.state_dict()
+    with stream_loader(Counting(11)) as loader:
+        epoch(loader)
+        state = loader.state_dict()
     assert (state["epoch"], state.get("stream")) == (1, None)
-    with loader(Noisy(11)) as loader_:
-        undisturbed = [epoch(loader_), epoch(loader_)]
+    with stream_loader(Noisy(11)) as loader:
+        undisturbed = [epoch(loader), epoch(loader)]
     assert resumed_epochs(Noisy(11), state) == undisturbed[1]
 
 
@@ -263,12 +263,12 @@ def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
         (1, r"\['seen'\]\[0\] is of type .*cannot be saved"),
         (3, r" cannot be saved: TypeError: cannot pickle"),
     ):
-        with loader(Unsavable(11)) as loader_:
-            batches = iter(loader_)
+        with stream_loader(Unsavable(11)) as loader:
+            batches = iter(loader)
             for _ in range(count):
                 next(batches)
             with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset" + message):
-                loader_.state_dict()
+                loader.state_dict()
             assert len(list(batches)) == 6 - count
 
 
@@ -304,21 +304,21 @@ class IntegerKeys(Typed):
 @pytest.mark.parametrize("stream", [IntegerKeys, Typed])
 def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream):
     """A killed worker is restarted from the state of its last chunk, which did not pass through JSON."""
-    with loader(stream(20), num_workers=2) as loader_:
-        undisturbed = epoch(loader_)
-    with loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader_:
-        assert epoch(loader_) == undisturbed
+    with stream_loader(stream(20), num_workers=2) as loader:
+        undisturbed = epoch(loader)
+    with stream_loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader:
+        assert epoch(loader) == undisturbed
     assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
 def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
-    with loader(Typed(20)) as loader_:
-        undisturbed = epoch(loader_)
-    with loader(Typed(20)) as loader_:
-        seen, state = read_and_save(loader_, stop)
+    with stream_loader(Typed(20)) as loader:
+        undisturbed = epoch(loader)
+    with stream_loader(Typed(20)) as loader:
+        seen, state = read_and_save(loader, stop)
         file = io.BytesIO()
-        torch.save(loader_.state_dict(), file)
+        torch.save(loader.state_dict(), file)
     file.seek(0)
     for carried in (state, torch.load(file, weights_only=True)):
         assert seen + resumed_epochs(Typed(20), carried) == undisturbed
@@ -339,29 +339,29 @@ class Unrewindable(StatefulStreamAndIterator, IterableDataset):
 @pytest.mark.parametrize("iterator_used", [False, True])
 def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterator_made):
     dataset = Unrewindable(5)
-    with loader(dataset) as loader_:
+    with stream_loader(dataset) as loader:
         if iterator_made:
-            iter(loader_)
-        batches = iter(loader_) if iterator_used else loader_
-        state = json.loads(json.dumps(loader_.state_dict()))
+            iter(loader)
+        batches = iter(loader) if iterator_used else loader
+        state = json.loads(json.dumps(loader.state_dict()))
         undisturbed = epoch(batches)
         assert numbers_of(undisturbed) == list(range(5))
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed
-        assert epoch(loader_) == []
+        loader.load_state_dict(state)
+        assert epoch(loader) == undisturbed
+        assert epoch(loader) == []
     assert resumed_epochs(dataset, state) == undisturbed
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("iterator_used", [False, True])
 def test_state_before_the_first_batch_rewinds_the_dataset_in_workers(iterator_used):
-    with loader(Unrewindable(9), num_workers=2) as loader_:
-        batches = iter(loader_) if iterator_used else loader_
-        state = loader_.state_dict()
+    with stream_loader(Unrewindable(9), num_workers=2) as loader:
+        batches = iter(loader) if iterator_used else loader
+        state = loader.state_dict()
         undisturbed = epoch(batches)
         assert sorted(numbers_of(undisturbed)) == list(range(9))
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed
+        loader.load_state_dict(state)
+        assert epoch(loader) == undisturbed
 
 
 def test_state_dict_before_the_first_batch_changes_no_random_numbers():
@@ -375,13 +375,13 @@ def test_state_dict_before_the_first_batch_changes_no_random_numbers():
             random.random()
             return super().__iter__()
 
-    with loader(Draws(7)) as loader_:
-        undisturbed = epoch(loader_)
+    with stream_loader(Draws(7)) as loader:
+        undisturbed = epoch(loader)
     dataset = Draws(7)
-    with loader(dataset) as loader_:
-        batches = iter(loader_)
+    with stream_loader(dataset) as loader:
+        batches = iter(loader)
         before = random.getstate()
-        assert loader_.state_dict() == loader_.state_dict()
+        assert loader.state_dict() == loader.state_dict()
         assert random.getstate() == before
         assert list(map(plain, batches)) == undisturbed
     assert dataset.calls == 1
@@ -389,8 +389,8 @@ def test_state_dict_before_the_first_batch_changes_no_random_numbers():
 
 @pytest.mark.processes
 def test_state_before_the_first_batch_resumes_with_any_num_workers():
-    with loader(StatefulStream(8)) as loader_:
-        state = loader_.state_dict()
+    with stream_loader(StatefulStream(8)) as loader:
+        state = loader.state_dict()
     assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
     assert sorted(numbers_of(resumed_epochs(StatefulStream(8), state, num_workers=2))) == list(range(8))
 
@@ -398,18 +398,18 @@ def test_state_before_the_first_batch_resumes_with_any_num_workers():
 @pytest.mark.filterwarnings("ignore:load_state_dict\\(\\) does not affect:RuntimeWarning")
 @pytest.mark.parametrize("name", [*STREAMS, "map"])
 def test_state_dict_after_load_state_dict_ignores_the_previous_iterator(name):
-    with loader(range(11) if name == "map" else STREAMS[name]()) as loader_:
-        _, state = read_and_save(loader_, 2)
-        batches = iter(loader_)
+    with stream_loader(range(11) if name == "map" else STREAMS[name]()) as loader:
+        _, state = read_and_save(loader, 2)
+        batches = iter(loader)
         next(batches)
-        loader_.load_state_dict(state)
-        assert loader_.state_dict() == state
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
         next(batches)
-        assert loader_.state_dict() == state
-        resumed = iter(loader_)
-        assert loader_.state_dict() == state
+        assert loader.state_dict() == state
+        resumed = iter(loader)
+        assert loader.state_dict() == state
         next(resumed)
-        assert loader_.state_dict() != state
+        assert loader.state_dict() != state
 
 
 def test_state_dict_of_a_map_dataset_is_not_called():
@@ -419,9 +419,9 @@ def test_state_dict_of_a_map_dataset_is_not_called():
 
         load_state_dict = None
 
-    with loader(Stateful(range(6))) as loader_:
-        next(iter(loader_))
-        assert loader_.state_dict()["position"] == 2
+    with stream_loader(Stateful(range(6))) as loader:
+        next(iter(loader))
+        assert loader.state_dict()["position"] == 2
 
 
 class Passes(IterableDataset):
@@ -442,15 +442,15 @@ class Passes(IterableDataset):
 
 
 def test_states_of_a_dataset_and_its_iterator_are_both_saved():
-    with loader(Passes()) as loader_:
-        epoch(loader_)
-        _, state = read_and_save(loader_, 1)
+    with stream_loader(Passes()) as loader:
+        epoch(loader)
+        _, state = read_and_save(loader, 1)
     dataset = Passes()
-    with loader(dataset) as loader_:
-        loader_.load_state_dict(state)
-        assert [numbers for numbers, _ in epoch(loader_)] == [[2, 3], [4]]
+    with stream_loader(dataset) as loader:
+        loader.load_state_dict(state)
+        assert [numbers for numbers, _ in epoch(loader)] == [[2, 3], [4]]
         assert dataset.passes == 2
-        epoch(loader_)
+        epoch(loader)
         assert dataset.passes == 3
 
 
@@ -463,21 +463,21 @@ def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epo
             self.passes += 1
             yield from ((100 * self.passes + number, 0) for number in range(worker, 6, workers))
 
-    with loader(Ordered(), num_workers=workers) as loader_:
-        epoch(loader_)
-        state = json.loads(json.dumps(loader_.state_dict()))
-        following = epoch(loader_)
+    with stream_loader(Ordered(), num_workers=workers) as loader:
+        epoch(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        following = epoch(loader)
     assert resumed_epochs(Ordered(), state, num_workers=workers) == following
     assert sorted(numbers_of(following)) == [200, 201, 202, 203, 204, 205]
 
 
 def test_load_state_dict_into_the_same_loader_rewinds_it():
-    with loader(StatefulStream(11)) as loader_:
-        first, state = read_and_save(loader_, 2)
-        following = epoch(loader_)
+    with stream_loader(StatefulStream(11)) as loader:
+        first, state = read_and_save(loader, 2)
+        following = epoch(loader)
         assert following != first
-        loader_.load_state_dict(state)
-        assert epoch(loader_)[0][0] == [4, 5]
+        loader.load_state_dict(state)
+        assert epoch(loader)[0][0] == [4, 5]
 
 
 @pytest.mark.processes
@@ -488,13 +488,13 @@ def test_chunk_repeated_for_lack_of_space_loses_no_sample_and_no_state():
                 yield gl.Image(np.full((40 + 20 * number, 60, 3), number, np.uint8)), number
 
     options = {"batch_size": 3, "ragged": "list", "ring_bytes": 100_000, "num_workers": 1}
-    with loader(Pictures(12), **options) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Pictures(12), **options) as loader:
+        batches = iter(loader)
         seen = [next(batches) for _ in range(2)]
-        state = loader_.state_dict()
+        state = loader.state_dict()
         following = list(batches)
     assert [labels.tolist() for _, labels in seen + following] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert [int(image[0, 0, 0]) for images, _ in seen + following for image in images] == list(range(12))
-    with loader(Pictures(12), **options) as loader_:
-        loader_.load_state_dict(state)
-        assert [labels.tolist() for _, labels in loader_] == [[6, 7, 8], [9, 10, 11]]
+    with stream_loader(Pictures(12), **options) as loader:
+        loader.load_state_dict(state)
+        assert [labels.tolist() for _, labels in loader] == [[6, 7, 8], [9, 10, 11]]

@@ -53,18 +53,18 @@ def video(index: int, dtype=torch.uint8):
 KINDS = {
     "a float image": lambda i: (float_image(i), i),
     "a float image of half precision": lambda i: (tv_tensors.Image(float_image(i).half()), i),
-    "levels": lambda i: (uint8_image(i), i),
+    "a uint8 image": lambda i: (uint8_image(i), i),
     "an image of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, *SIZE), i, dtype=torch.uint8)), i),
-    "a float tensor beside a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
-    "a float image beside boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
-    "a float tensor beside boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
-    "a float image beside keypoints": lambda i: (float_image(i), points(i)),
-    "a float image beside all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
-    "rotated boxes beside a float image": lambda i: (float_image(i), rotated(i)),
-    "rotated boxes beside levels": lambda i: (uint8_image(i), rotated(i)),
+    "a float tensor with a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
+    "a float image with boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
+    "a float tensor with boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
+    "a float image with keypoints": lambda i: (float_image(i), points(i)),
+    "a float image with all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
+    "rotated boxes with a float image": lambda i: (float_image(i), rotated(i)),
+    "rotated boxes with a uint8 image": lambda i: (uint8_image(i), rotated(i)),
     "boxes that are not clamped": lambda i: (float_image(i), boxes(i, clamping_mode=None)),
-    "boxes by themselves": lambda i: boxes(i),
-    "a mask and keypoints by themselves": lambda i: {"mask": mask(i), "points": points(i)},
+    "boxes alone": lambda i: boxes(i),
+    "a mask and keypoints alone": lambda i: {"mask": mask(i), "points": points(i)},
     "a video": lambda i: (video(i), i),
     "a float video": lambda i: (video(i, torch.float32), i),
 }
@@ -82,9 +82,9 @@ def test_tv_tensors_are_collated_as_in_dataloader(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
-    dataset, collate_fn = MapDataset(KINDS[kind], 6), list if "by themselves" in kind else zipped
+    dataset, collate_fn = MapDataset(KINDS[kind], 6), list if "alone" in kind else zipped
     batches, expected = (load(dataset, 3, collate_fn=collate_fn) for load in (gpuload_batches, torch_batches))
-    if "levels" in kind:  # gpuload gives images as plain tensors
+    if "uint8 image" in kind:  # gpuload gives images as plain tensors
         batches, expected = ([[images, list(others)] for images, others in batches] for batches in (batches, expected))
         for (images, others), (expected_images, expected_others) in zip(batches, expected, strict=True):
             assert alike(others, expected_others)
@@ -183,7 +183,7 @@ LARGE = {
     "float images of half precision": lambda i: (tv_tensors.Image(torch.full((3, 40, 50), i / 8).bfloat16()), i),
     "float videos": lambda i: {"clip": tv_tensors.Video(torch.full((2, 3, 40, 50), i / 8)), "label": i},
     "images of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, 40, 50), i, dtype=torch.uint8)), i),
-    "masks beside a float image": lambda i: (
+    "masks with a float image": lambda i: (
         tv_tensors.Image(torch.full((3, 40, 50), i / 8)),
         {"masks": tv_tensors.Mask(torch.full((2, 40, 50), i, dtype=torch.uint8)), "size": (40, 50)},
     ),

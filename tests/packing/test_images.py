@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.generated_images import smooth_image
+from helpers.generated_images import encode, smooth_image
 from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
@@ -20,10 +20,7 @@ PROFILE = b"an ICC profile, or what stands for one"
 
 
 def encoded(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120, 80), **options: Any) -> bytes:
-    file = io.BytesIO()
-    image = Image.fromarray(smooth_image(size[1], size[0], 1))
-    image.convert(mode).save(file, name, **options)
-    return file.getvalue()
+    return encode(smooth_image(size[1], size[0], 1), name, mode, **options)
 
 
 def converted(data: bytes, **options: Any) -> tuple[bytes, dict[str, int]]:
@@ -182,6 +179,4 @@ def test_resized_noise_larger_than_pillows_buffer_is_written(
 
 def jpeg_of_grains(size: tuple[int, int], **options: Any) -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (size[1] // 6, size[0] // 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", **options)
-    return file.getvalue()
+    return encode(np.asarray(Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)), "JPEG", **options)

@@ -197,11 +197,9 @@ def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
 def test_cut_finds_rows_longer_than_65535_bits():
     """Rows of noise of high quality have that many bits."""
     noise = np.random.default_rng(0).integers(0, 256, (16, 3000, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).save(file, "JPEG", quality=95, subsampling=0)
-    jpeg = file.getvalue()
+    jpeg = encode(noise, "JPEG", quality=95, subsampling=0)
     indexed = add_index(jpeg, header_of(jpeg))
-    image = np.asarray(Image.open(file))
+    image = np.asarray(Image.open(io.BytesIO(jpeg)))
     with always:
         part = cut(indexed, header_of(indexed), (9, 2000, 5, 500))
     pixels = np.asarray(Image.open(io.BytesIO(part.data)))
@@ -225,12 +223,11 @@ def test_add_index_of_an_unusual_jpeg_returns_none():
 def test_add_index_and_cut_survive_any_changed_header(seed):
     rng, indexed_count = np.random.default_rng(seed), 0
     smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((96, 72))
-    file = io.BytesIO()
-    smooth.save(file, "JPEG", quality=70, subsampling=seed)
+    original = encode(np.asarray(smooth), "JPEG", quality=70, subsampling=seed)
     with small_limits, always:
         for _ in range(150):
-            jpeg = bytearray(file.getvalue())
-            for at in rng.integers(2, header_of(file.getvalue()).first_scan + 14, 2):
+            jpeg = bytearray(original)
+            for at in rng.integers(2, header_of(original).first_scan + 14, 2):
                 jpeg[at] = rng.integers(256)
             header = scan_markers(bytes(jpeg))
             indexed = None if header is None else add_index(bytes(jpeg), header)
