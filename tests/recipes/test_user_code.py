@@ -434,7 +434,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: chw(i) / 255),
         ("gpuload.Image(tensor, layout='CHW')", "remove ToTensor or other scaling from the dataset"),
     ),
-    "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
+    "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("pass layout='CHW'",)),
     "uint8 arrays of thirteen channels": (
         lambda: load(lambda i: scene(i, 13)),
         ("sample, uint8 array", "gpuload.Image(array)"),
