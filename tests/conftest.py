@@ -246,7 +246,7 @@ def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
     paths = [str(TESTS), str(TESTS.parent)]
-    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; import originals; peers.torchvision()") as popen:
+    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; from helpers import peers; peers.torchvision()") as popen:
         yield popen
 
 
