@@ -35,15 +35,15 @@ def image_array_number(index):
     return gl.Image(np.full((16, 16, 3), index, np.uint8)), np.full(1024, index, np.float32), index
 
 
-def fail_at(*bad):
+def fail_at(*bad, make=image_array_number):
     """Return a dataset whose samples of these numbers raise."""
 
-    def make(index):
+    def make_or_fail(index):
         if index in bad:
             raise ValueError("bad")
-        return image_array_number(index)
+        return make(index)
 
-    return MapDataset(make, 24)
+    return MapDataset(make_or_fail, 24)
 
 
 @pytest.mark.processes
@@ -125,8 +125,8 @@ def test_stop_iteration_in_a_transform_raises_instead_of_ending_the_epoch():
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_batch_whose_only_sample_fails_is_dropped(batch_size):
     with pytest.warns(RuntimeWarning, match="bad"):
-        batches = gpuload_batches(fail_at(3), batch_size, sampler=range(6), on_error="skip")
-    assert [int(numbers) for _, _, numbers in batches] == [0, 1, 2, 4, 5]
+        batches = gpuload_batches(fail_at(3, make=int), batch_size, sampler=range(6), on_error="skip")
+    assert [int(batch) for batch in batches] == [0, 1, 2, 4, 5]
 
 
 class Holder:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataloader.streams import worker_share
 from helpers.both_loaders import alike
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.workers import feed as module
+from gpuload.workers import feed as feed_module
 from gpuload.workers.feed import Feed, SlotSize
 
 pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.processes]
@@ -55,9 +56,8 @@ class Batched(Mapped):
 
 class Streamed(ReadLog, IterableDataset):
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (self.read(index) for index in range(first, COUNT, step))
+        worker, workers = worker_share()
+        return map(self.read, range(worker, COUNT, workers))
 
 
 def photograph(index: int) -> Any:
@@ -97,7 +97,7 @@ def test_each_sample_is_read_once_while_slot_sizes_are_unknown(name, workers, tm
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: enlarged.append(need_bytes))
     shuffle = {} if kind is Streamed else {"shuffle": True}
     for slot_size in (SlotSize, partial(SlotSize, guess_bytes=4 << 20)):
-        monkeypatch.setattr(module, "SlotSize", slot_size)
+        monkeypatch.setattr(feed_module, "SlotSize", slot_size)
         with gl.Loader(dataset, 8, num_workers=workers, device="cpu", seed=3, **shuffle, **options) as loader:
             epochs.append(list(loader))
             assert dataset.take_log() == list(range(COUNT))
