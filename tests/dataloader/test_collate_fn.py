@@ -38,10 +38,7 @@ COLLATES = {
     "a dict": (lambda samples: {"sum": sum(samples), "all": samples}, int),
     "padded sequences": (padded, lambda i: list(range(i))),
     "default_collate": (default_collate, lambda i: {"a": i, "b": (f"n{i}", np.full(700, i))}),
-    "a filter": (
-        lambda samples: [s for s in samples if s is not None],
-        lambda i: i if i % 3 else None,
-    ),
+    "a filter": (lambda samples: [s for s in samples if s is not None], lambda i: i if i % 3 else None),
     "nothing": (lambda samples: None, int),
 }
 

@@ -71,10 +71,7 @@ def rows(page: str, section: str) -> list[list[str]]:
 
 
 ARGUMENTS = rows("dataloader.md", "Arguments")
-PROMISES = [
-    *rows("dataloader.md", "What DataLoader does"),
-    *rows("dataloader.md", "What StatefulDataLoader does"),
-]
+PROMISES = [*rows("dataloader.md", "What DataLoader does"), *rows("dataloader.md", "What StatefulDataLoader does")]
 DATALOADER = rows("dataloader-tests.md", "What PyTorch's tests of DataLoader cover")
 STATE = rows("dataloader-tests.md", "What torchdata's tests of StatefulDataLoader cover")
 TESTS = [*rows("dataloader-tests.md", "Arguments"), *DATALOADER, *STATE]

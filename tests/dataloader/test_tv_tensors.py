@@ -200,13 +200,7 @@ LARGE = {
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"collate_fn": list},
-        {"chunk_size": 2},
-        {"collate_fn": list, "chunk_size": 2},
-        {"batch_size": None},
-    ],
+    [{}, {"collate_fn": list}, {"chunk_size": 2}, {"collate_fn": list, "chunk_size": 2}, {"batch_size": None}],
 )
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_tv_tensors_keep_their_type_with_any_collate_fn_and_chunk_size(kind, options):

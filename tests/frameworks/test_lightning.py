@@ -453,11 +453,7 @@ def test_augment_in_lightning_hooks_gives_the_expected_batches(augmented, case):
 
 @pytest.mark.parametrize(
     ("case", "batches"),
-    [
-        ("resumed", 3),
-        ("resumed after 2 batches in a DataModule", 6),
-        ("resumed after 5 batches in a DataModule", 3),
-    ],
+    [("resumed", 3), ("resumed after 2 batches in a DataModule", 6), ("resumed after 5 batches in a DataModule", 3)],
 )
 def test_augment_resumed_from_a_checkpoint_gives_the_remaining_batches(augmented, case, batches):
     seen, expected = augmented[case]

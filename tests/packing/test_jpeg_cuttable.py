@@ -122,13 +122,7 @@ def test_make_cuttable_returns_other_files_unchanged(tmp_path, monkeypatch):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
-    [
-        "/bin/cat sound; exit 2",
-        "/bin/cat sound; echo Premature end >&2",
-        "/bin/cat",
-        "echo else",
-        "/bin/cat other",
-    ],
+    ["/bin/cat sound; exit 2", "/bin/cat sound; echo Premature end >&2", "/bin/cat", "echo else", "/bin/cat other"],
 )
 def test_make_cuttable_returns_the_file_unchanged_if_jpegtran_fails(tmp_path, monkeypatch, script):
     noise = grains(320, 240)

@@ -31,12 +31,7 @@ FOREIGN: dict[str, tuple[str, str, Any, str]] = {
     "labels elsewhere": ("array", "read.options.labels", "/victim.npy", "is '/victim.npy'; expected 'labels.npy'"),
     "keys of another store": ("lmdb", "read.options.target", "{}", "read.options.target is '{}'; expected '{}.label'"),
     "a target's type": ("lmdb", "read.options.target_type", "x", "target_type is 'x'; expected 'int' or 'text'"),
-    "a part elsewhere": (
-        "tar",
-        "parts.0.file",
-        "../victim",
-        "parts[0].file is '../victim'; expected text that",
-    ),
+    "a part elsewhere": ("tar", "parts.0.file", "../victim", "parts[0].file is '../victim'; expected text that"),
     "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1; expected a number"),
     "a file elsewhere": ("tar", "files./victim", "0" * 64, "files has an entry '/victim', which gpuload does not"),
     "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),

@@ -30,10 +30,7 @@ v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 FILL = {tv_tensors.Image: 0, tv_tensors.Mask: 255}
 DTYPES = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
 END = [v2.ToDtype(DTYPES, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD), v2.ToPureTensor()]
-OUR_END = [
-    T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True),
-    T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
-]
+OUR_END = [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
 
 
 def training(backend: str = "torch"):
