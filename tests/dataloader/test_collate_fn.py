@@ -107,9 +107,8 @@ def test_exception_in_collate_fn_names_its_samples_and_line(workers):
     with gl.Loader(MapDataset(), 3, num_workers=workers, collate_fn=fails, device="cpu") as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2]
-        with pytest.raises(
-            gl.CollateError, match=r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
-        ) as caught:
+        message = r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
+        with pytest.raises(gl.CollateError, match=message) as caught:
             next(batches)
         assert "raise KeyError" in str(caught.value)
         assert next(batches) == [6, 7, 8]

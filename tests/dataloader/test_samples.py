@@ -242,9 +242,8 @@ def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_image
 
 def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
     dataset = MapDataset(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
-    with pytest.raises(
-        gl.SampleError, match=r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
-    ):
+    message = r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
+    with pytest.raises(gl.SampleError, match=message):
         gpuload_batches(dataset, 2)
 
 

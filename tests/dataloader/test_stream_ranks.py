@@ -274,9 +274,8 @@ def test_get_worker_info_shows_ranks_that_were_set_between_epochs(monkeypatch, w
 def test_datapipe_with_sharding_filter_warns_that_samples_repeat():
     pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
     with gl.Loader(pipe, 4, num_workers=2, device="cpu") as loader:
-        with pytest.warns(
-            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader configures .* appears 2 times"
-        ) as caught:
+        message = r"sharding_filter\(\), which DataLoader configures .* appears 2 times"
+        with pytest.warns(RuntimeWarning, match=message) as caught:
             batches = list(loader) + list(loader)
         assert len(caught) == 1
     assert sorted(torch.cat(batches).tolist()) == sorted([*range(8)] * 4)
@@ -291,9 +290,8 @@ class TestRanksFromTheEnvironment:
 
     def test_epoch_divided_because_of_the_environment_warns_once(self):
         with gl.Loader(range(10), 5, device="cpu", num_workers=0) as loader:
-            with pytest.warns(
-                RuntimeWarning, match=r"split among 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 to get all"
-            ):
+            message = r"split among 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 to get all"
+            with pytest.warns(RuntimeWarning, match=message):
                 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
             assert len(list(loader)) == 1
 

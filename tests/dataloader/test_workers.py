@@ -192,9 +192,8 @@ def test_multiprocessing_context_fork_is_accepted_with_a_warning(context):
 
 @pytest.mark.parametrize("context", ["thread", 3])
 def test_multiprocessing_context_of_unknown_type_raises(context):
-    with pytest.raises(
-        ValueError, match=f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
-    ):
+    message = f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
+    with pytest.raises(ValueError, match=message):
         gl.Loader(MapDataset(), multiprocessing_context=context)
 
 

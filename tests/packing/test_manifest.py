@@ -161,8 +161,7 @@ def test_unfinished_folder_that_is_a_link_raises_and_keeps_its_target(packed: Pa
     (victim / "letters.part").write_bytes(b"mine")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / ".gpuload-pack").symlink_to(victim)
-    with pytest.raises(
-        FileExistsError, match=r"gpuload-pack' is a link, so files at its target would be removed; remove the link"
-    ):
+    message = r"gpuload-pack' is a link, so files at its target would be removed; remove the link"
+    with pytest.raises(FileExistsError, match=message):
         packed("tar")
     assert (victim / "letters.part").read_bytes() == b"mine"

@@ -210,9 +210,8 @@ def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, pa
 def test_text_that_cannot_be_encoded_is_shown_and_can_be_skipped(tmp_path: Path, to: str) -> None:
     require_store(to)
     dataset = Samples((small_jpeg(0), "cat"), (small_jpeg(1), "\ud800 cat"), (small_jpeg(2), "dog"))
-    with pytest.raises(
-        BadSamples, match=r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
-    ):
+    message = r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
+    with pytest.raises(BadSamples, match=message):
         gl.pack(dataset, tmp_path / "set", to=to, workers=0)
     assert gl.pack(dataset, tmp_path / "set", to=to, workers=0, skip_bad=True).samples == 2
 
@@ -275,9 +274,8 @@ def test_set_or_plan_of_an_older_version_raises(folder: Path, packed: Packing) -
     path = packed("tar")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 1}))
-    with pytest.raises(
-        gl.GpuloadError, match=r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
-    ):
+    message = r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
+    with pytest.raises(gl.GpuloadError, match=message):
         packed("tar")
     shutil.rmtree(path)
     damage(folder)
@@ -306,9 +304,8 @@ def test_set_or_plan_of_other_arguments_raises(folder: Path, packed: Packing) ->
 
 
 def test_folder_with_other_files_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileExistsError, match=r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
-    ):
+    message = r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
+    with pytest.raises(FileExistsError, match=message):
         packed("tar", "images")
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file; expected a new or empty folder"):

@@ -275,9 +275,8 @@ def test_ray_machine_without_the_folder_is_named(
         return parts(replace(job, folder="/nowhere"), is_local=is_local)
 
     monkeypatch.setattr(pool, "Parts", parts_elsewhere)
-    with pytest.raises(
-        gl.GpuloadError, match=r"^'/nowhere' does not exist on the machine '.*' of the cluster; put the set"
-    ):
+    message = r"^'/nowhere' does not exist on the machine '.*' of the cluster; put the set"
+    with pytest.raises(gl.GpuloadError, match=message):
         packed("tar", ray="auto", workers=1)
 
 
@@ -288,7 +287,6 @@ def test_missing_ray_cluster_raises(packed: Packing, monkeypatch: pytest.MonkeyP
     module = SimpleNamespace(is_initialized=lambda: False, init=init)
     for name in ("ray", "ray.exceptions"):
         monkeypatch.setitem(sys.modules, name, module)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        gl.WorkerError, match=r"no Ray cluster at '1.2.3.4:5' \(nothing at .*\)\. Start a cluster with `ray s"
-    ):
+    message = r"no Ray cluster at '1.2.3.4:5' \(nothing at .*\)\. Start a cluster with `ray s"
+    with pytest.raises(gl.WorkerError, match=message):
         packed("tar", ray="1.2.3.4:5")

@@ -129,9 +129,8 @@ def test_verify_of_a_damaged_manifest_or_no_set_raises(packed: Packing, tmp_path
     with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged, so the set cannot be checked"):
         gl.verify(path)
     (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 1'))
-    with pytest.raises(
-        gl.GpuloadError, match=r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
-    ):
+    message = r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
+    with pytest.raises(gl.GpuloadError, match=message):
         gl.verify(path)
     with pytest.raises(FileNotFoundError, match=r"is not a packed set; it has no manifest.json"):
         gl.verify(tmp_path)
