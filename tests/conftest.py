@@ -246,7 +246,8 @@ def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def warm_popen_of_torchvision() -> Iterator[type[subprocess.Popen]]:
     paths = [str(TESTS), str(TESTS.parent)]
-    with warm_interpreters(f"import sys; sys.path[:0] = {paths}; import originals; peers.torchvision()") as popen:
+    imports = f"import sys; sys.path[:0] = {paths}; from helpers import peers; peers.torchvision()"
+    with warm_interpreters(imports) as popen:
         yield popen
 
 

@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -146,7 +146,9 @@ def test_arrays_stay_in_order_whatever_fails(on_error, dtype):
 
     options = {"faults": gl.Faults(on_error=on_error, max_error_rate=1), "chunk_size": 2}
     with (
-        gl.Loader(Made(lambda index: (row(index), index), 100), 8, num_workers=0, device="cpu", **options) as loader_,
+        gl.Loader(
+            MapDataset(lambda index: (row(index), index), 100), 8, num_workers=0, device="cpu", **options
+        ) as loader_,
         pytest.warns(RuntimeWarning, match="bad"),
     ):
         rows, indices = next(iter(loader_))
@@ -302,7 +304,7 @@ def image(level: int, height: int = 6, width: int = 8) -> gl.Image:
 def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool = False):
     """The columns of a batch of this dataset, done here in chunks of so many."""
     ring = Ring(1 << 22)
-    job = Job(Made(make, 100), Chain(transforms), Decode(), 0)
+    job = Job(MapDataset(make, 100), Chain(transforms), Decode(), 0)
     feed = Feed(InProcessEngine(job, ring), ring, chunk_size=chunk, ahead=1)
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.pop_batch()
@@ -388,7 +390,7 @@ def test_samples_of_different_structure_come_to_a_collate_fn_as_they_were(worker
         sample = {"image": image(index, 6 + index), "label": index}
         return sample if index % 2 else {"a": (np.full(1000, index), index), **sample, "z": torch.full((700,), index)}
 
-    with gl.Loader(Made(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as loader:
+    with gl.Loader(MapDataset(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as loader:
         for step, samples in zip(range(2), loader, strict=False):
             for index, sample in enumerate(samples, 4 * step):
                 assert list(sample) == (["image", "label"] if index % 2 else ["a", "image", "label", "z"])

@@ -1,4 +1,4 @@
-"""Iterable datasets that need no torch of their own."""
+"""Iterable datasets that workers can import without torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def share() -> tuple[int, int]:
-    """Which of how many workers this is, as torch tells it."""
+def worker_share() -> tuple[int, int]:
+    """Return this worker's number and the number of workers from torch's `get_worker_info`, without workers (0, 1)."""
     from torch.utils.data import get_worker_info
 
     info = get_worker_info()
@@ -17,7 +17,8 @@ def share() -> tuple[int, int]:
 
 
 class Counting:
-    """0 … n−1, each worker its share. No state, no length."""
+    """A stream of 0 … n−1 divided among workers, without state or length. The worker that reaches `kill_at` first
+    creates the file `mark` and kills itself."""
 
     def __init__(self, samples: int = 10, kill_at: int = -1, mark: str = "") -> None:
         self.samples = samples
@@ -25,41 +26,43 @@ class Counting:
         self.mark = mark
 
     def __iter__(self) -> Iterator[Any]:
-        worker, workers = share()
+        worker, workers = worker_share()
         for number in range(worker, self.samples, workers):
-            if number == self.kill_at and not os.path.exists(self.mark):
-                open(self.mark, "w").close()
-                os.kill(os.getpid(), 9)
+            self.kill_at_first_pass(number)
             yield number
 
+    def kill_at_first_pass(self, number: int) -> None:
+        if number == self.kill_at and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os.kill(os.getpid(), 9)
 
-class Unshared(Counting):
-    """0 … n−1 in each worker."""
+
+class Undivided(Counting):
+    """A stream of 0 … n−1 in each worker."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(range(self.samples))
 
 
 class Noisy(Counting):
-    """What it draws from the global generator for each number."""
+    """A stream of numbers with a draw from the global generator for each."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
             yield number, random.random()
 
 
-class OwnState(Counting):
-    """Resumable by its own state; `skipped` counts what an iterator ran through without giving it."""
+class StatefulStream(Counting):
+    """A stream with a state of its own."""
 
-    def __init__(self, samples: int = 10) -> None:
-        super().__init__(samples)
-        self.at = 0
+    at = 0
 
     def __iter__(self) -> Iterator[Any]:
-        worker, workers = share()
-        while worker + self.at * workers < self.samples:
+        worker, workers = worker_share()
+        while (number := worker + self.at * workers) < self.samples:
             self.at += 1
-            yield worker + (self.at - 1) * workers, random.random()
+            self.kill_at_first_pass(number)
+            yield number, random.random()
         self.at = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,16 +72,11 @@ class OwnState(Counting):
         self.at = state["at"]
 
 
-class OwnIterator(Counting):
-    """Its iterator is resumable; that draws when it is made, as one that shuffles does."""
+class StatefulIterator:
+    """An iterator with a state, which draws when it is created, as an iterator that shuffles does."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return _Resumable(self.samples)
-
-
-class _Resumable:
     def __init__(self, samples: int) -> None:
-        self.worker, self.workers = share()
+        self.worker, self.workers = worker_share()
         self.samples = samples
         self.offset = random.random()
         self.at = 0
@@ -100,17 +98,17 @@ class _Resumable:
         self.at, self.offset = state["at"], state["offset"]
 
 
-class ItsOwnIterator(OwnState):
-    """Dataset and iterator in one, as torchdata's tests have it."""
+class StreamWithStatefulIterator(Counting):
+    def __iter__(self) -> Iterator[Any]:
+        return StatefulIterator(self.samples)
+
+
+class StatefulStreamAndIterator(StatefulStream):
+    """A stream that is its own iterator, like the datasets of torchdata's tests."""
 
     def __iter__(self) -> Iterator[Any]:
-        self.worker, self.workers = share()
+        self.worker, self.workers = worker_share()
         self.at = 0
         return self
 
-    def __next__(self) -> Any:
-        number = self.worker + self.at * self.workers
-        if number >= self.samples:
-            raise StopIteration
-        self.at += 1
-        return number, random.random()
+    __next__ = StatefulIterator.__next__

@@ -1,16 +1,18 @@
-"""Video clips: several frames of a sample, under the same draws."""
+"""Video clips: several frames in a sample, which get the same draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.both_loaders import cpu_loader, gpuload_batches
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets.recognise import _evenly_spaced_frames
 
 FRAMES, COUNT, CLASSES = 5, 6, 3
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
@@ -18,7 +20,7 @@ CHAIN = [T.RandomResizedCrop(12), T.RandomHorizontalFlip(), T.RandomRotate90(), 
 
 
 def frames(index: int) -> np.ndarray:
-    """T×H×W×C, of another size in each sample."""
+    """Return a clip T×H×W×C whose size depends on the index."""
     return np.random.default_rng(index).integers(0, 256, (FRAMES, 20 + index, 24, 3), np.uint8)
 
 
@@ -40,93 +42,91 @@ FORMS = {
 }
 
 
-def clips(make) -> Made:
-    return Made(lambda index: (make(index), index % CLASSES), COUNT)
+def clips(make) -> MapDataset:
+    return MapDataset(lambda index: (make(index), index % CLASSES), COUNT)
 
 
 def batches(make, transforms=CHAIN, batch_size=3, **options):
-    options = {"num_workers": 0, "device": "cpu", "seed": 4, **options}
-    with gl.Loader(clips(make), batch_size, transforms=transforms, **options) as loader:
-        return list(loader)
+    return gpuload_batches(clips(make), batch_size, transforms=transforms, seed=4, **options)
 
 
-def alone(transforms=CHAIN, **options) -> list[torch.Tensor]:
-    """For each batch N×T×C×H×W, each frame by itself in its sample."""
-    each = [
+def frames_as_images(transforms=CHAIN, **options) -> list[torch.Tensor]:
+    """Return batches N×T×C×H×W in which each frame was loaded as a separate image."""
+    batches_by_frame = [
         batches(lambda i, frame=frame: gl.Image(frames(i)[frame]), transforms, **options) for frame in range(FRAMES)
     ]
-    return [torch.stack([images for images, _ in step], 1) for step in zip(*each, strict=True)]
+    return [torch.stack([images for images, _ in step], 1) for step in zip(*batches_by_frame, strict=True)]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_all_frames_of_a_clip_get_the_draws_of_their_sample(form):
     if "torchvision" in form:
         torchvision()
-    found = [images for images, _ in batches(FORMS[form])]
-    if "list" in form:  # which default_collate keeps
-        assert all(len(images) == FRAMES for images in found)
-        found = [torch.stack(images, 1) for images in found]
-    for clip, expected in zip(found, alone(), strict=True):
+    clip_batches = [images for images, _ in batches(FORMS[form])]
+    if "list" in form:  # default_collate keeps the list
+        assert all(len(images) == FRAMES for images in clip_batches)
+        clip_batches = [torch.stack(images, 1) for images in clip_batches]
+    for clip, expected in zip(clip_batches, frames_as_images(), strict=True):
         assert clip.shape == (3, FRAMES, 3, 12, 12)
         assert torch.equal(clip, expected)
 
 
 @pytest.mark.processes
-def test_workers_give_the_same():
-    for (clips, labels), expected in zip(batches(frames, num_workers=2, chunk_size=2), alone(), strict=True):
+def test_clips_from_workers_equal_those_of_the_main_process():
+    for (clips, labels), expected in zip(batches(frames, num_workers=2, chunk_size=2), frames_as_images(), strict=True):
         assert torch.equal(clips, expected)
         assert labels.shape == (3,)
 
 
-def test_mixup_mixes_a_clip_by_one_share():
+def test_mixup_mixes_all_frames_of_a_clip_with_one_weight():
     chain = [T.Resize((12, 12)), NORMALIZE, T.MixUp(num_classes=CLASSES)]
-    found = batches(frames, chain, batch_size=2)
-    for (clips, labels), expected in zip(found, alone(chain, batch_size=2), strict=True):
+    mixed = batches(frames, chain, batch_size=2)
+    for (clips, labels), expected in zip(mixed, frames_as_images(chain, batch_size=2), strict=True):
         assert torch.equal(clips, expected)
         assert labels.shape == (2, CLASSES)
 
 
-def test_several_views_are_a_list_of_batches_of_clips():
+def test_multiview_of_clips_gives_a_list_of_clip_batches():
     chain = [T.MultiView([[T.RandomCrop(12)], [T.RandomCrop(8)]])]
-    (one, two), _ = batches(frames, chain)[0]
-    assert (one.shape, two.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
-    first = frames(0)[:, None]
-    windows = np.lib.stride_tricks.sliding_window_view(first[:, 0], (8, 8), axis=(1, 2))
-    # One window, in all frames.
-    assert (windows == two[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
+    (large, small), _ = batches(frames, chain)[0]
+    assert (large.shape, small.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
+    clip = frames(0)[:, None]
+    windows = np.lib.stride_tricks.sliding_window_view(clip[:, 0], (8, 8), axis=(1, 2))
+    # The crop is one window, the same in all frames.
+    assert (windows == small[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
 
 
-def test_sizes_that_differ_are_a_list_or_padded():
+def test_ragged_clips_are_listed_or_padded():
     chain = [T.RandomHorizontalFlip(1.0)]
     listed, _ = batches(frames, chain, ragged="list")[0]
     assert [tuple(clip.shape) for clip in listed] == [(FRAMES, 3, 20 + i, 24) for i in range(3)]
     (padded, sizes), _ = batches(frames, chain, ragged="pad")[0]
     assert padded.shape == (3, FRAMES, 3, 22, 24)
     assert sizes.tolist() == [[20, 24], [21, 24], [22, 24]]
-    for clip, whole, index in zip(listed, padded, range(3), strict=True):
+    for clip, padded_clip, index in zip(listed, padded, range(3), strict=True):
         assert torch.equal(clip, torch.from_numpy(frames(index)[:, :, ::-1].copy()).permute(0, 3, 1, 2))
-        assert torch.equal(whole[:, :, : 20 + index], clip)
-        assert not whole[:, :, 20 + index :].any()
+        assert torch.equal(padded_clip[:, :, : 20 + index], clip)
+        assert not padded_clip[:, :, 20 + index :].any()
     (wider, wider_sizes), _ = batches(frames, chain, ragged="pad", pad_to=16)[0]
     assert wider.shape == (3, FRAMES, 3, 32, 32)
     assert torch.equal(wider_sizes, sizes)
     assert torch.equal(wider[..., :22, :24], padded)
 
 
-def test_one_by_one_by_a_collate_fn_and_by_replay():
-    expected = alone()[0]
+def test_clips_are_the_same_one_by_one_with_collate_fn_and_from_replay():
+    expected = frames_as_images()[0]
     samples = batches(frames, batch_size=None)
     assert torch.equal(torch.stack([clip for clip, _ in samples[:3]]), expected)
     collated = batches(frames, collate_fn=lambda samples: [clip for clip, _ in samples])
     assert torch.equal(torch.stack(collated[0]), expected)
-    with gl.Loader(clips(frames), 3, transforms=CHAIN, seed=4, device="cpu", num_workers=0) as loader:
+    with cpu_loader(clips(frames), 3, transforms=CHAIN, seed=4) as loader:
         clip, label = loader.replay(0, 1).sample
     assert torch.equal(clip, expected[1])
     assert label == 1
 
 
 def test_masks_and_boxes_move_with_all_frames():
-    """A mask of as many levels as a frame's red ones: wherever a frame goes, it goes."""
+    """The mask equals the red channel of a frame, and must do so after the transforms."""
 
     def make(index):
         clip = frames(index)
@@ -139,15 +139,15 @@ def test_masks_and_boxes_move_with_all_frames():
         assert target["boxes"].shape == (1, 4)
 
 
-def test_a_clip_and_an_image_in_one_sample():
+def test_clip_and_image_of_one_sample_get_the_same_draws():
     def make(index):
         return {"poster": gl.Image(frames(index)[2]), "clip": gl.Image(frames(index))}
 
-    found, _ = batches(make)[0]
-    assert torch.equal(found["poster"], found["clip"][:, 2])
+    batch, _ = batches(make)[0]
+    assert torch.equal(batch["poster"], batch["clip"][:, 2])
 
 
-def test_clips_of_other_lengths_are_refused_by_name_and_left_to_a_collate_fn():
+def test_clips_of_different_lengths_raise_unless_a_collate_fn_takes_them():
     def make(index):
         return frames(index)[: 1 + index]
 
@@ -161,18 +161,18 @@ def test_clips_of_other_lengths_are_refused_by_name_and_left_to_a_collate_fn():
     assert collated == [[1, 2, 3], [4, 5, 5]]
 
 
-def test_a_module_draws_once_for_a_clip():
+def test_module_in_transforms_draws_once_per_clip():
     class Shift(torch.nn.Module):
         def forward(self, images):
             return images + torch.rand(len(images), 1, 1, 1)
 
-    found, _ = batches(lambda i: np.zeros((FRAMES, 8, 8, 3), np.uint8), [T.ToDtype("float32"), Shift()])[0]
-    assert (found == found[:, :1, :1, :1, :1]).all()
-    assert len(set(found[:, 0, 0, 0, 0].tolist())) == 3
+    clips, _ = batches(lambda i: np.zeros((FRAMES, 8, 8, 3), np.uint8), [T.ToDtype("float32"), Shift()])[0]
+    assert (clips == clips[:, :1, :1, :1, :1]).all()
+    assert len(set(clips[:, 0, 0, 0, 0].tolist())) == 3
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [("float32", 3), ("uint16", 1), ("float32", 13), ("uint8", 6)])
-def test_clips_hold_what_images_hold(dtype, channels):
+def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, channels):
     chain = [T.RandomHorizontalFlip(), T.RandomCrop(8)]
 
     def frame(index, number=slice(None)):
@@ -180,6 +180,62 @@ def test_clips_hold_what_images_hold(dtype, channels):
         return gl.Image(frames.astype(dtype)[number], layout="HWC")
 
     clips, _ = batches(frame, chain)[0]
-    each = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
+    images_by_frame = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
     assert clips.dtype == getattr(torch, dtype)
-    assert torch.equal(clips, torch.stack(each, 1))
+    assert torch.equal(clips, torch.stack(images_by_frame, 1))
+
+
+# -- UniformTemporalSubsample -----------------------------------------------------------------------------------------
+
+
+def test_evenly_spaced_frames_are_those_of_torchvision():
+    for length in range(1, 70):
+        for count in range(1, 40):
+            expected = torch.linspace(0, length - 1, count).long()
+            assert _evenly_spaced_frames([count], length) == expected.tolist(), (length, count)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [1, 3, FRAMES, 8])
+def test_uniform_temporal_subsample_selects_frames_before_transforms_in_every_form(form, count):
+    if "torchvision" in form:
+        torchvision()
+    frame_numbers = torch.linspace(0, FRAMES - 1, count).long().tolist()
+    for (clips, labels), (expected, expected_labels) in zip(
+        batches(FORMS[form], [*CHAIN, T.UniformTemporalSubsample(count)]), batches(frames), strict=True
+    ):
+        clips = torch.stack(clips, 1) if "list" in form else clips
+        assert torch.equal(clips, expected[:, frame_numbers])
+        assert torch.equal(labels, expected_labels)
+
+
+@pytest.mark.processes
+def test_uniform_temporal_subsample_selects_the_same_frames_in_workers():
+    chain = [*CHAIN, T.UniformTemporalSubsample(4), T.UniformTemporalSubsample(2)]
+    for (clips, _), (expected, _) in zip(batches(frames, chain, num_workers=2), batches(frames), strict=True):
+        assert torch.equal(clips, expected[:, [0, FRAMES - 1]])
+
+
+def test_uniform_temporal_subsample_keeps_masks_and_later_fields():
+    def make(index):
+        return {"a": list(frames(index)), "mask": gl.Mask(np.full(frames(index).shape[1:3], index)), "z": index}
+
+    chain = [T.UniformTemporalSubsample(2), T.CenterCrop(10)]
+    for number, (batch, _) in enumerate(batches(make, chain)):
+        assert len(batch["a"]) == 2
+        assert (
+            batch["mask"].amax(dim=(1, 2)).tolist()
+            == batch["z"].tolist()
+            == [3 * number, 3 * number + 1, 3 * number + 2]
+        )
+
+
+def test_uniform_temporal_subsample_raises_for_wrong_arguments_places_and_samples():
+    with pytest.raises(ValueError, match=r"UniformTemporalSubsample\(num_samples=…\) must be at least 1, got 0"):
+        T.UniformTemporalSubsample(0)
+    with pytest.raises(ValueError, match="RandomApply cannot hold UniformTemporalSubsample: all clips of"):
+        T.RandomApply([T.UniformTemporalSubsample(2)])
+    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are selected once"):
+        T.Chain([T.MultiView([[T.UniformTemporalSubsample(2)], [T.CenterCrop(3)]])])
+    with pytest.raises(gl.SampleError, match=r"UniformTemporalSubsample takes a video clip.*but this sample has none"):
+        batches(lambda i: frames(i)[0], [T.UniformTemporalSubsample(2)])

@@ -1,4 +1,4 @@
-"""A user's collate_fn: where it runs, what it gets, what becomes of what it makes."""
+"""A user's collate_fn: in which process it runs, its arguments, and the batches that it returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, alike, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
@@ -37,22 +38,19 @@ COLLATES = {
     "a dict": (lambda samples: {"sum": sum(samples), "all": samples}, int),
     "padded sequences": (padded, lambda i: list(range(i))),
     "default_collate": (default_collate, lambda i: {"a": i, "b": (f"n{i}", np.full(700, i))}),
-    "one that leaves samples out": (
-        lambda samples: [s for s in samples if s is not None],
-        lambda i: i if i % 3 else None,
-    ),
+    "a filter": (lambda samples: [s for s in samples if s is not None], lambda i: i if i % 3 else None),
     "nothing": (lambda samples: None, int),
 }
 
 
 @pytest.mark.parametrize("name", COLLATES)
-def test_a_batch_is_what_collate_fn_makes_of_the_samples_as_in_dataloader(name):
+def test_collate_fn_makes_the_same_batches_as_in_dataloader(name):
     collate_fn, make = COLLATES[name]
     options = {"batch_size": 4, "collate_fn": collate_fn}
-    assert alike(gpuload_batches(Made(make), **options), torch_batches(Made(make), **options))
+    assert alike(gpuload_batches(MapDataset(make), **options), torch_batches(MapDataset(make), **options))
 
 
-def all_of_them(samples):
+def all_collates(samples):
     return {name: COLLATES[name][0]([sample[name] for sample in samples]) for name in COLLATES}
 
 
@@ -62,79 +60,78 @@ def all_samples(index):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("chunk_size", [None, 1])
-def test_in_workers_it_is_the_same(chunk_size):
-    """In one worker where it has the batch whole, else here."""
-    options = {"batch_size": 4, "collate_fn": all_of_them}
-    expected = torch_batches(Made(all_samples), **options)
-    assert alike(gpuload_batches(Made(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
-
-
-def masked(samples):
-    return samples, torch.rand(2).tolist(), random.random()
+def test_collate_fn_makes_the_same_batches_in_workers(chunk_size):
+    """The function runs in the worker if a chunk is a complete batch, else in the main process."""
+    options = {"batch_size": 4, "collate_fn": all_collates}
+    expected = torch_batches(MapDataset(all_samples), **options)
+    assert alike(gpuload_batches(MapDataset(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
 
 
 @pytest.mark.processes
-def test_a_collate_fn_draws_on_from_the_last_sample_of_a_list_too():
-    """As for any dataset that may draw itself, though the samples of a list cannot."""
+def test_collate_fn_draws_the_same_for_a_list_as_for_any_dataset():
+    """The random numbers continue those of the batch's last sample, although the samples of a list draw nothing."""
+
+    def masked(samples):
+        return samples, torch.rand(2).tolist(), random.random()
+
     expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
-    assert gpuload_batches(Made(int, 64), 16, collate_fn=masked) == expected
+    assert gpuload_batches(MapDataset(int, 64), 16, collate_fn=masked) == expected
     assert gpuload_batches(list(range(64)), 16, collate_fn=masked, num_workers=2, chunk_size=16) == expected
     assert len({numbers for _, _, numbers in expected}) == 4
 
 
 @pytest.mark.processes
-def test_samples_without_images_are_collated_in_the_worker_and_images_here():
-    def whose(samples):
+def test_collate_fn_runs_in_the_worker_or_for_images_in_the_main_process():
+    def process_ids(samples):
         return [os.getpid()] * len(samples)
 
-    assert os.getpid() not in gpuload_batches(Made(), 5, num_workers=1, collate_fn=whose)[0]
-    image = Made(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
-    assert gpuload_batches(image, 5, num_workers=1, collate_fn=whose) == [[os.getpid()] * 5] * 2
+    assert os.getpid() not in gpuload_batches(MapDataset(), 5, num_workers=1, collate_fn=process_ids)[0]
+    images = MapDataset(lambda i: gl.Image(np.zeros((4, 4, 3), np.uint8)))
+    assert gpuload_batches(images, 5, num_workers=1, collate_fn=process_ids) == [[os.getpid()] * 5] * 2
 
 
-def test_what_it_draws_leaves_the_global_generators_as_they_were():
+def test_collate_fn_that_draws_leaves_the_global_generators_unchanged():
     before = torch.get_rng_state()
-    gpuload_batches(Made(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
+    gpuload_batches(MapDataset(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_exception_of_it_says_which_samples_and_where(workers):
+def test_exception_in_collate_fn_names_its_samples_and_line(workers):
     def fails(samples):
         if 4 in samples:
             raise KeyError("no four")
         return samples
 
-    with gl.Loader(Made(), 3, num_workers=workers, collate_fn=fails, device="cpu") as loader:
+    with gl.Loader(MapDataset(), 3, num_workers=workers, collate_fn=fails, device="cpu") as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2]
-        with pytest.raises(
-            gl.CollateError, match=r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
-        ) as caught:
+        message = r"collate_fn raised KeyError: 'no four' for a batch of 3 .*sample 3"
+        with pytest.raises(gl.CollateError, match=message) as caught:
             next(batches)
         assert "raise KeyError" in str(caught.value)
         assert next(batches) == [6, 7, 8]
     with pytest.raises(KeyError):
-        torch_batches(Made(), 3, collate_fn=fails)
+        torch_batches(MapDataset(), 3, collate_fn=fails)
 
 
-def test_a_dataset_may_bring_one():
-    class Brings(Made):
+def test_get_collate_fn_of_the_dataset_is_used_unless_collate_fn_is_passed():
+    class WithCollateFn(MapDataset):
         def _get_collate_fn(self):
-            return lambda samples: ("its own", samples)
+            return lambda samples: ("by default", samples)
 
-    assert gpuload_batches(Brings(), 5)[0] == ("its own", [0, 1, 2, 3, 4])
-    assert gpuload_batches(Brings(), 5, collate_fn=sum)[0] == 10
-
-
-def test_many_at_a_time_go_to_it_as_a_list():
-    assert gpuload_batches(Many(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    assert gpuload_batches(WithCollateFn(), 5)[0] == ("by default", [0, 1, 2, 3, 4])
+    assert gpuload_batches(WithCollateFn(), 5, collate_fn=sum)[0] == 10
 
 
-def test_a_sample_of_none_needs_one():
+def test_collate_fn_gets_the_samples_of_getitems_as_a_list():
+    assert gpuload_batches(BatchedMapDataset(), 4, collate_fn=tuple) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+
+
+def test_none_as_sample_raises_without_collate_fn():
     with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
-        gpuload_batches(Made(lambda i: None), 2)
+        gpuload_batches(MapDataset(lambda i: None), 2)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
@@ -146,45 +143,38 @@ def pictured(index):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_come_finished_each_with_its_own_size(workers):
-    seen = []
-
-    def keep(samples):
-        seen.append(samples)
-        return [tuple(image.shape) for image, _ in samples], [label for _, label in samples]
-
-    found = gpuload_batches(Made(pictured, 4), 4, collate_fn=keep, num_workers=workers)
-    assert found == [([(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)], [0, 1, 2, 3])]
-    [[(first, _), (second, _), *_]] = seen
-    assert first.dtype == torch.uint8
-    assert (first.unique().item(), second.unique().item()) == (0, 1)
+def test_collate_fn_gets_finished_images_each_of_its_own_size(workers):
+    [samples] = gpuload_batches(MapDataset(pictured, 4), 4, collate_fn=list, num_workers=workers)
+    assert [label for _, label in samples] == [0, 1, 2, 3]
+    assert [tuple(image.shape) for image, _ in samples] == [(3, 20, 30), (3, 21, 30), (3, 22, 30), (3, 23, 30)]
+    assert [image.unique().tolist() for image, _ in samples] == [[0], [1], [2], [3]]
+    assert samples[0][0].dtype == torch.uint8
 
 
-def test_images_of_one_size_come_as_views_of_one_memory():
-    """So nothing is copied where collate_fn takes them apart again."""
-    [samples] = gpuload_batches(Made(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
+def test_collate_fn_gets_images_of_one_size_as_views_of_one_storage():
+    [samples] = gpuload_batches(MapDataset(pictured, 3), 3, transforms=[T.CenterCrop(8)], collate_fn=list)
     assert [image.shape for image, _ in samples] == [(3, 8, 8)] * 3
     assert len({image.untyped_storage().data_ptr() for image, _ in samples}) == 1
     assert [int(image.unique()) for image, _ in samples] == [0, 1, 2]
 
 
-def test_transformed_images_collated_by_default_collate_are_the_batch_without_it():
+def test_default_collate_as_collate_fn_gives_the_same_batch_of_transformed_images():
     chain = [T.RandomResizedCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3)]
     options = {"batch_size": 4, "transforms": chain}
     assert alike(
-        gpuload_batches(Made(pictured, 8), collate_fn=default_collate, **options),
-        gpuload_batches(Made(pictured, 8), **options),
+        gpuload_batches(MapDataset(pictured, 8), collate_fn=default_collate, **options),
+        gpuload_batches(MapDataset(pictured, 8), **options),
     )
 
 
-def test_without_a_batch_size_it_gets_one_finished_sample():
-    found = gpuload_batches(
-        Made(pictured, 2), None, transforms=[T.CenterCrop(8)], collate_fn=lambda s: (s[0].shape, s[1])
+def test_collate_fn_without_batch_size_gets_one_finished_sample():
+    batches = gpuload_batches(
+        MapDataset(pictured, 2), None, transforms=[T.CenterCrop(8)], collate_fn=lambda s: (s[0].shape, s[1])
     )
-    assert found == [((3, 8, 8), 0), ((3, 8, 8), 1)]
+    assert batches == [((3, 8, 8), 0), ((3, 8, 8), 1)]
 
 
-# -- batches of a type of the user's own ------------------------------------------------------------------------------
+# -- batches of a user's type -----------------------------------------------------------------------------------------
 
 
 class Batch:
@@ -199,19 +189,19 @@ class Batch:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
-    plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
-    assert [batch.pins for batch in plain] == [0, 0]  # no CUDA: as in DataLoader, nothing happens
+def test_pin_memory_of_a_custom_batch_is_called_if_cuda_is_available(monkeypatch, workers):
+    plain = gpuload_batches(MapDataset(), 5, collate_fn=Batch, pin_memory=True)
+    assert [batch.pins for batch in plain] == [0, 0]  # no effect without CUDA, as in DataLoader
     monkeypatch.setattr(devices, "is_available", lambda: True)
-    pinned = gpuload_batches(Made(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
+    pinned = gpuload_batches(MapDataset(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
     assert [(type(batch), batch.pins, batch.values.tolist()) for batch in pinned] == [
         (Batch, 1, [0, 1, 2, 3, 4]),
         (Batch, 1, [5, 6, 7, 8, 9]),
     ]
-    assert gpuload_batches(Made(), 5, collate_fn=Batch)[0].pins == 0
+    assert gpuload_batches(MapDataset(), 5, collate_fn=Batch)[0].pins == 0
 
 
-def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
+def test_pin_memory_locks_all_nested_tensors_if_cuda_is_available(monkeypatch):
     locked = []
 
     class Locking(TorchFunctionMode):
@@ -223,28 +213,28 @@ def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
 
     monkeypatch.setattr(devices, "is_available", lambda: True)
     with Locking():
-        [batch] = gpuload_batches(Made(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
+        [batch] = gpuload_batches(MapDataset(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
     assert locked == [[0, 1], [0.0, 0.5]]
     assert batch["b"][0][0] == ["n0", "n1"] or batch["b"][0][0] == ("n0", "n1")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_cannot_be_sent_is_made_here(workers, capfd):
+def test_collate_fn_runs_in_the_main_process_if_its_batch_cannot_be_pickled(workers, capfd):
     def unsendable(samples):
         import threading
 
         return samples, threading.Lock()
 
-    with gl.Loader(Made(), 5, num_workers=workers, collate_fn=unsendable, device="cpu") as loader:
+    with gl.Loader(MapDataset(), 5, num_workers=workers, collate_fn=unsendable, device="cpu") as loader:
         assert [samples for samples, _ in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert capfd.readouterr().err == ""  # no worker died of it
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nested_tensors_of_a_collate_fn_arrive(workers):
+def test_nested_tensor_of_a_collate_fn_arrives(workers):
     def nested(samples):
         import warnings
 
@@ -255,6 +245,6 @@ def test_nested_tensors_of_a_collate_fn_arrive(workers):
             warnings.simplefilter("ignore")
             return as_nested_tensor([ones(sample + 1) for sample in samples])
 
-    [batch] = gpuload_batches(Made(samples=3), 3, collate_fn=nested, num_workers=workers)
+    [batch] = gpuload_batches(MapDataset(samples=3), 3, collate_fn=nested, num_workers=workers)
     assert batch.is_nested
     assert [len(row) for row in batch.unbind()] == [1, 2, 3]

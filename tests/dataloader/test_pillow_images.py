@@ -9,7 +9,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -38,22 +40,25 @@ def picture(number):
     return PILImage.open(file)
 
 
-class Pictures:
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return {"image": picture(index), "number": index}
+def sample_at(index):
+    return {"image": picture(index), "number": index}
 
 
-class PicturesAndFiles(Pictures):
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"file": gl.Encoded(jpeg_bytes(smooth_image(20, 30, index)))}
+def sample_with_file(index):
+    return sample_at(index) | {"file": gl.Encoded(jpeg_bytes(smooth_image(20, 30, index)))}
+
+
+def pictures():
+    return MapDataset(sample_at, COUNT)
+
+
+def pictures_and_files():
+    return MapDataset(sample_with_file, COUNT)
 
 
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
-        return map(Pictures().__getitem__, range(COUNT))
+        return map(sample_at, range(COUNT))
 
 
 def as_list(samples):
@@ -72,13 +77,12 @@ def assert_original(sample):
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"batch_size": None}], ids=str)
-@pytest.mark.parametrize("kind", [Pictures, PicturesAndFiles, Stream])
+@pytest.mark.parametrize("kind", [pictures, pictures_and_files, Stream])
 def test_pillow_images_reach_a_collate_fn_unchanged(workers, options, kind):
     if kind is Stream and "chunk_size" in options:
         options = {"batch_size": 3}
-    options = {"batch_size": 4, "device": "cpu", "num_workers": workers, **options}
-    with gl.Loader(kind(), collate_fn=as_list, **options) as loader:
-        samples = [sample for batch in loader for sample in batch]
+    options = {"batch_size": 4, "num_workers": workers, **options}
+    samples = [sample for batch in gpuload_batches(kind(), collate_fn=as_list, **options) for sample in batch]
     assert [sample["number"] for sample in samples] == list(range(COUNT))
     for sample in samples:
         assert_original(sample)
@@ -94,12 +98,11 @@ class Unsendable(list):
 
 
 @pytest.mark.processes
-def test_copies_of_a_streams_images_are_collated_here_if_the_batch_cannot_be_sent():
-    with gl.Loader(Stream(), 4, collate_fn=Unsendable, num_workers=1, device="cpu") as loader:
-        for batch in loader:
-            assert isinstance(batch, Unsendable)
-            for sample in batch:
-                assert_original(sample)
+def test_stream_images_are_collated_in_the_main_process_if_the_batch_cannot_be_sent():
+    for batch in gpuload_batches(Stream(), 4, collate_fn=Unsendable, num_workers=1):
+        assert isinstance(batch, Unsendable)
+        for sample in batch:
+            assert_original(sample)
 
 
 @pytest.fixture
@@ -114,35 +117,23 @@ def files(tmp_path):
     return paths
 
 
-class Files:
-    def __init__(self, paths):
-        self.paths = paths
-
-    def __len__(self):
-        return len(self.paths)
-
-    def __getitem__(self, index):
-        return PILImage.open(self.paths[index]), index
+def opened(paths):
+    return MapDataset(lambda index: (PILImage.open(paths[index]), index), len(paths))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_truncated_pillow_image_is_the_failure_of_its_sample(workers, files):
-    options = {"collate_fn": list, "num_workers": workers, "device": "cpu"}
-    with (
-        gl.Loader(Files(files), 3, **options) as loader,
-        pytest.raises(
-            gl.SampleError, match=rf"^sample 2 \({re.escape(files[2])}\),.*OSError: .*truncated.*sample\[0\]"
-        ),
-    ):
-        list(loader)
+def test_truncated_pillow_image_fails_its_sample(workers, files):
+    options = {"collate_fn": list, "num_workers": workers}
+    message = rf"^sample 2 \({re.escape(files[2])}\),.*OSError: .*truncated.*sample\[0\]"
+    with pytest.raises(gl.SampleError, match=message):
+        gpuload_batches(opened(files), 3, **options)
     for on_error, expected in [("skip", [0, 1, 3, 4, 5]), ("replace", None)]:
-        with gl.Loader(Files(files), 3, on_error=on_error, **options) as loader:
+        with cpu_loader(opened(files), 3, on_error=on_error, **options) as loader:
             with pytest.warns(RuntimeWarning, match=rf"^sample 2 \({re.escape(files[2])}\), .*truncated"):
-                batches = list(loader)
+                samples = [sample for batch in loader for sample in batch]
             [error] = loader.errors
         assert error.index == 2
-        samples = [sample for batch in batches for sample in batch]
         numbers = [number for _, number in samples]
         assert numbers == expected if expected else (len(numbers) == 6 and 2 not in numbers)
         for image, number in samples:
@@ -150,12 +141,8 @@ def test_truncated_pillow_image_is_the_failure_of_its_sample(workers, files):
 
 
 def test_pillow_image_over_a_limit_of_decode_is_refused_before_it_is_decoded():
-    decode = gl.Decode(max_pixels=20 * 30 - 1)
-    with (
-        gl.Loader(Pictures(), 1, collate_fn=list, num_workers=0, device="cpu", decode=decode) as loader,
-        pytest.raises(gl.SampleError, match="30×20 = 600 pixels, more than max_pixels=599"),
-    ):
-        list(loader)
+    with pytest.raises(gl.SampleError, match="30×20 = 600 pixels, more than max_pixels=599"):
+        gpuload_batches(pictures(), 1, collate_fn=list, decode=gl.Decode(max_pixels=20 * 30 - 1))
 
 
 def raise_for_tensors(samples):
@@ -166,29 +153,23 @@ def raise_for_tensors(samples):
 def test_error_of_a_collate_fn_that_got_tensors_says_how_to_get_pillow_images(case, tmp_path, files):
     files[2:3] = []
     (tmp_path / "2.jpg").unlink()
-    dataset = Files(files) if case == "transforms" else gl.ImageFiles(tmp_path).map(lambda image: (image, 0))
+    dataset = opened(files) if case == "transforms" else gl.ImageFiles(tmp_path).map(lambda image: (image, 0))
     options = {"transforms": [T.CenterCrop(8)]} if case == "transforms" else {}
-    hint = (
-        "it got the images as C×H×W tensors. To get Pillow's images, return these from the dataset, without transforms"
-    )
-    with (
-        gl.Loader(dataset, 2, collate_fn=raise_for_tensors, num_workers=0, device="cpu", **options) as loader,
-        pytest.raises(gl.CollateError, match=f"got a Tensor.*{re.escape(hint)}"),
-    ):
-        list(loader)
+    hint = "C×H×W tensors. To get Pillow's images, return these from the dataset, without transforms"
+    with pytest.raises(gl.CollateError, match=f"got a Tensor.*it got the images as {re.escape(hint)}"):
+        gpuload_batches(dataset, 2, collate_fn=raise_for_tensors, **options)
 
 
 def test_images_arrive_as_tensors_if_they_are_declared_or_belong_to_targets():
     image = PILImage.fromarray(smooth_image(8, 9, 0))
     for sample in ((gl.Image(image), 0), (image, gl.Boxes([[1, 2, 3, 4]])), (image, gl.Mask(np.zeros((8, 9))))):
-        with gl.Loader([sample], collate_fn=list, num_workers=0, device="cpu") as loader:
-            [[(found, target)]] = loader
-        assert torch.equal(found, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+        [[(tensor, target)]] = gpuload_batches([sample], collate_fn=list)
+        assert torch.equal(tensor, torch.from_numpy(np.array(image)).permute(2, 0, 1))
         assert isinstance(target, int | torch.Tensor)
 
 
-class Held:
-    """A dataset that holds its images."""
+class PaletteDataset:
+    """A dataset of palette images in memory, whose samples are the palettes."""
 
     def __init__(self):
         self.images = [paletted(number) for number in range(COUNT)]
@@ -202,5 +183,5 @@ class Held:
 
 @pytest.mark.processes
 def test_palettes_of_a_datasets_images_reach_the_workers_with_their_alpha():
-    with gl.Loader(Held(), collate_fn=list, num_workers=1, device="cpu") as loader:
-        assert [palette for [palette] in loader] == [Held()[index] for index in range(COUNT)]
+    palettes = [palette for [palette] in gpuload_batches(PaletteDataset(), collate_fn=list, num_workers=1)]
+    assert palettes == [PaletteDataset()[index] for index in range(COUNT)]

@@ -1,29 +1,30 @@
-"""sample_rng: a generator for the sample that is being made, for libraries that keep their own."""
+"""sample_rng: a generator for the current sample, for libraries that keep their own generators."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, gpuload_batches
 from dataloader.streams import Counting
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 
 
-def drawn(key):
+def two_draws(key):
     return [int(gl.sample_rng().integers(2**62)) for _ in range(2)]
 
 
 def numbers(**options) -> list[int]:
-    batches = gpuload_batches(Made(drawn), **{"batch_size": 4, "collate_fn": list, **options})
+    batches = gpuload_batches(MapDataset(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
-        assert all(first == second for first, second in batch)  # each call begins anew
+        assert all(first == second for first, second in batch)  # each call returns a new generator
     return [first for batch in batches for first, _ in batch]
 
 
 @pytest.mark.processes
-def test_it_is_a_function_of_seed_epoch_and_position():
+def test_sample_rng_depends_only_on_seed_epoch_and_position():
     expected = numbers(epochs=2)
     assert len(set(expected)) == 20
     assert numbers(batch_size=3, epochs=2) == expected
@@ -31,25 +32,25 @@ def test_it_is_a_function_of_seed_epoch_and_position():
     assert not set(numbers(seed=1)) & set(expected)
 
 
-def test_it_follows_the_position_and_not_the_key():
+def test_sample_rng_depends_on_the_position_not_the_key():
     assert numbers(shuffle=True) == numbers(shuffle=False) == numbers(sampler=range(9, -1, -1))
 
 
-def test_it_draws_something_else_than_the_global_generators():
+def test_sample_rng_differs_from_the_global_generators():
     import random
 
-    def both(key):
+    def three_draws(key):
         return random.random(), np.random.rand(), gl.sample_rng().random()
 
-    [batch] = gpuload_batches(Made(both, 10), 10, collate_fn=list)
+    [batch] = gpuload_batches(MapDataset(three_draws, 10), 10, collate_fn=list)
     assert len({number for row in batch for number in row}) == 30
 
 
-def test_replacements_of_a_state_that_is_only_read_differ_for_each_sample():
-    """The state itself repeats, as docs/dataloader.md says."""
+def test_seeds_recommended_instead_of_get_state_differ_for_each_sample():
+    """The state that `get_state` returns repeats, as docs/dataloader.md explains."""
 
     def count(seed_of):
-        batches = gpuload_batches(Made(lambda key: seed_of(), 128), 32)
+        batches = gpuload_batches(MapDataset(lambda key: seed_of(), 128), 32)
         return len({int(seed) for batch in batches for seed in batch})
 
     assert count(lambda: int(np.random.get_state()[1][0])) < 64
@@ -58,25 +59,25 @@ def test_replacements_of_a_state_that_is_only_read_differ_for_each_sample():
     assert count(lambda: torch.initial_seed() % 2**62) == 128
 
 
-def test_in_the_loop_of_a_stream_too():
+def test_sample_rng_of_a_stream_differs_between_samples_not_between_runs():
     class Noisy(Counting):
         def __iter__(self):
             for number in super().__iter__():
                 yield number, int(gl.sample_rng().integers(2**62))
 
-    one, again = (gpuload_batches(Noisy(7), 3, collate_fn=list) for _ in range(2))
-    assert one == again
-    assert len({value for batch in one for _, value in batch}) == 7
+    first_run, second_run = (gpuload_batches(Noisy(7), 3, collate_fn=list) for _ in range(2))
+    assert first_run == second_run
+    assert len({value for batch in first_run for _, value in batch}) == 7
 
 
-def test_outside_of_a_sample_it_says_where_it_belongs():
-    gpuload_batches(Made(drawn), 4, collate_fn=list)
+def test_sample_rng_outside_of_a_sample_raises():
+    gpuload_batches(MapDataset(two_draws), 4, collate_fn=list)
     with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is reading a sample"):
         gl.sample_rng()
 
 
-class KeepsItsOwn:
-    """Stands for a library like Albumentations: it draws from generators that it made itself, once."""
+class SelfSeededTransform:
+    """A transform that draws from a generator created once, like those of Albumentations."""
 
     def __init__(self):
         self.generator = np.random.default_rng()
@@ -88,39 +89,33 @@ class KeepsItsOwn:
         return image + self.generator.normal()
 
 
-class Augmented:
-    def __init__(self, transform, samples=8):
-        self.transform = transform
-        self.samples = samples
+def augmented(image, transform, **options):
+    """Return a batch of 8 copies of the image, each transformed with the seed of its sample."""
 
-    def __len__(self):
-        return self.samples
+    def make(key):
+        transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
+        return transform(image=image)
 
-    def __getitem__(self, key):
-        self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
-        return self.transform(np.zeros(3))
+    return gpuload_batches(MapDataset(make, 8), 8, **options)[0]
 
 
 @pytest.mark.processes
-def test_a_library_with_generators_of_its_own_is_seeded_by_it():
-    expected = gpuload_batches(Augmented(KeepsItsOwn()), 8)[0]
+def test_sample_rng_seeds_a_library_that_has_its_own_generator():
+    expected = augmented(np.zeros(3), SelfSeededTransform())
     assert len(expected[:, 0].unique()) == 8
-    assert (gpuload_batches(Augmented(KeepsItsOwn()), 8, num_workers=2, chunk_size=1)[0] == expected).all()
+    assert (augmented(np.zeros(3), SelfSeededTransform(), num_workers=2, chunk_size=1) == expected).all()
 
 
-@pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
-def test_albumentations_is_seeded_by_it(monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # Albumentations asks the network for a newer version
+def test_sample_rng_seeds_albumentations(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations
 
-    class Augments(Augmented):
-        def __getitem__(self, key):
-            self.transform.set_random_seed(int(gl.sample_rng().integers(2**31)))
-            return self.transform(image=np.arange(192, dtype=np.float32).reshape(8, 8, 3))["image"]
+    image = np.arange(192, dtype=np.float32).reshape(8, 8, 3)
 
     def make():
         return albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.RandomCrop(4, 4)])
 
-    expected = gpuload_batches(Augments(make()), 8)[0]
+    expected = augmented(image, make())["image"]
     assert len({sample.numpy().tobytes() for sample in expected}) > 4
-    assert (gpuload_batches(Augments(make()), 8, num_workers=1, chunk_size=1)[0] == expected).all()
+    assert (augmented(image, make(), num_workers=1, chunk_size=1)["image"] == expected).all()

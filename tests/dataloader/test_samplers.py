@@ -1,4 +1,4 @@
-"""Which samples come in which batch: a user's samplers, batch samplers, whole batches by one key, generators."""
+"""Which samples are in which batch: samplers, batch samplers, batch_size=None, generators, ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, alike, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -24,34 +25,21 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def loader(dataset, *args, **options) -> gl.Loader:
-    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
-
-
 def seeded(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
-
-
 class Numbers:
-    """Keys that stand here, each pass the same; `drawn` counts what was taken."""
+    """A sampler of fixed keys, which counts the keys that it `yielded`."""
 
     def __init__(self, *numbers):
         self.numbers = numbers
-        self.drawn = 0
+        self.yielded = 0
 
     def __iter__(self):
         for number in self.numbers:
-            self.drawn += 1
+            self.yielded += 1
             yield number
-
-
-class Sized(Numbers):
-    def __len__(self):
-        return len(self.numbers)
 
 
 # -- sampler ----------------------------------------------------------------------------------------------------------
@@ -76,19 +64,19 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_says_the_same_as_in_dataloader(name, drop_last):
-    dataset = Made(lambda key: list(range(10))[key])
+def test_sampler_gives_the_same_batches_as_in_dataloader(name, drop_last):
+    dataset = MapDataset(lambda key: list(range(10))[key])
     options = {"batch_size": 3, "drop_last": drop_last}
     expected = torch_batches(dataset, sampler=SAMPLERS[name](), epochs=2, **options)
     assert alike(gpuload_batches(dataset, sampler=SAMPLERS[name](), epochs=2, **options), expected)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_length_is_dataloaders(name):
-    given = SAMPLERS[name]()
-    ours = loader(Made(), 3, sampler=given)
-    theirs = torch.utils.data.DataLoader(Made(), 3, sampler=given)
-    if hasattr(given, "__len__"):
+def test_length_with_a_sampler_is_that_of_dataloader(name):
+    sampler = SAMPLERS[name]()
+    ours = cpu_loader(MapDataset(), 3, sampler=sampler)
+    theirs = torch.utils.data.DataLoader(MapDataset(), 3, sampler=sampler)
+    if hasattr(sampler, "__len__"):
         assert len(ours) == len(theirs) == len(iter(ours))
     else:
         with pytest.raises(TypeError):
@@ -101,37 +89,37 @@ def test_the_length_is_dataloaders(name):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["random", "weighted", "an iterable without a length"])
-def test_a_sampler_says_the_same_with_workers(name):
-    expected = torch_batches(Made(), 3, sampler=SAMPLERS[name]())
-    assert alike(gpuload_batches(Made(), 3, sampler=SAMPLERS[name](), num_workers=2, chunk_size=1), expected)
+def test_sampler_gives_the_same_batches_with_workers(name):
+    expected = torch_batches(MapDataset(), 3, sampler=SAMPLERS[name]())
+    assert alike(gpuload_batches(MapDataset(), 3, sampler=SAMPLERS[name](), num_workers=2, chunk_size=1), expected)
 
 
 @pytest.mark.processes
-def test_keys_may_be_anything_that_can_be_sent():
+def test_sampler_keys_may_be_any_picklable_objects():
     names = ["a", ("b", 2), None, 2**70, 1.5]
-    dataset = Made(repr)
+    dataset = MapDataset(repr)
     assert gpuload_batches(dataset, 2, sampler=names) == torch_batches(dataset, 2, sampler=names)
     assert gpuload_batches(dataset, 2, sampler=names, num_workers=1) == torch_batches(dataset, 2, sampler=names)
     [(_, info), *_] = gpuload_batches(dataset, 2, sampler=names, info=True)
     assert info.indices == ["a", ("b", 2)]
 
 
-def test_a_dataset_without_a_length_will_do_with_a_sampler():
+def test_dataset_without_length_is_accepted_with_a_sampler():
     class Endless:
         def __getitem__(self, key):
             return key * 2
 
-    assert keys(gpuload_batches(Endless(), 2, sampler=[10**12, 3])) == [[2 * 10**12, 6]]
+    assert as_lists(gpuload_batches(Endless(), 2, sampler=[10**12, 3])) == [[2 * 10**12, 6]]
 
 
 @pytest.mark.processes
-def test_a_sampler_is_read_no_further_than_batches_are_in_work():
-    given = Numbers(*range(1000))
-    with loader(Made(samples=1000), 4, sampler=given, num_workers=1, prefetch_factor=2) as loader_:
-        next(iter(loader_))
-        assert given.drawn < 50
-    endless = Made(lambda key: key)
-    assert keys(itertools.islice(loader(endless, 2, sampler=Endless()), 3)) == [[0, 1], [2, 3], [4, 5]]
+def test_sampler_is_read_no_further_than_the_batches_in_progress():
+    sampler = Numbers(*range(1000))
+    with cpu_loader(MapDataset(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader:
+        next(iter(loader))
+        assert sampler.yielded < 50
+    endless = MapDataset(lambda key: key)
+    assert as_lists(itertools.islice(cpu_loader(endless, 2, sampler=Endless()), 3)) == [[0, 1], [2, 3], [4, 5]]
 
 
 class Endless:
@@ -139,10 +127,10 @@ class Endless:
         return itertools.count()
 
 
-def test_what_a_sampler_draws_is_a_function_of_seed_and_epoch():
-    """Of the global generators; whatever the dataset and the training loop draw between."""
+def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
+    """The dataset and the training loop draw from the global generators in between."""
 
-    class Drawn:
+    class RandomKeys:
         def __iter__(self):
             for _ in range(6):
                 yield random.randrange(10) * 100 + int(np.random.randint(10)) * 10 + int(torch.randint(10, ()))
@@ -152,32 +140,32 @@ def test_what_a_sampler_draws_is_a_function_of_seed_and_epoch():
         return key
 
     torch.manual_seed(77)
-    options = {"sampler": Drawn(), "batch_size": 2}
-    first = keys(gpuload_batches(Made(noisy), epochs=2, **options))
+    options = {"sampler": RandomKeys(), "batch_size": 2}
+    first = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
     torch.manual_seed(78)
     random.seed(1)
-    with loader(Made(noisy), **options) as loader_:
-        again = []
-        for batch in itertools.chain(loader_, loader_):
-            again.append(batch.tolist())
+    with cpu_loader(MapDataset(noisy), **options) as loader:
+        second = []
+        for batch in itertools.chain(loader, loader):
+            second.append(batch.tolist())
             random.random()
             torch.rand(())
-    assert again == first
+    assert second == first
     assert first[:3] != first[3:]
-    assert keys(gpuload_batches(Made(noisy), seed=1, **options)) != first[:3]
+    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != first[:3]
 
 
-def test_a_sampler_leaves_the_global_generators_as_they_were():
+def test_sampler_leaves_the_global_generators_unchanged():
     before = random.getstate(), torch.get_rng_state()
-    gpuload_batches(Made(), sampler=RandomSampler(range(10)))
+    gpuload_batches(MapDataset(), sampler=RandomSampler(range(10)))
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
-def test_a_random_sampler_without_a_generator_gives_another_order_each_epoch():
-    batches = keys(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3))
+def test_random_sampler_without_generator_gives_another_order_each_epoch():
+    batches = as_lists(gpuload_batches(MapDataset(), 10, sampler=RandomSampler(range(10)), epochs=3))
     assert len({tuple(batch) for batch in batches}) == 3
-    assert keys(gpuload_batches(Made(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
+    assert as_lists(gpuload_batches(MapDataset(), 10, sampler=RandomSampler(range(10)), epochs=3)) == batches
 
 
 # -- batch sampler ----------------------------------------------------------------------------------------------------
@@ -188,112 +176,116 @@ BATCH_SAMPLERS = {
     "arrays": lambda: [np.array([4, 2]), np.array([0])],
     "tuples of a generator's": lambda: Numbers((1, 2), (3,)),
     "torch's": lambda: BatchSampler(RandomSampler(range(10), generator=seeded()), 4, drop_last=False),
-    "torch's that drops the rest": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
+    "torch's that drops the last batch": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
 }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "workers"), [*((name, 0) for name in BATCH_SAMPLERS), ("lists", 2), ("torch's", 2)])
-def test_a_batch_sampler_says_the_same_as_in_dataloader(name, workers):
-    expected = torch_batches(Made(), batch_sampler=BATCH_SAMPLERS[name](), epochs=2)
-    assert alike(gpuload_batches(Made(), batch_sampler=BATCH_SAMPLERS[name](), num_workers=workers, epochs=2), expected)
+def test_batch_sampler_gives_the_same_batches_as_in_dataloader(name, workers):
+    expected = torch_batches(MapDataset(), batch_sampler=BATCH_SAMPLERS[name](), epochs=2)
+    assert alike(
+        gpuload_batches(MapDataset(), batch_sampler=BATCH_SAMPLERS[name](), num_workers=workers, epochs=2), expected
+    )
 
 
-def test_the_length_with_a_batch_sampler_is_its_own():
-    assert len(loader(Made(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
+def test_length_with_a_batch_sampler_is_that_of_the_batch_sampler():
+    assert len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
     with pytest.raises(TypeError, match="no length"):
-        len(loader(Made(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
+        len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
 
 
-def test_an_empty_batch_is_refused():
+def test_empty_batch_of_a_batch_sampler_raises():
     with pytest.raises(ValueError, match="batch_sampler yielded an empty batch"):
-        gpuload_batches(Made(), batch_sampler=[[0], []])
+        gpuload_batches(MapDataset(), batch_sampler=[[0], []])
 
 
-# -- samples one by one, and whole batches by one key -----------------------------------------------------------------
+# -- batch_size=None --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_without_a_batch_size_samples_come_one_by_one(shuffle):
+def test_batch_size_none_gives_single_samples(shuffle):
     options = {"batch_size": None, "shuffle": shuffle}
-    assert len(loader(Made(), **options)) == 10
-    found = gpuload_batches(Made(), **options)
-    assert all(type(sample) is int for sample in found)
-    assert sorted(found) == torch_batches(Made(), None)
-    assert (found == sorted(found)) is not shuffle
+    assert len(cpu_loader(MapDataset(), **options)) == 10
+    samples = gpuload_batches(MapDataset(), **options)
+    assert all(type(sample) is int for sample in samples)
+    assert sorted(samples) == torch_batches(MapDataset(), None)
+    assert (samples == sorted(samples)) is not shuffle
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_of_whole_batches_with_no_batch_size_asks_the_dataset_for_lists(workers):
+def test_batch_size_none_with_a_sampler_of_lists_indexes_the_dataset_by_lists(workers):
     rows = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
     options = {"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)}
-    found = gpuload_batches(rows, num_workers=workers, **options)
-    assert alike(found, torch_batches(rows, **options))
-    assert [len(column) for column, _ in found] == [4, 4, 2]
+    batches = gpuload_batches(rows, num_workers=workers, **options)
+    assert alike(batches, torch_batches(rows, **options))
+    assert [len(column) for column, _ in batches] == [4, 4, 2]
 
 
-def test_a_collate_fn_with_no_batch_size_gets_one_sample():
+def test_batch_size_none_passes_one_sample_to_collate_fn():
     options = {"batch_size": None, "collate_fn": lambda sample: (sample, sample * 2)}
-    assert gpuload_batches(Made(), **options) == torch_batches(Made(), **options)
+    assert gpuload_batches(MapDataset(), **options) == torch_batches(MapDataset(), **options)
 
 
 # -- generators, seeds, ranks -----------------------------------------------------------------------------------------
 
 
-def test_a_generator_gives_its_initial_seed_and_is_not_drawn_from():
+def test_generator_provides_its_initial_seed_and_is_not_advanced():
     generator = seeded(11)
     state = generator.get_state()
-    with_generator = keys(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2))
+    with_generator = as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, generator=generator, epochs=2))
     assert torch.equal(generator.get_state(), state)
-    assert with_generator == keys(gpuload_batches(Made(), 10, shuffle=True, seed=11, epochs=2))
+    assert with_generator == as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, seed=11, epochs=2))
     torch.rand(5, generator=generator)
-    assert keys(gpuload_batches(Made(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
+    assert as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, generator=generator, epochs=2)) == with_generator
 
 
-def test_the_global_seed_of_torch_does_not_matter():
-    """Where DataLoader's order depends on it."""
-    orders, torchs = set(), set()
+def test_shuffled_order_does_not_depend_on_torchs_global_seed():
+    """The order of DataLoader does depend on it."""
+    orders, torch_orders = set(), set()
     for seed in range(4):
         torch.manual_seed(seed)
-        orders.add(str(keys(gpuload_batches(Made(), 10, shuffle=True))))
-        torchs.add(str(keys(torch_batches(Made(), 10, shuffle=True))))
-    assert (len(orders), len(torchs)) == (1, 4)
+        orders.add(str(as_lists(gpuload_batches(MapDataset(), 10, shuffle=True))))
+        torch_orders.add(str(as_lists(torch_batches(MapDataset(), 10, shuffle=True))))
+    assert (len(orders), len(torch_orders)) == (1, 4)
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_distributed_sampler_is_not_shared_out_again(batched):
-    """The ranks' own samplers say what is whose, whichever rank the loader is told."""
+def test_distributed_sampler_is_not_divided_among_ranks_again(batched):
+    """Each rank's sampler selects its keys, whatever rank the loader has."""
     seen = []
     for rank in range(2):
-        given = DistributedSampler(range(12), 2, rank, shuffle=True)
-        how = {"batch_sampler": BatchSampler(given, 3, False)} if batched else {"sampler": given, "batch_size": 3}
-        loader_ = loader(Made(samples=12), rank=rank, world_size=2, info=True, **how)
-        assert len(loader_) == 2
-        batches = list(loader_)
-        assert keys(batch for batch, _ in batches) == keys(torch_batches(Made(), **how))
+        sampler = DistributedSampler(range(12), 2, rank, shuffle=True)
+        options = (
+            {"batch_sampler": BatchSampler(sampler, 3, False)} if batched else {"sampler": sampler, "batch_size": 3}
+        )
+        loader = cpu_loader(MapDataset(samples=12), rank=rank, world_size=2, info=True, **options)
+        assert len(loader) == 2
+        batches = list(loader)
+        assert as_lists(batch for batch, _ in batches) == as_lists(torch_batches(MapDataset(), **options))
         seen += [(info.positions.tolist(), batch.tolist()) for batch, info in batches]
     assert sorted(key for _, batch in seen for key in batch) == list(range(12))
     assert sorted(position for positions, _ in seen for position in positions) == list(range(12))
 
 
 def test_set_epoch_reaches_the_sampler():
-    given = DistributedSampler(range(12), 2, 0, shuffle=True)
+    sampler = DistributedSampler(range(12), 2, 0, shuffle=True)
     orders = []
-    for options in ({"sampler": given, "batch_size": 6}, {"batch_sampler": BatchSampler(given, 6, False)}):
-        with loader(Made(samples=12), **options) as loader_:
+    for options in ({"sampler": sampler, "batch_size": 6}, {"batch_sampler": BatchSampler(sampler, 6, False)}):
+        with cpu_loader(MapDataset(samples=12), **options) as loader:
             for epoch in (0, 1, 0):
-                loader_.set_epoch(epoch)
-                assert given.epoch == epoch
-                orders += keys(loader_)
+                loader.set_epoch(epoch)
+                assert sampler.epoch == epoch
+                orders += as_lists(loader)
     assert orders[0] == orders[2] == orders[3] == orders[5] != orders[1] == orders[4]
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "theirs"),
+    ("options", "dataloader_raises"),
     [
         ({"sampler": [1], "shuffle": True}, True),
         ({"sampler": [1], "batch_sampler": [[1]]}, True),
@@ -305,35 +297,35 @@ def test_set_epoch_reaches_the_sampler():
         ({"sampler": [1], "repeats": 2}, False),
     ],
 )
-def test_arguments_that_exclude_each_other_are_refused_as_dataloader_does(options, theirs):
-    if theirs:
+def test_mutually_exclusive_arguments_raise_as_in_dataloader(options, dataloader_raises):
+    if dataloader_raises:
         with pytest.raises(ValueError, match=r"."):
-            torch.utils.data.DataLoader(Made(), **options)
+            torch.utils.data.DataLoader(MapDataset(), **options)
     with pytest.raises(ValueError, match=r"cannot be combined|does not apply|both given"):
-        loader(Made(), **options)
+        cpu_loader(MapDataset(), **options)
 
 
 @pytest.mark.processes
-def test_an_error_of_the_sampler_comes_out_of_next():
+def test_exception_in_the_sampler_is_raised_by_the_loader():
     class Breaks:
         def __iter__(self):
             yield from (0, 1)
             raise ZeroDivisionError("two is too far")
 
-    for options in ({"sampler": Breaks()}, {"sampler": Breaks(), "num_workers": 1}):
-        with loader(Made(), **options) as loader_, pytest.raises(ZeroDivisionError, match="two is too far"):
-            list(loader_)
+    for workers in (0, 1):
+        with pytest.raises(ZeroDivisionError, match="two is too far"):
+            gpuload_batches(MapDataset(), sampler=Breaks(), num_workers=workers)
 
 
-def test_what_is_no_sampler_is_refused():
+def test_sampler_that_is_not_iterable_raises():
     with pytest.raises(TypeError):
-        list(loader(Made(), sampler=3))
+        list(cpu_loader(MapDataset(), sampler=3))
 
 
-def test_a_key_that_the_dataset_lacks_is_an_error_of_that_sample():
+def test_key_that_the_dataset_lacks_raises_sample_error():
     with pytest.raises(gl.SampleError, match=r"sample 30, at position 1.*IndexError"):
         gpuload_batches(list(range(10)), 3, sampler=[0, 30, 1])
 
 
-def test_many_at_a_time_with_a_sampler():
-    assert keys(gpuload_batches(Many(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]
+def test_getitems_is_called_with_the_keys_of_the_sampler():
+    assert as_lists(gpuload_batches(BatchedMapDataset(), 4, sampler=[3, 1, 4, 1, 5])) == [[3, 1, 4, 1], [5]]

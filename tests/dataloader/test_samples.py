@@ -1,17 +1,18 @@
-"""What samples may be: whatever torch's DataLoader collates comes out the same, type for type."""
+"""Types of samples: each type that torch's DataLoader collates gives an equal batch of the same types."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, Many, NamedDict, NamedList, Pair, alike, gpuload_batches, torch_batches
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import BatchedMapDataset, MapDataset
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, random_split
 
 import gpuload as gl
@@ -19,6 +20,17 @@ from gpuload import transforms as T
 from gpuload.datasets.tables import NUMBERS
 
 pytestmark = pytest.mark.usefixtures("warm")
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+class NamedDict(dict):
+    """A subclass of dict, defined by a user."""
+
+
+class NamedList(list):
+    """A subclass of list, defined by a user."""
+
 
 TWO_COMPLEX = torch.full((2,), 1 + 2j), torch.full((2,), 1 + 2j, dtype=torch.complex128)
 KINDS = {
@@ -61,72 +73,70 @@ KINDS = {
     "a defaultdict": lambda i: defaultdict(list, b=i, a=f"n{i}"),
     "a UserDict": lambda i: UserDict(a=i),
     "a ChainMap": lambda i: ChainMap({"a": i}, {"b": i}),
-    "a dict of the user's own": lambda i: NamedDict(a=i, b=(i, i)),
+    "a subclass of dict": lambda i: NamedDict(a=i, b=(i, i)),
     "a UserList": lambda i: UserList([i, f"n{i}"]),
     "a deque": lambda i: deque([i, i]),
     "a range": lambda i: range(3),
 }
 
 
+@pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_sample_comes_as_dataloader_collates_it(kind):
-    expected = torch_batches(Made(KINDS[kind], 5), 2)
-    assert alike(gpuload_batches(Made(KINDS[kind], 5), 2), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_sample_comes_by_itself_as_dataloader_converts_it(kind):
-    expected = torch_batches(Made(KINDS[kind], 3), None)
-    assert alike(gpuload_batches(Made(KINDS[kind], 3), None), expected)
+def test_batches_of_any_kind_of_sample_equal_dataloaders(kind, batch_size):
+    dataset = MapDataset(KINDS[kind], 5)
+    assert alike(gpuload_batches(dataset, batch_size), torch_batches(dataset, batch_size))
 
 
 def all_kinds(index):
-    return {kind: make(index) for kind, make in KINDS.items() if kind != "a dict of the user's own"}
+    return {kind: make(index) for kind, make in KINDS.items() if kind != "a subclass of dict"}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [3, None])
-def test_samples_of_all_kinds_come_through_workers_unchanged(batch_size):
-    expected = torch_batches(Made(all_kinds, 6), batch_size)
-    assert alike(gpuload_batches(Made(all_kinds, 6), batch_size, num_workers=2, chunk_size=2), expected)
+def test_samples_of_all_kinds_from_workers_equal_dataloaders(batch_size):
+    dataset = MapDataset(all_kinds, 6)
+    batches = gpuload_batches(dataset, batch_size, num_workers=2, chunk_size=2)
+    assert alike(batches, torch_batches(dataset, batch_size))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_list_of_the_users_own_keeps_its_type(workers):
-    """Made anew, where DataLoader copies the first sample's and fills the copy."""
-    made = Made(lambda i: NamedList([i, f"n{i}"]), 8)
-    found = gpuload_batches(made, 4, num_workers=workers, chunk_size=1)
-    assert {type(batch) for batch in found} == {NamedList}
-    assert alike(found, torch_batches(made, 4))
+def test_list_subclass_keeps_its_type(workers):
+    """The list is created from its elements; DataLoader fills a copy of the first sample's list."""
+    dataset = MapDataset(lambda i: NamedList([i, f"n{i}"]), 8)
+    batches = gpuload_batches(dataset, 4, num_workers=workers, chunk_size=1)
+    assert {type(batch) for batch in batches} == {NamedList}
+    assert alike(batches, torch_batches(dataset, 4))
 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_of_samples_come_through_workers_and_are_collated_by_nobody():
+def test_nested_tensors_arrive_from_workers_but_cannot_be_collated():
     dataset = [torch.nested.nested_tensor([torch.full((2,), float(i)), torch.zeros(3)]) for i in range(4)]
-    [found] = gpuload_batches(dataset, 4, num_workers=1, collate_fn=list)
-    assert all(torch.equal(one.unbind()[0], other.unbind()[0]) for one, other in zip(found, dataset, strict=True))
+    [batch] = gpuload_batches(dataset, 4, num_workers=1, collate_fn=list)
+    assert all(
+        torch.equal(tensor.unbind()[0], original.unbind()[0]) for tensor, original in zip(batch, dataset, strict=True)
+    )
     for workers in (0, 1):
         with pytest.raises(RuntimeError, match=r"the samples .*not currently supported by the default collate_fn"):
             gpuload_batches(dataset, 4, num_workers=workers)
 
 
 @pytest.mark.processes
-def test_a_named_tuple_made_in_the_body_of_a_class_is_one_class_from_all_workers(tmp_path, monkeypatch):
-    """DataLoader cannot send it. The module is imported by each worker."""
-    (tmp_path / "of_a_module.py").write_text(
+def test_named_tuple_defined_in_a_class_body_is_one_class_from_all_workers(tmp_path, monkeypatch):
+    """Each worker imports the module. DataLoader cannot pickle such a tuple."""
+    (tmp_path / "named_tuple_module.py").write_text(
         "import collections, time\n"
-        "class Boxed:\n"
+        "class ClassWithNamedTuple:\n"
         "    Pair = collections.namedtuple('Pair', ['left', 'right'])\n"
         "    def __len__(self): return 16\n"
         "    def __getitem__(self, index): return time.sleep(0.005) or self.Pair(index, index)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    import of_a_module  # pyright: ignore[reportMissingImports]
+    import named_tuple_module  # pyright: ignore[reportMissingImports]
 
-    found = gpuload_batches(of_a_module.Boxed(), 16, num_workers=2, chunk_size=1)
-    assert [type(batch) for batch in found] == [of_a_module.Boxed.Pair]
+    batches = gpuload_batches(named_tuple_module.ClassWithNamedTuple(), 16, num_workers=2, chunk_size=1)
+    assert [type(batch) for batch in batches] == [named_tuple_module.ClassWithNamedTuple.Pair]
 
 
 @dataclass
@@ -135,28 +145,28 @@ class Labelled:
     name: str
 
 
-def test_dataclasses_which_dataloader_refuses_are_kept():
+def test_dataclasses_are_collated_where_dataloader_raises():
     with pytest.raises(TypeError, match="Labelled"):
-        torch_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
-    [batch] = gpuload_batches(Made(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+        torch_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+    [batch] = gpuload_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
     assert alike(batch, Labelled(torch.tensor([0.0, 0.5], dtype=torch.float64), ["n0", "n1"]))
 
 
-def test_dicts_whose_keys_stand_in_another_order_go_into_one_batch():
-    def turned(index):
+def test_dicts_with_keys_in_different_order_are_collated_as_in_dataloader():
+    def alternating(index):
         items = [("label", index), ("name", f"n{index}"), ("array", np.full(2, index))]
         return dict(items if index % 2 else items[::-1])
 
-    assert alike(gpuload_batches(Made(turned, 6), 3), torch_batches(Made(turned, 6), 3))
+    assert alike(gpuload_batches(MapDataset(alternating, 6), 3), torch_batches(MapDataset(alternating, 6), 3))
 
 
-def test_keys_that_some_samples_lack_are_refused_where_dataloader_takes_the_first_ones():
-    def more(index):
+def test_dicts_with_different_keys_raise_where_dataloader_drops_keys():
+    def growing(index):
         return {"a": index} if index == 0 else {"a": index, "b": index}
 
-    assert alike(torch_batches(Made(more, 2), 2), [{"a": torch.tensor([0, 1])}])
+    assert alike(torch_batches(MapDataset(growing, 2), 2), [{"a": torch.tensor([0, 1])}])
     with pytest.raises(gl.CollateError, match=r"sample 0 is {'a': ·}.*but sample 1 is {'a': ·, 'b': ·}"):
-        gpuload_batches(Made(more, 2), 2)
+        gpuload_batches(MapDataset(growing, 2), 2)
 
 
 REFUSED = {
@@ -167,24 +177,24 @@ REFUSED = {
     "an array of objects": lambda i: np.array([i, "a"], object),
     "lists of different length": lambda i: [i] * (i + 1),
     "tensors of different shape": lambda i: torch.zeros(i),
-    "an array whose bytes stand the other way round": lambda i: np.full(3, i, ">i4"),
+    "a big-endian array": lambda i: np.full(3, i, ">i4"),
     "an integer that no tensor holds": lambda i: 2**70,
     "a read-only mapping of sets": lambda i: MappingProxyType({"a": {i}}),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_dataloader_cannot_collate_is_refused(kind):
+def test_samples_that_dataloader_cannot_collate_raise(kind):
     make = REFUSED[kind]
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        torch_batches(Made(make, 2), 2)
+        torch_batches(MapDataset(make, 2), 2)
     with pytest.raises((gl.CollateError, gl.SampleError)) as caught:
-        gpuload_batches(Made(make, 2), 2)
+        gpuload_batches(MapDataset(make, 2), 2)
     assert "sample 0" in str(caught.value)
 
 
 @pytest.mark.processes
-def test_a_memmap_comes_as_dataloader_collates_it(tmp_path):
+def test_memmap_as_dataset_equals_dataloaders_batches(tmp_path):
     rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(6, 1000))
     rows[:] = np.arange(6000).reshape(6, 1000)
     assert alike(gpuload_batches(rows, 4), torch_batches(rows, 4))
@@ -204,16 +214,16 @@ LEVELS = {
 
 @pytest.mark.parametrize("transforms", [None, []])
 @pytest.mark.parametrize("kind", LEVELS)
-def test_plain_arrays_of_uint8_come_as_dataloader_collates_them(kind, transforms):
-    """H×W×C stays as it is: only `gpuload.Image` and its like are images."""
-    made = Made(LEVELS[kind], 5)
-    assert alike(gpuload_batches(made, 2, transforms=transforms), torch_batches(made, 2))
-    assert alike(gpuload_batches(made, None, transforms=transforms), torch_batches(made, None))
+def test_plain_uint8_arrays_are_not_taken_for_images(kind, transforms):
+    """H×W×C stays as it is: only `gpuload.Image` and types like it are images."""
+    dataset = MapDataset(LEVELS[kind], 5)
+    assert alike(gpuload_batches(dataset, 2, transforms=transforms), torch_batches(dataset, 2))
+    assert alike(gpuload_batches(dataset, None, transforms=transforms), torch_batches(dataset, None))
 
 
 @pytest.mark.processes
-def test_instance_masks_as_torchvisions_detection_preset_leaves_them_are_data():
-    """A float image, and so many masks of uint8: n×H×W, with n from 1 to 4 as the channels of an image."""
+def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_images():
+    """The masks are uint8 tensors n×H×W, with n from 1 to 3, which could also be the channels of an image."""
 
     def make(index):
         count = 1 + index % 3
@@ -224,27 +234,25 @@ def test_instance_masks_as_torchvisions_detection_preset_leaves_them_are_data():
         return tuple(zip(*samples, strict=True))
 
     for workers in (0, 1):
-        found = gpuload_batches(Made(make, 6), 3, collate_fn=zipped, num_workers=workers)
-        assert alike(found, torch_batches(Made(make, 6), 3, collate_fn=zipped))
+        batches = gpuload_batches(MapDataset(make, 6), 3, collate_fn=zipped, num_workers=workers)
+        assert alike(batches, torch_batches(MapDataset(make, 6), 3, collate_fn=zipped))
     with pytest.raises(gl.SampleError, match=r'sample\[1\]\["masks"\], uint8 tensor 1×40×50, has the name of a mask'):
-        gpuload_batches(Made(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
+        gpuload_batches(MapDataset(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
 
 
-def test_targets_beside_a_plain_array_and_no_transforms_say_how_it_becomes_their_image():
-    made = Made(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
-    with pytest.raises(
-        gl.SampleError, match=r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
-    ):
-        gpuload_batches(made, 2)
+def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
+    dataset = MapDataset(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
+    message = r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
+    with pytest.raises(gl.SampleError, match=message):
+        gpuload_batches(dataset, 2)
 
 
-def test_two_batches_share_no_memory():
-    """Also where every sample is the same object."""
-    one = torch.zeros(2000)
-    first, second = gpuload_batches(Made(lambda i: one, 4), 2)
+def test_batches_of_the_same_object_share_no_memory():
+    tensor = torch.zeros(2000)
+    first, second = gpuload_batches(MapDataset(lambda i: tensor, 4), 2)
     first += 1
     assert not second.any()
-    assert not one.any()
+    assert not tensor.any()
 
 
 # -- torch's datasets -------------------------------------------------------------------------------------------------
@@ -260,12 +268,12 @@ def torch_datasets():
         "one tensor": TensorDataset(COLUMNS[0]),
         "subset": Subset(tensors, [7, 2, 2, 5]),
         "subset of a subset": Subset(Subset(tensors, [9, 7, 5, 3]), [3, 0]),
-        "subset of many": Subset(Many(samples=10), [7, 2, 5]),
+        "subset of many": Subset(BatchedMapDataset(samples=10), [7, 2, 5]),
         "concatenated": ConcatDataset([tensors, Subset(tensors, [3]), tensors]),
         "added": tensors + Subset(tensors, [3]),
-        "stacked": StackDataset(tensors, Made(lambda i: f"n{i}")),
-        "stacked by name": StackDataset(column=TensorDataset(COLUMNS[1]), name=Made(lambda i: i / 2)),
-        "stacked many": StackDataset(Many(samples=10), Made(float)),
+        "stacked": StackDataset(tensors, MapDataset(lambda i: f"n{i}")),
+        "stacked by name": StackDataset(column=TensorDataset(COLUMNS[1]), name=MapDataset(lambda i: i / 2)),
+        "stacked many": StackDataset(BatchedMapDataset(samples=10), MapDataset(float)),
         "first part": halves[0],
         "second part": halves[1],
         "both parts": ConcatDataset(halves),
@@ -278,20 +286,20 @@ def torch_datasets():
 
 
 @pytest.mark.parametrize("name", torch_datasets())
-def test_torchs_own_datasets_give_what_they_give_in_dataloader(name):
+def test_torch_datasets_give_the_same_batches_as_in_dataloader(name):
     assert alike(gpuload_batches(torch_datasets()[name], 3), torch_batches(torch_datasets()[name], 3))
 
 
 @pytest.mark.processes
-def test_torchs_own_datasets_give_it_in_workers_too():
+def test_torch_datasets_give_the_same_batches_in_workers():
     chosen = ConcatDataset(
         [Subset(TensorDataset(*COLUMNS), [7, 2, 2, 5]), random_split(TensorDataset(*COLUMNS), [4, 6])[0]]
     )
     assert alike(gpuload_batches(chosen, 3, num_workers=1), torch_batches(chosen, 3))
 
 
-def test_a_shuffled_split_gives_each_of_its_samples_once():
-    first, second = random_split(Made(int, 10), [0.4, 0.6], torch.Generator().manual_seed(0))
+def test_shuffled_random_split_gives_each_sample_once():
+    first, second = random_split(MapDataset(int, 10), [0.4, 0.6], torch.Generator().manual_seed(0))
     seen = [torch.cat(gpuload_batches(part, 4, shuffle=True)).tolist() for part in (first, second)]
     assert [sorted(part) for part in seen] == [sorted(first.indices), sorted(second.indices)]
     assert sorted(seen[0] + seen[1]) == list(range(10))
@@ -307,29 +315,29 @@ def rows_of(name):
 
 @pytest.mark.parametrize("name", sorted(NUMBERS))
 @pytest.mark.parametrize("form", [lambda rows: rows, lambda rows: torch.from_numpy(rows)], ids=["arrays", "tensors"])
-def test_rows_of_any_numbers_come_as_dataloader_collates_them(form, name):
-    whole = form(rows_of(name))
-    first = torch.from_numpy(rows_of(name)[:, 0].copy())  # DataLoader refuses numpy's scalars of uint64
-    for dataset in (whole, TensorDataset(first), list(whole), Made(lambda i: (whole[i], first[i]), 35)):
+def test_small_rows_of_any_dtype_equal_dataloaders_batches(form, name):
+    rows = form(rows_of(name))
+    column = torch.from_numpy(rows_of(name)[:, 0].copy())  # DataLoader refuses numpy's scalars of uint64
+    for dataset in (rows, TensorDataset(column), list(rows), MapDataset(lambda i: (rows[i], column[i]), 35)):
         expected = torch_batches(dataset, 20)
         assert alike(gpuload_batches(dataset, 20), expected)
         assert alike(gpuload_batches(dataset, 20, collate_fn=default_collate), expected)
 
 
 @pytest.mark.parametrize("name", sorted(NUMBERS - {"uint64"}))
-def test_numpys_scalars_come_as_dataloader_collates_them(name):
+def test_numpy_scalars_of_any_dtype_equal_dataloaders_batches(name):
     numbers = rows_of(name)[:, 0]
-    for dataset in (numbers, Made(lambda i: (numbers[i], {"own": numbers[i]}), 35)):
+    for dataset in (numbers, MapDataset(lambda i: (numbers[i], {"own": numbers[i]}), 35)):
         assert alike(gpuload_batches(dataset, 20), torch_batches(dataset, 20))
 
 
 @pytest.mark.processes
-def test_small_rows_come_from_workers_as_dataloader_collates_them():
+def test_small_rows_from_workers_equal_dataloaders_batches():
     rows = np.random.default_rng(0).random((200, 8), np.float32)
     stacked = StackDataset(x=rows, y=TensorDataset(torch.arange(200)), name=[f"n{i}" for i in range(200)])
-    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), Made(SmallRow(rows), 200)):
-        found = gpuload_batches(dataset, 64, num_workers=2, epochs=2)
-        assert alike(found, torch_batches(dataset, 64) * 2)
+    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), MapDataset(SmallRow(rows), 200)):
+        batches = gpuload_batches(dataset, 64, num_workers=2, epochs=2)
+        assert alike(batches, torch_batches(dataset, 64) * 2)
 
 
 class SmallRow:
@@ -348,29 +356,23 @@ def fails_at_11(index):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_row_that_fails_is_left_out(workers):
+def test_small_row_that_fails_is_skipped(workers):
     options = {"num_workers": workers, "faults": gl.Faults(on_error="skip")}
+    dataset = MapDataset(fails_at_11, 40)
     with pytest.warns(RuntimeWarning, match="no such row"):
-        found = gpuload_batches(Made(fails_at_11, 40), 16, **options)
-    assert alike(
-        found,
-        torch_batches(Subset(Made(fails_at_11, 40), [*range(11), *range(12, 16)]), 16)
-        + [
-            batch
-            for start in (16, 32)
-            for batch in torch_batches(Subset(Made(fails_at_11, 40), range(start, min(start + 16, 40))), 16)
-        ],
-    )
+        batches = gpuload_batches(dataset, 16, **options)
+    expected = [[*range(11), *range(12, 16)], range(16, 32), range(32, 40)]
+    assert alike(batches, [torch_batches(Subset(dataset, rows), 16)[0] for rows in expected])
 
 
 @pytest.mark.processes
-def test_rows_that_cannot_be_sent_say_so():
+def test_small_rows_that_cannot_be_pickled_raise_sample_error():
     with pytest.raises(gl.SampleError, match=r"cannot be sent to the main process \(TypeError: cannot pickle"):
-        gpuload_batches(Made(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
+        gpuload_batches(MapDataset(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
 
 
-class Counted:
-    """Says how often each sample is asked for; the rows are of 64 numbers."""
+class CountedReads:
+    """A dataset of small rows that counts the reads of each sample in files."""
 
     def __init__(self, folder, draw):
         self.folder, self.draw = str(folder), draw
@@ -388,39 +390,39 @@ def draws_always(index):
     return random.random(), np.random.rand(), torch.rand(()).item()
 
 
-def draws_late(index):
+def draws_after_150(index):
     return draws_always(index) if index > 150 else (0.0, 0.0, torch.initial_seed() / 2)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("draw", [draws_always, draws_late, float])
+@pytest.mark.parametrize("draw", [draws_always, draws_after_150, float])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_rows_draw_depends_on_nothing_but_their_position(tmp_path, workers, draw):
-    """However late they begin to: those of the chunk that is the first to draw are asked for twice."""
-    found = gpuload_batches(Counted(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
-    expected = gpuload_batches(Counted(tmp_path, draw), 50, epochs=2, chunk_size=1)
-    assert alike(found, expected)
+def test_random_numbers_of_small_rows_depend_only_on_their_position(tmp_path, workers, draw):
+    """Rows may begin to draw in a later chunk, whose samples are then read twice."""
+    batches = gpuload_batches(CountedReads(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
+    expected = gpuload_batches(CountedReads(tmp_path, draw), 50, epochs=2, chunk_size=1)
+    assert alike(batches, expected)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("draw", [draws_always, float])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_row_is_asked_for_once(tmp_path, workers, draw):
-    gpuload_batches(Counted(tmp_path, draw), 50, num_workers=workers)
+def test_each_small_row_is_read_once(tmp_path, workers, draw):
+    gpuload_batches(CountedReads(tmp_path, draw), 50, num_workers=workers)
     assert [(tmp_path / str(index)).read_text() for index in range(200)] == ["."] * 200
 
 
-# -- many at a time ---------------------------------------------------------------------------------------------------
+# -- __getitems__ -----------------------------------------------------------------------------------------------------
 
 
-def test_getitems_is_asked_for_a_chunk_at_a_time():
-    dataset = Many(samples=10)
+def test_getitems_is_called_with_the_keys_of_one_chunk():
+    dataset = BatchedMapDataset(samples=10)
     assert torch.cat(gpuload_batches(dataset, 8, chunk_size=4)).tolist() == list(range(10))
     assert sorted(dataset.calls) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_getitems_that_gives_another_number_is_an_error_that_says_so():
-    class Short(Many):
+def test_getitems_with_a_wrong_number_of_samples_raises():
+    class Short(BatchedMapDataset):
         def __getitems__(self, keys):
             return super().__getitems__(keys)[:-1]
 
@@ -428,19 +430,12 @@ def test_getitems_that_gives_another_number_is_an_error_that_says_so():
         gpuload_batches(Short(), 4)
 
 
-def test_getitems_that_raises_names_the_sample():
+def test_exception_in_getitems_names_the_sample():
     def fails_at_5(key):
         return 1 // (key != 5)
 
     with pytest.raises(gl.SampleError, match=r"sample 5, at position 5.*ZeroDivisionError"):
-        gpuload_batches(Many(fails_at_5), 10)
+        gpuload_batches(BatchedMapDataset(fails_at_5), 10)
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        [batch] = gpuload_batches(Many(fails_at_5), 10, on_error="skip")
+        [batch] = gpuload_batches(BatchedMapDataset(fails_at_5), 10, on_error="skip")
     assert len(batch) == 9
-
-
-def test_the_default_collation_is_torchs_on_a_list_of_samples():
-    """So a user's collate_fn that calls default_collate changes nothing."""
-    samples = [all_kinds(index) for index in range(4)]
-    [batch] = gpuload_batches(Made(all_kinds, 4), 4)
-    assert alike(batch, default_collate(samples))

@@ -1,18 +1,25 @@
-"""Going on from a saved state with an iterable dataset: by its own state, its iterator's, or by counting."""
+"""Resumption of iterable datasets: by the state of the dataset, by that of its iterator, or by skipping samples."""
 
 from __future__ import annotations
 
 import copy
 import io
 import json
-import os
 import random
 import threading
 
 import numpy as np
 import pytest
 import torch
-from dataloader.streams import Counting, ItsOwnIterator, Noisy, OwnIterator, OwnState, share
+from dataloader.streams import (
+    Counting,
+    Noisy,
+    StatefulIterator,
+    StatefulStream,
+    StatefulStreamAndIterator,
+    StreamWithStatefulIterator,
+    worker_share,
+)
 from torch.utils.data import IterableDataset
 
 import gpuload as gl
@@ -20,31 +27,24 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-class Torchs(OwnState, IterableDataset):
-    """As users have it."""
+class TorchStream(StatefulStream, IterableDataset):
+    pass
 
 
-def ours(dataset):
-    """With `__next__` it takes torch's class to be a dataset."""
-
-    class Ours(type(dataset), IterableDataset):
-        pass
-
-    made = copy.copy(dataset)
-    made.__class__ = Ours
-    return made
+class TorchStreamAndIterator(StatefulStreamAndIterator, IterableDataset):
+    """A dataset with `__next__`, which therefore must be an IterableDataset."""
 
 
 STREAMS = {
     "by counting": lambda: Noisy(11),
-    "by its own state": lambda: OwnState(11),
-    "by its iterator's": lambda: OwnIterator(11),
-    "by its own, being its iterator": lambda: ours(ItsOwnIterator(11)),
-    "torch's": lambda: Torchs(11),
+    "by its own state": lambda: StatefulStream(11),
+    "by its iterator's": lambda: StreamWithStatefulIterator(11),
+    "by its own, being its iterator": lambda: TorchStreamAndIterator(11),
+    "torch's": lambda: TorchStream(11),
 }
 
 
-def loader(dataset, batch_size=2, **options) -> gl.Loader:
+def stream_loader(dataset, batch_size=2, **options) -> gl.Loader:
     return gl.Loader(dataset, batch_size, **{"device": "cpu", "num_workers": 0, **options})
 
 
@@ -54,90 +54,98 @@ def plain(batch):
     return tuple(map(plain, batch)) if isinstance(batch, list | tuple) else batch
 
 
-def epoch(loader_) -> list:
-    return [plain(batch) for batch in loader_]
+def epoch(loader) -> list:
+    return [plain(batch) for batch in loader]
 
 
-def stopped(loader_, stop):
-    """What came up to the stop, and the state there, as JSON carries it."""
-    seen, batches = [], iter(loader_)
-    while len(seen) < stop:
+def read_and_save(loader, count):
+    """Return the first batches, also of following epochs, and the state after these, as JSON keeps it."""
+    seen, batches = [], iter(loader)
+    while len(seen) < count:
         batch = next(batches, None)
         if batch is None:
-            batches = iter(loader_)
+            batches = iter(loader)
         else:
             seen.append(plain(batch))
-    return seen, json.loads(json.dumps(loader_.state_dict()))
+    return seen, json.loads(json.dumps(loader.state_dict()))
+
+
+def stopped(dataset, count, **options):
+    with stream_loader(dataset, **options) as loader:
+        return read_and_save(loader, count)
+
+
+def resumed_epochs(dataset, state, *, epochs=1, **options):
+    with stream_loader(dataset, **options) as loader:
+        loader.load_state_dict(state)
+        return [batch for _ in range(epochs) for batch in epoch(loader)]
+
+
+def numbers_of(batches) -> list[int]:
+    return [number for numbers, _ in batches for number in numbers]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, None])
 @pytest.mark.parametrize("name", STREAMS)
-def test_the_rest_is_what_it_would_have_been_wherever_it_was_stopped(name, batch_size):
-    with loader(STREAMS[name](), batch_size) as loader_:
-        first = epoch(loader_)
-        undisturbed = first + epoch(loader_)
+def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size):
+    with stream_loader(STREAMS[name](), batch_size) as loader:
+        first = epoch(loader)
+        undisturbed = first + epoch(loader)
     for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
-        with loader(STREAMS[name](), batch_size) as loader_:
-            seen, state = stopped(loader_, stop)
-        with loader(STREAMS[name](), batch_size) as loader_:
-            loader_.load_state_dict(state)
-            rest = epoch(loader_)
-            if stop < len(first):
-                rest += epoch(loader_)
-        assert seen + rest == undisturbed
+        seen, state = stopped(STREAMS[name](), stop, batch_size=batch_size)
+        epochs = 2 if stop < len(first) else 1
+        resumed = resumed_epochs(STREAMS[name](), state, epochs=epochs, batch_size=batch_size)
+        assert seen + resumed == undisturbed
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["by counting", "by its iterator's", "torch's"])
-def test_and_with_workers(name):
-    with loader(STREAMS[name](), num_workers=2) as loader_:
-        undisturbed = epoch(loader_)
-        loader_.set_epoch(0)
-        seen, state = stopped(loader_, 3)
+def test_resume_of_a_stream_with_workers_continues_identically(name):
+    with stream_loader(STREAMS[name](), num_workers=2) as loader:
+        undisturbed = epoch(loader)
+        loader.set_epoch(0)
+        seen, state = read_and_save(loader, 3)
         assert seen == undisturbed[:3]
-    with loader(STREAMS[name](), num_workers=2) as loader_:
-        loader_.load_state_dict(state)
-        assert seen + epoch(loader_) == undisturbed
-        loader_.load_state_dict(state)
-        assert seen + epoch(loader_) == undisturbed
-    assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(11))
+    with stream_loader(STREAMS[name](), num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert seen + epoch(loader) == undisturbed
+        loader.load_state_dict(state)
+        assert seen + epoch(loader) == undisturbed
+    assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
-def test_the_state_counts_what_was_given_and_not_what_was_taken_ahead():
-    class Greedy(OwnState):
-        taken = 0
+def test_stream_state_counts_delivered_samples_not_those_read_ahead():
+    class Greedy(StatefulStream):
+        yielded = 0
 
         def __iter__(self):
             for sample in super().__iter__():
-                Greedy.taken += 1
+                Greedy.yielded += 1
                 yield sample
 
-    with loader(Greedy(100)) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Greedy(100)) as loader:
+        batches = iter(loader)
         for count in range(1, 4):
             next(batches)
-            [worker] = loader_.state_dict()["stream"]["workers"]
+            [worker] = loader.state_dict()["stream"]["workers"]
             assert worker["samples"] == 2 * count
             assert worker["state"] in (None, {"dataset": {"at": 2 * count}})
-            assert Greedy.taken >= 2 * count
+            assert Greedy.yielded >= 2 * count
 
 
-def test_resuming_by_an_own_state_runs_through_nothing():
-    class Strict(OwnState):
+def test_resume_of_a_stateful_stream_does_not_replay_samples():
+    class Strict(StatefulStream):
         def __iter__(self):
             for number, _ in super().__iter__():
                 assert number >= 6
                 yield number
 
-    with loader(OwnState(11)) as loader_:
-        _, state = stopped(loader_, 3)
-    with loader(Strict(11)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == [[6, 7], [8, 9], [10]]
+    _, state = stopped(StatefulStream(11), 3)
+    assert resumed_epochs(Strict(11), state) == [[6, 7], [8, 9], [10]]
 
 
-def test_a_state_that_was_taken_does_not_change_later():
-    class Growing(OwnState):
+def test_saved_stream_state_does_not_change_later():
+    class Growing(StatefulStream):
         log: list[int]
 
         def __iter__(self):
@@ -149,44 +157,44 @@ def test_a_state_that_was_taken_does_not_change_later():
         def state_dict(self):
             return {"at": self.at, "log": self.log}
 
-    with loader(Growing(20)) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Growing(20)) as loader:
+        batches = iter(loader)
         next(batches)
-        state = loader_.state_dict()
+        state = loader.state_dict()
         before = copy.deepcopy(state)
         assert len(state["stream"]["workers"][0]["state"]["dataset"]["log"]) == 2
         for _ in range(3):
             next(batches)
         assert state == before
-        assert loader_.state_dict() != before
+        assert loader.state_dict() != before
 
 
-def test_iter_of_the_dataset_is_called_once_an_epoch_and_not_by_states():
-    class Counts(OwnState):
+def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
+    class Counts(StatefulStream):
         calls = 0
 
         def __iter__(self):
             Counts.calls += 1
             return super().__iter__()
 
-    with loader(Counts(6)) as loader_:
-        loader_.state_dict()
-        epoch(loader_)
-        loader_.state_dict()
+    with stream_loader(Counts(6)) as loader:
+        loader.state_dict()
+        epoch(loader)
+        loader.state_dict()
         assert Counts.calls == 1
-        _, state = stopped(loader_, 1)
+        _, state = read_and_save(loader, 1)
         assert Counts.calls == 2
-    with loader(Counts(6)) as loader_:
-        loader_.load_state_dict(state)
-        loader_.state_dict()
-        epoch(loader_)
+    with stream_loader(Counts(6)) as loader:
+        loader.load_state_dict(state)
+        loader.state_dict()
+        epoch(loader)
     assert Counts.calls == 3
 
 
-def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_does():
-    """Also of an iterator that nobody keeps; the state is what it was then."""
+def test_dataset_iter_is_called_by_iter_of_the_loader():
+    """`iter(loader)` calls it at once, like DataLoader, even if the iterator is not used."""
 
-    class Opens(OwnState):
+    class Opens(StatefulStream):
         opened = 0
 
         def __iter__(self):
@@ -196,99 +204,76 @@ def test_iter_of_the_dataset_is_called_with_that_of_the_loader_as_dataloader_doe
         def state_dict(self):
             return {**super().state_dict(), "opened": self.opened}
 
-    def opened(loader_):
-        iter(loader_)
-        return loader_.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
+    def opened_by_iter(loader):
+        iter(loader)
+        return loader.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
 
     dataset = Opens(6)
-    with loader(dataset) as first, loader(dataset) as second:
-        assert opened(first) == dataset.opened == 1
+    with stream_loader(dataset) as first, stream_loader(dataset) as second:
+        assert opened_by_iter(first) == dataset.opened == 1
         second.load_state_dict(first.state_dict())
-        assert opened(second) == dataset.opened == 2
-        assert epoch(second) == epoch(loader(OwnState(6)))
+        assert opened_by_iter(second) == dataset.opened == 2
+        assert epoch(second) == epoch(stream_loader(StatefulStream(6)))
 
 
-def test_a_stream_that_has_to_be_run_through_is_saved_as_it_was_until_then():
-    """Its own state at its beginning is not that of the place."""
-    with loader(OwnState(11)) as loader_:
-        _, state = stopped(loader_, 2)
+def test_state_dict_before_a_replay_equals_the_loaded_state():
+    """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
+    _, state = stopped(StatefulStream(11), 2)
     state["stream"]["workers"][0]["state"] = None
-    with loader(OwnState(11)) as loader_:
-        loader_.load_state_dict(state)
-        iterator = iter(loader_)
-        assert loader_.state_dict()["stream"] == state["stream"]
+    with stream_loader(StatefulStream(11)) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        assert loader.state_dict()["stream"] == state["stream"]
         assert [key for batch in iterator for key in batch[0].tolist()] == list(range(4, 11))
 
 
-def test_another_number_of_workers_is_refused():
-    with loader(Counting(11), num_workers=2) as loader_:
-        state = loader_.state_dict()
-    loader(Counting(11)).load_state_dict(state)  # nothing was given: any number may begin
-    with loader(Counting(11)) as loader_:
-        _, state = stopped(loader_, 2)
+def test_resume_of_a_stream_with_another_num_workers_raises():
+    with stream_loader(Counting(11), num_workers=2) as loader:
+        state = loader.state_dict()
+    stream_loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
+    _, state = stopped(Counting(11), 2)
     with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
-        loader(Counting(11), num_workers=3).load_state_dict(state)
+        stream_loader(Counting(11), num_workers=3).load_state_dict(state)
 
 
-def test_at_an_epochs_end_the_next_one_follows():
-    with loader(Counting(11)) as loader_:
-        epoch(loader_)
-        state = loader_.state_dict()
+def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
+    with stream_loader(Counting(11)) as loader:
+        epoch(loader)
+        state = loader.state_dict()
     assert (state["epoch"], state.get("stream")) == (1, None)
-    with loader(Noisy(11)) as loader_:
-        undisturbed = [epoch(loader_), epoch(loader_)]
-    with loader(Noisy(11)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed[1]
+    with stream_loader(Noisy(11)) as loader:
+        undisturbed = [epoch(loader), epoch(loader)]
+    assert resumed_epochs(Noisy(11), state) == undisturbed[1]
 
 
-def test_after_the_last_batch_the_end_is_not_known_yet():
-    """A stream says only by asking that it is over: a state from the loop's last turn has an empty rest."""
-    with loader(Counting(4)) as loader_:
-        seen, state = stopped(loader_, 2)
+def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
+    """Only another request to a stream shows that it has ended."""
+    seen, state = stopped(Counting(4), 2)
     assert (seen, state["epoch"]) == ([[0, 1], [2, 3]], 0)
-    with loader(Counting(4)) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == []
-        assert epoch(loader_) == [[0, 1], [2, 3]]
+    assert resumed_epochs(Counting(4), state) == []
+    assert resumed_epochs(Counting(4), state, epochs=2) == [[0, 1], [2, 3]]
 
 
-def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_before():
-    class Odd(OwnState):
+def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
+    class Unsavable(StatefulStream):
         def state_dict(self):
             return {"at": self.at, "seen": [threading.Lock] if self.at < 6 else [threading.Lock()]}
 
-    with loader(Odd(11)) as loader_:
-        batches = iter(loader_)
-        next(batches)
-        with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset\['seen'\]\[0\] is of type .*cannot be saved"
-        ):
-            loader_.state_dict()
-        assert len(list(batches)) == 5
-    with loader(Odd(11)) as loader_:
-        batches = iter(loader_)
-        for _ in range(3):
-            next(batches)
-        with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset cannot be saved: TypeError: cannot pickle"
-        ):
-            loader_.state_dict()
+    for count, message in (
+        (1, r"\['seen'\]\[0\] is of type .*cannot be saved"),
+        (3, r" cannot be saved: TypeError: cannot pickle"),
+    ):
+        with stream_loader(Unsavable(11)) as loader:
+            batches = iter(loader)
+            for _ in range(count):
+                next(batches)
+            with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset" + message):
+                loader.state_dict()
+            assert len(list(batches)) == 6 - count
 
 
-class Typed(OwnState):
-    """Its state is one that JSON would change: keys that are integers, tuples, arrays, tensors."""
-
-    def __init__(self, samples, kill_at=-1, mark=""):
-        super().__init__(samples)
-        self.kill_at, self.mark = kill_at, mark
-
-    def __iter__(self):
-        for sample in super().__iter__():
-            if sample[0] == self.kill_at and not os.path.exists(self.mark):
-                open(self.mark, "w").close()
-                os.kill(os.getpid(), 9)
-            yield sample
+class Typed(StatefulStream):
+    """A stream whose state JSON would change: it has integer keys, tuples, arrays and tensors."""
 
     def state_dict(self):
         state = {1: (self.at, "x"), b"x": 1j, "array": np.arange(2), "tensor": torch.ones(3), "set": {1, (2,)}}
@@ -309,7 +294,7 @@ class Typed(OwnState):
 
 
 class IntegerKeys(Typed):
-    """JSON takes it, and gives back something else."""
+    """A stream whose state JSON accepts but changes."""
 
     def state_dict(self):
         return {1: (self.at, "x")}
@@ -317,92 +302,72 @@ class IntegerKeys(Typed):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stream", [IntegerKeys, Typed])
-def test_inside_a_run_a_state_stays_as_the_dataset_gave_it(tmp_path, stream):
-    """A worker that is killed is started again from it, although nobody asked for a state."""
-    with loader(stream(20), num_workers=2) as loader_:
-        undisturbed = epoch(loader_)
-    with loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader_:
-        assert epoch(loader_) == undisturbed
+def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream):
+    """A killed worker is restarted from the state of its last chunk, which did not pass through JSON."""
+    with stream_loader(stream(20), num_workers=2) as loader:
+        undisturbed = epoch(loader)
+    with stream_loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader:
+        assert epoch(loader) == undisturbed
     assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
-def test_a_saved_state_keeps_its_types_through_json_and_through_torch(stop):
-    with loader(Typed(20)) as loader_:
-        undisturbed = epoch(loader_)
-    with loader(Typed(20)) as loader_:
-        seen, state = stopped(loader_, stop)
+def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
+    with stream_loader(Typed(20)) as loader:
+        undisturbed = epoch(loader)
+    with stream_loader(Typed(20)) as loader:
+        seen, state = read_and_save(loader, stop)
         file = io.BytesIO()
-        torch.save(loader_.state_dict(), file)
+        torch.save(loader.state_dict(), file)
     file.seek(0)
     for carried in (state, torch.load(file, weights_only=True)):
-        with loader(Typed(20)) as loader_:
-            loader_.load_state_dict(carried)
-            assert seen + epoch(loader_) == undisturbed
+        assert seen + resumed_epochs(Typed(20), carried) == undisturbed
 
 
 # -- before the first batch -------------------------------------------------------------------------------------------
 
 
-class Once(IterableDataset):
-    """Its own iterator, which `iter()` does not take back to the beginning."""
-
-    def __init__(self, samples):
-        self.samples = samples
-        self.at = 0
+class Unrewindable(StatefulStreamAndIterator, IterableDataset):
+    """A stream that is its own iterator, and is not rewound by `iter()`."""
 
     def __iter__(self):
+        self.worker, self.workers = worker_share()
         return self
 
-    def __next__(self):
-        worker, workers = share()
-        if self.at * workers + worker >= self.samples:
-            raise StopIteration
-        self.at += 1
-        return (self.at - 1) * workers + worker, random.random()
 
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("looked", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_state_from_before_the_first_batch_takes_the_dataset_back(begun, looked):
-    dataset = Once(5)
-    with loader(dataset) as loader_:
-        if looked:
-            iter(loader_)
-        batches = iter(loader_) if begun else loader_
-        state = json.loads(json.dumps(loader_.state_dict()))
+@pytest.mark.parametrize("iterator_made", [False, True])
+@pytest.mark.parametrize("iterator_used", [False, True])
+def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterator_made):
+    dataset = Unrewindable(5)
+    with stream_loader(dataset) as loader:
+        if iterator_made:
+            iter(loader)
+        batches = iter(loader) if iterator_used else loader
+        state = json.loads(json.dumps(loader.state_dict()))
         undisturbed = epoch(batches)
-        assert [number for numbers, _ in undisturbed for number in numbers] == list(range(5))
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed
-        assert epoch(loader_) == []
-    with loader(dataset) as another:
-        another.load_state_dict(state)
-        assert epoch(another) == undisturbed
+        assert numbers_of(undisturbed) == list(range(5))
+        loader.load_state_dict(state)
+        assert epoch(loader) == undisturbed
+        assert epoch(loader) == []
+    assert resumed_epochs(dataset, state) == undisturbed
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("begun", [False, True])
-def test_and_workers_begin_with_the_dataset_as_it_was(begun):
-    with loader(Once(9), num_workers=2) as loader_:
-        batches = iter(loader_) if begun else loader_
-        state = loader_.state_dict()
+@pytest.mark.parametrize("iterator_used", [False, True])
+def test_state_before_the_first_batch_rewinds_the_dataset_in_workers(iterator_used):
+    with stream_loader(Unrewindable(9), num_workers=2) as loader:
+        batches = iter(loader) if iterator_used else loader
+        state = loader.state_dict()
         undisturbed = epoch(batches)
-        assert sorted(number for numbers, _ in undisturbed for number in numbers) == list(range(9))
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == undisturbed
+        assert sorted(numbers_of(undisturbed)) == list(range(9))
+        loader.load_state_dict(state)
+        assert epoch(loader) == undisturbed
 
 
-def test_a_state_from_before_the_first_batch_disturbs_nothing():
-    """iter() of the dataset is called for it, once, and what that draws is what it would have drawn."""
+def test_state_dict_before_the_first_batch_changes_no_random_numbers():
+    """The method calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
 
-    class Draws(OwnIterator):
+    class Draws(StreamWithStatefulIterator):
         calls = 0
 
         def __iter__(self):
@@ -410,66 +375,64 @@ def test_a_state_from_before_the_first_batch_disturbs_nothing():
             random.random()
             return super().__iter__()
 
-    with loader(Draws(7)) as loader_:
-        undisturbed = epoch(loader_)
+    with stream_loader(Draws(7)) as loader:
+        undisturbed = epoch(loader)
     dataset = Draws(7)
-    with loader(dataset) as loader_:
-        batches = iter(loader_)
+    with stream_loader(dataset) as loader:
+        batches = iter(loader)
         before = random.getstate()
-        assert loader_.state_dict() == loader_.state_dict()
+        assert loader.state_dict() == loader.state_dict()
         assert random.getstate() == before
         assert list(map(plain, batches)) == undisturbed
     assert dataset.calls == 1
 
 
 @pytest.mark.processes
-def test_a_state_from_before_the_first_batch_goes_on_with_any_number_of_workers():
-    with loader(OwnState(8)) as loader_:
-        state = loader_.state_dict()
+def test_state_before_the_first_batch_resumes_with_any_num_workers():
+    with stream_loader(StatefulStream(8)) as loader:
+        state = loader.state_dict()
     assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
-    with loader(OwnState(8), num_workers=2) as loader_:
-        loader_.load_state_dict(state)
-        assert sorted(number for numbers, _ in epoch(loader_) for number in numbers) == list(range(8))
+    assert sorted(numbers_of(resumed_epochs(StatefulStream(8), state, num_workers=2))) == list(range(8))
 
 
 @pytest.mark.filterwarnings("ignore:load_state_dict\\(\\) does not affect:RuntimeWarning")
 @pytest.mark.parametrize("name", [*STREAMS, "map"])
-def test_after_loading_with_an_iterator_alive_the_state_is_what_was_loaded(name):
-    with loader(range(11) if name == "map" else STREAMS[name]()) as loader_:
-        _, state = stopped(loader_, 2)
-        batches = iter(loader_)
+def test_state_dict_after_load_state_dict_ignores_the_previous_iterator(name):
+    with stream_loader(range(11) if name == "map" else STREAMS[name]()) as loader:
+        _, state = read_and_save(loader, 2)
+        batches = iter(loader)
         next(batches)
-        loader_.load_state_dict(state)
-        assert loader_.state_dict() == state
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
         next(batches)
-        assert loader_.state_dict() == state
-        rest = iter(loader_)
-        assert loader_.state_dict() == state
-        next(rest)
-        assert loader_.state_dict() != state
+        assert loader.state_dict() == state
+        resumed = iter(loader)
+        assert loader.state_dict() == state
+        next(resumed)
+        assert loader.state_dict() != state
 
 
-def test_a_map_datasets_own_state_is_not_asked_for():
+def test_state_dict_of_a_map_dataset_is_not_called():
     class Stateful(list):
         def state_dict(self):
-            raise AssertionError("asked")
+            raise AssertionError("state_dict was called")
 
         load_state_dict = None
 
-    with loader(Stateful(range(6))) as loader_:
-        next(iter(loader_))
-        assert loader_.state_dict()["position"] == 2
+    with stream_loader(Stateful(range(6))) as loader:
+        next(iter(loader))
+        assert loader.state_dict()["position"] == 2
 
 
 class Passes(IterableDataset):
-    """Dataset and iterator have a state each."""
+    """A stream with a state, whose iterator has a state too."""
 
     def __init__(self):
         self.passes = 0
 
     def __iter__(self):
         self.passes += 1
-        return OwnIterator.__iter__(OwnIterator(5))
+        return StatefulIterator(5)
 
     def state_dict(self):
         return {"passes": self.passes}
@@ -478,64 +441,60 @@ class Passes(IterableDataset):
         self.passes = state["passes"]
 
 
-def test_of_a_dataset_and_its_iterator_both_states_are_saved():
-    with loader(Passes()) as loader_:
-        epoch(loader_)
-        _, state = stopped(loader_, 1)
-    again = Passes()
-    with loader(again) as loader_:
-        loader_.load_state_dict(state)
-        assert [numbers for numbers, _ in epoch(loader_)] == [[2, 3], [4]]
-        assert again.passes == 2
-        epoch(loader_)
-        assert again.passes == 3
+def test_states_of_a_dataset_and_its_iterator_are_both_saved():
+    with stream_loader(Passes()) as loader:
+        epoch(loader)
+        _, state = read_and_save(loader, 1)
+    dataset = Passes()
+    with stream_loader(dataset) as loader:
+        loader.load_state_dict(state)
+        assert [numbers for numbers, _ in epoch(loader)] == [[2, 3], [4]]
+        assert dataset.passes == 2
+        epoch(loader)
+        assert dataset.passes == 3
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_dataset_remembers_from_epoch_to_epoch_is_in_the_state_of_an_epochs_end(workers):
+def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epochs(workers):
     class Ordered(Passes):
         def __iter__(self):
-            worker, workers = share()
+            worker, workers = worker_share()
             self.passes += 1
             yield from ((100 * self.passes + number, 0) for number in range(worker, 6, workers))
 
-    with loader(Ordered(), num_workers=workers) as loader_:
-        epoch(loader_)
-        state = json.loads(json.dumps(loader_.state_dict()))
-        following = epoch(loader_)
-    with loader(Ordered(), num_workers=workers) as loader_:
-        loader_.load_state_dict(state)
-        assert epoch(loader_) == following
-    assert sorted(number for numbers, _ in following for number in numbers) == [200, 201, 202, 203, 204, 205]
+    with stream_loader(Ordered(), num_workers=workers) as loader:
+        epoch(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        following = epoch(loader)
+    assert resumed_epochs(Ordered(), state, num_workers=workers) == following
+    assert sorted(numbers_of(following)) == [200, 201, 202, 203, 204, 205]
 
 
-def test_a_state_loaded_into_the_loader_that_gave_it_takes_it_back():
-    with loader(OwnState(11)) as loader_:
-        first, state = stopped(loader_, 2)
-        rest = epoch(loader_)
-        assert rest != first
-        loader_.load_state_dict(state)
-        assert epoch(loader_)[0][0] == [4, 5]
+def test_load_state_dict_into_the_same_loader_rewinds_it():
+    with stream_loader(StatefulStream(11)) as loader:
+        first, state = read_and_save(loader, 2)
+        following = epoch(loader)
+        assert following != first
+        loader.load_state_dict(state)
+        assert epoch(loader)[0][0] == [4, 5]
 
 
 @pytest.mark.processes
-def test_a_chunk_that_is_done_again_for_want_of_room_costs_no_sample_and_no_state():
-    class Pictures(OwnState):
+def test_chunk_repeated_for_lack_of_space_loses_no_sample_and_no_state():
+    class Pictures(StatefulStream):
         def __iter__(self):
-            import numpy as np
-
             for number, _ in super().__iter__():
                 yield gl.Image(np.full((40 + 20 * number, 60, 3), number, np.uint8)), number
 
     options = {"batch_size": 3, "ragged": "list", "ring_bytes": 100_000, "num_workers": 1}
-    with loader(Pictures(12), **options) as loader_:
-        batches = iter(loader_)
+    with stream_loader(Pictures(12), **options) as loader:
+        batches = iter(loader)
         seen = [next(batches) for _ in range(2)]
-        state = loader_.state_dict()
-        rest = list(batches)
-    assert [labels.tolist() for _, labels in seen + rest] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert [int(image[0, 0, 0]) for images, _ in seen + rest for image in images] == list(range(12))
-    with loader(Pictures(12), **options) as loader_:
-        loader_.load_state_dict(state)
-        assert [labels.tolist() for _, labels in loader_] == [[6, 7, 8], [9, 10, 11]]
+        state = loader.state_dict()
+        following = list(batches)
+    assert [labels.tolist() for _, labels in seen + following] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert [int(image[0, 0, 0]) for images, _ in seen + following for image in images] == list(range(12))
+    with stream_loader(Pictures(12), **options) as loader:
+        loader.load_state_dict(state)
+        assert [labels.tolist() for _, labels in loader] == [[6, 7, 8], [9, 10, 11]]

@@ -1,4 +1,4 @@
-"""Iterable datasets: what comes, in which order, from how many workers."""
+"""Iterable datasets: their batches, the order of these, and their division among workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.common import alike, gpuload_batches, torch_batches
-from dataloader.streams import Counting, Unshared, share
+from dataloader.streams import Counting, Undivided, worker_share
+from helpers.both_loaders import alike, as_lists, cpu_loader, gpuload_batches, torch_batches
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 import gpuload as gl
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Numbers(IterableDataset):
-    """0 … n−1, as a dataset of torch's own class."""
+    """A stream of 0 … n−1."""
 
     def __init__(self, samples=10):
         self.samples = samples
@@ -35,36 +35,23 @@ class Sized(Numbers):
         return self.samples
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
-
-
 # -- without workers: the same as DataLoader --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 20])
-def test_a_stream_comes_as_in_dataloader(batch_size, drop_last):
+@pytest.mark.parametrize("samples", [0, 10])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [*itertools.product([1, 3, 5, 20], [False, True]), (None, False)])
+def test_stream_gives_the_same_batches_as_in_dataloader(samples, batch_size, drop_last):
     options = {"batch_size": batch_size, "drop_last": drop_last, "epochs": 2}
-    assert alike(gpuload_batches(Numbers(), **options), torch_batches(Numbers(), **options))
+    assert alike(gpuload_batches(Numbers(samples), **options), torch_batches(Numbers(samples), **options))
 
 
-@pytest.mark.parametrize("samples", [0, 7])
-def test_a_stream_comes_one_by_one_without_a_batch_size(samples):
-    assert alike(gpuload_batches(Numbers(samples), None), torch_batches(Numbers(samples), None))
-
-
-def test_an_empty_stream_is_an_empty_epoch():
-    assert gpuload_batches(Numbers(0), 4, epochs=2) == torch_batches(Numbers(0), 4, epochs=2) == []
-
-
-def test_chained_streams_come_one_after_the_other():
+def test_chained_streams_are_concatenated():
     chained = ChainDataset([Numbers(3), Numbers(0), Numbers(4)])
     assert alike(gpuload_batches(chained, 2), torch_batches(chained, 2))
     assert alike(gpuload_batches(Numbers(3) + Numbers(4), 2), torch_batches(Numbers(3) + Numbers(4), 2))
 
 
-def test_samples_may_be_of_any_kind():
+def test_stream_samples_may_be_nested_and_of_any_type():
     class Pictures(IterableDataset):
         def __iter__(self):
             for number in range(3):
@@ -75,19 +62,19 @@ def test_samples_may_be_of_any_kind():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_endless_stream_is_read_as_far_as_it_is_needed(workers):
+def test_endless_stream_gives_batches_on_demand(workers):
     class Endless:
         def __iter__(self):
-            worker, count = share()
+            worker, count = worker_share()
             return itertools.count(worker, count)
 
-    with gl.Loader(Endless(), 2, num_workers=workers, device="cpu") as loader:
-        found = keys(itertools.islice(loader, 4))
-    assert found == ([[0, 2], [1, 3], [4, 6], [5, 7]] if workers else [[0, 1], [2, 3], [4, 5], [6, 7]])
+    with cpu_loader(Endless(), 2, num_workers=workers) as loader:
+        batches = as_lists(itertools.islice(loader, 4))
+    assert batches == ([[0, 2], [1, 3], [4, 6], [5, 7]] if workers else [[0, 1], [2, 3], [4, 5], [6, 7]])
 
 
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(3, False), (3, True), (10, False), (None, False)])
-def test_the_length_is_dataloaders(batch_size, drop_last):
+def test_length_of_a_stream_is_that_of_dataloader(batch_size, drop_last):
     options = {"batch_size": batch_size, "drop_last": drop_last}
     assert len(gl.Loader(Sized(), device="cpu", **options)) == len(DataLoader(Sized(), **options))
     for loader in (gl.Loader(Numbers(), device="cpu", **options), DataLoader(Numbers(), **options)):
@@ -95,8 +82,8 @@ def test_the_length_is_dataloaders(batch_size, drop_last):
             len(loader)
 
 
-def test_a_stream_that_gives_more_than_its_length_comes_whole():
-    """And both warn of it, if len(loader) was asked; here once, there with each batch."""
+def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
+    """DataLoader warns with each extra batch, if `len(loader)` was called before; gpuload warns once."""
 
     class Wrong(Sized):
         def __len__(self):
@@ -106,56 +93,56 @@ def test_a_stream_that_gives_more_than_its_length_comes_whole():
     assert len(theirs) == 7
     with pytest.warns(UserWarning, match="Length of IterableDataset"):
         expected = list(theirs)
-    loader = gl.Loader(Wrong(), 1, device="cpu")
+    loader = cpu_loader(Wrong(), 1)
     assert alike([batch for batch in loader], expected)  # noqa: C416 (list() asks for the length)
     assert len(loader) == 7
     batches = iter(loader)
-    found = [next(batches) for _ in range(7)]
+    first_batches = [next(batches) for _ in range(7)]
     with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but the dataset yielded 8 samples in epoch 1$"):
-        found.append(next(batches))
-    assert alike([*found, *batches], expected)
+        first_batches.append(next(batches))
+    assert alike([*first_batches, *batches], expected)
     assert alike(list(loader), expected)  # a second warning would be an error
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_that_gives_what_its_length_says_is_not_warned_of(workers):
-    """From two workers there is a batch more than len(loader) says, since each has a rest: samples count."""
+def test_stream_as_long_as_its_length_does_not_warn(workers):
+    """Two workers give a batch more than `len(loader)`, since each has an incomplete batch: samples are counted."""
 
     class Known(Counting):
         def __len__(self):
             return self.samples
 
-    with gl.Loader(Known(8), 3, num_workers=workers, device="cpu") as loader:
+    with cpu_loader(Known(8), 3, num_workers=workers) as loader:
         assert len(loader) == 3
-        found = list(loader)
-    assert (len(found), sum(len(batch) for batch in found)) == (3 + (workers == 2), 8)
+        sizes = [len(batch) for batch in loader]
+    assert (len(sizes), sum(sizes)) == (3 + (workers == 2), 8)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}])
-def test_what_has_no_meaning_for_a_stream_is_refused_as_dataloader_does(options):
+def test_shuffle_and_samplers_with_a_stream_raise_as_in_dataloader(options):
     for make in (DataLoader, gl.Loader):
         with pytest.raises(ValueError, match=r"[Ii]terable ?[Dd]ataset"):
             make(Numbers(), **options)
 
 
-def test_replacing_samples_is_refused():
+def test_on_error_replace_with_a_stream_raises():
     with pytest.raises(ValueError, match="it has no other samples to choose from"):
         gl.Loader(Numbers(), on_error="replace")
 
 
-def test_an_iterator_is_no_dataset():
+def test_iterator_as_dataset_raises():
     with pytest.raises(TypeError, match="can be iterated over only once"):
         gl.Loader(iter(range(3)))
 
 
-def test_an_error_of_the_stream_names_its_sample():
+def test_exception_in_a_stream_raises_sample_error_after_earlier_batches():
     class Breaks(Numbers):
         def __iter__(self):
             yield from (0, 1, 2)
             raise ZeroDivisionError("three is too many")
 
-    with gl.Loader(Breaks(), 2, device="cpu") as loader:
+    with cpu_loader(Breaks(), 2) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1]
         with pytest.raises(gl.SampleError, match=r"ZeroDivisionError: three is too many"):
@@ -164,7 +151,7 @@ def test_an_error_of_the_stream_names_its_sample():
         torch_batches(Breaks(), 2)
 
 
-def test_what_iter_raises_arrives():
+def test_exception_in_dataset_iter_raises_sample_error():
     class Never(Numbers):
         def __iter__(self):
             raise OSError("no such stream")
@@ -173,38 +160,33 @@ def test_what_iter_raises_arrives():
         gpuload_batches(Never(), 2)
 
 
-# -- in this process, and nothing of it -------------------------------------------------------------------------------
-
-
-def test_without_workers_the_stream_runs_in_this_process_as_it_is():
-    """Its own threads go on, and it sees the program's environment and numbers of threads."""
-
+def test_stream_without_workers_runs_in_the_main_thread_with_its_environment():
     class Threaded(IterableDataset):
         def __iter__(self):
-            queue, told = [], threading.Event()
+            queue, filled = [], threading.Event()
 
             def fill():
                 queue.extend(range(6))
-                told.set()
+                filled.set()
 
             thread = threading.Thread(target=fill)
             thread.start()
-            assert told.wait(60)
+            assert filled.wait(60)
             thread.join()
             for number in queue:
-                found.append((os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ)))
+                observed.append((os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ)))
                 yield number
 
-    found = []
-    here = (os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ))
+    observed = []
+    main_thread = (os.getpid(), threading.get_ident(), torch.get_num_threads(), dict(os.environ))
     before = set(threading.enumerate())
-    assert keys(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
-    assert found == [here] * 6
-    assert (torch.get_num_threads(), dict(os.environ)) == here[2:]
-    assert set(threading.enumerate()) <= before  # one that an earlier test left may have ended
+    assert as_lists(gpuload_batches(Threaded(), 2)) == [[0, 1], [2, 3], [4, 5]]
+    assert observed == [main_thread] * 6
+    assert (torch.get_num_threads(), dict(os.environ)) == main_thread[2:]
+    assert set(threading.enumerate()) <= before  # a thread of an earlier test may have ended
 
 
-def test_no_workers_is_the_default_and_there_is_no_worker_info():
+def test_num_workers_defaults_to_0_for_a_stream_and_worker_info_is_none():
     class Asks(IterableDataset):
         def __iter__(self):
             yield str(get_worker_info())
@@ -218,29 +200,28 @@ def test_no_workers_is_the_default_and_there_is_no_worker_info():
 
 
 @pytest.mark.processes
-def test_workers_take_turns_by_batches_as_dataloaders_do():
+def test_workers_of_a_stream_take_turns_by_batch_as_in_dataloader():
     expected = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
-    with gl.Loader(Counting(11), 3, num_workers=2, device="cpu") as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")  # a stream that is shared out is not taken for one that is not
-        assert keys(loader) == keys(loader) == expected
-    assert keys(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
+    with cpu_loader(Counting(11), 3, num_workers=2) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")  # no warning that it is not divided
+        assert as_lists(loader) == as_lists(loader) == expected
+    assert as_lists(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
 
 
 @pytest.mark.processes
-def test_a_stream_that_is_not_shared_out_is_told():
-    with gl.Loader(Unshared(6), 2, num_workers=2, device="cpu") as loader:
-        with pytest.warns(
-            RuntimeWarning, match="workers 0 and 1 yielded the same first .* every sample appears 2 times"
-        ):
-            batches = keys(loader)
+def test_stream_not_divided_among_workers_warns():
+    with cpu_loader(Undivided(6), 2, num_workers=2) as loader:
+        message = "workers 0 and 1 yielded the same first .* every sample appears 2 times"
+        with pytest.warns(RuntimeWarning, match=message):
+            batches = as_lists(loader)
         assert sorted(number for batch in batches for number in batch) == sorted([*range(6)] * 2)  # as in DataLoader
 
 
 @pytest.mark.processes
-def test_worker_init_fn_may_share_it_out():
-    """By the copy of the dataset that the worker has, as torch's documentation shows it."""
+def test_worker_init_fn_can_divide_a_stream_among_workers():
+    """The function changes the worker's copy of the dataset, as in torch's documentation."""
 
-    class Bounds(Unshared):
+    class Bounds(Undivided):
         start = 0
 
         def __iter__(self):
@@ -255,53 +236,53 @@ def test_worker_init_fn_may_share_it_out():
         info.dataset.start = worker * half
         info.dataset.samples = min((worker + 1) * half, info.dataset.samples)
 
-    found = keys(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
-    assert found == [[0, 1], [4, 5], [2, 3], [6]]
+    batches = as_lists(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
+    assert batches == [[0, 1], [4, 5], [2, 3], [6]]
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_killed_in_mid_stream_costs_no_sample_and_repeats_none(tmp_path):
+def test_worker_killed_by_its_stream_loses_and_repeats_no_sample(tmp_path):
     undisturbed = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
     mark = tmp_path / "killed"
     dataset = Counting(20, kill_at=9, mark=str(mark))
-    assert keys(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
+    assert as_lists(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
     assert mark.exists()
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_killed_from_outside_costs_no_sample():
-    with gl.Loader(Counting(60), 3, num_workers=2, device="cpu") as loader:
-        undisturbed = keys(loader)
+def test_worker_killed_between_batches_loses_and_repeats_no_sample():
+    with cpu_loader(Counting(60), 3, num_workers=2) as loader:
+        undisturbed = as_lists(loader)
         loader.set_epoch(0)
-        found = []
+        batches = []
         for batch in loader:
-            found += keys([batch])
-            if len(found) in (2, 9):
-                os.kill(loader._session.engine.pids[len(found) % 2], 9)
-    assert found == undisturbed
+            batches += as_lists([batch])
+            if len(batches) in (2, 9):
+                os.kill(loader._session.engine.pids[len(batches) % 2], 9)
+    assert batches == undisturbed
 
 
 @pytest.mark.processes
-def test_a_slow_worker_does_not_change_the_order():
+def test_slow_worker_does_not_change_the_order_of_a_stream():
     class Slow(Counting):
         def __iter__(self):
-            worker, _ = share()
+            worker, _ = worker_share()
             for number in super().__iter__():
                 if worker == 0:
                     time.sleep(0.02)
                 yield number
 
-    assert keys(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    assert as_lists(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
 
 
-class Held:
-    """Worker w gives 100·w … 100·w + 5; worker 0 waits for a file before its second number."""
+class WaitsForFile:
+    """A stream of 100·w … 100·w + 5 in worker w; worker 0 waits for a file before its second number."""
 
     def __init__(self, file):
         self.file = file
 
     def __iter__(self):
-        worker, _ = share()
+        worker, _ = worker_share()
         for number in range(6):
             while worker == 0 and number == 1 and not self.file.exists():
                 time.sleep(0.01)
@@ -309,39 +290,41 @@ class Held:
 
 
 @pytest.mark.processes
-def test_out_of_order_a_slow_worker_holds_up_no_other_and_a_state_is_exact(tmp_path):
+def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_path):
     options = {"num_workers": 2, "device": "cpu", "in_order": False}
-    with gl.Loader(Held(tmp_path / "go"), 1, **options) as loader:
+    with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
         batches = iter(loader)
         seen = []
-        while not ([0] in seen and [103] in seen):  # the slow worker may be the last to start, too
-            seen += keys(itertools.islice(batches, 1))
+        while not ([0] in seen and [103] in seen):  # the slow worker may also start last
+            seen += as_lists(itertools.islice(batches, 1))
         assert [1] not in seen
         state = loader.state_dict()
         (tmp_path / "go").touch()
-        everything = [[100 * worker + number] for worker in (0, 1) for number in range(6)]
-        assert sorted(seen + keys(batches)) == everything
-    with gl.Loader(Held(tmp_path / "go"), 1, **options) as loader:
+        all_batches = [[100 * worker + number] for worker in (0, 1) for number in range(6)]
+        assert sorted(seen + as_lists(batches)) == all_batches
+    with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
         loader.load_state_dict(state)
-        rest = keys(loader)
-    for worker in (0, 1):  # each worker's own come in order
-        assert [key for [key] in seen + rest if key // 100 == worker] == [100 * worker + number for number in range(6)]
+        resumed = as_lists(loader)
+    for worker in (0, 1):  # the numbers of each worker come in order
+        assert [key for [key] in seen + resumed if key // 100 == worker] == [
+            100 * worker + number for number in range(6)
+        ]
 
 
 @pytest.mark.processes
-def test_a_stream_that_ends_early_leaves_the_others_their_turns():
+def test_worker_whose_stream_ends_early_leaves_its_turns_to_the_others():
     class Uneven:
         def __iter__(self):
-            worker, _ = share()
+            worker, _ = worker_share()
             return iter(range(100 * worker, 100 * worker + (2, 7)[worker]))
 
-    assert keys(gpuload_batches(Uneven(), 2, num_workers=2)) == [[0, 1], [100, 101], [102, 103], [104, 105], [106]]
+    assert as_lists(gpuload_batches(Uneven(), 2, num_workers=2)) == [[0, 1], [100, 101], [102, 103], [104, 105], [106]]
 
 
-def test_a_datapipe_is_a_stream_like_others():
-    """DataLoader has it shuffled and shared out besides; here it is what it is by itself."""
+def test_shuffling_datapipe_gives_another_order_each_epoch():
+    """DataLoader configures the shuffling and sharding of datapipes; gpuload only iterates over them."""
     from torch.utils.data.datapipes.iter import IterableWrapper
 
-    one, other = gpuload_batches(IterableWrapper(range(8)).shuffle(), 8, epochs=2, collate_fn=list)
-    assert sorted(one) == sorted(other) == list(range(8))
-    assert one != other
+    first, second = gpuload_batches(IterableWrapper(range(8)).shuffle(), 8, epochs=2, collate_fn=list)
+    assert sorted(first) == sorted(second) == list(range(8))
+    assert first != second

@@ -1,12 +1,13 @@
-"""torchvision's TVTensors from a dataset whose transforms are torchvision's: as DataLoader gives them."""
+"""torchvision's TVTensors in samples: batches are those of DataLoader."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, alike, gpuload_batches, torch_batches
 from helpers import peers
+from helpers.both_loaders import alike, gpuload_batches, torch_batches
+from helpers.map_datasets import MapDataset
 from torch.utils.data import BatchSampler, RandomSampler
 
 import gpuload as gl
@@ -18,7 +19,7 @@ v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 SIZE = 20, 30
 
 
-def level_image(index: int, size: tuple[int, int] = SIZE):
+def uint8_image(index: int, size: tuple[int, int] = SIZE):
     return tv_tensors.Image(torch.full((3, *size), index, dtype=torch.uint8))
 
 
@@ -52,49 +53,51 @@ def video(index: int, dtype=torch.uint8):
 KINDS = {
     "a float image": lambda i: (float_image(i), i),
     "a float image of half precision": lambda i: (tv_tensors.Image(float_image(i).half()), i),
-    "levels": lambda i: (level_image(i), i),
+    "a uint8 image": lambda i: (uint8_image(i), i),
     "an image of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, *SIZE), i, dtype=torch.uint8)), i),
-    "a float tensor beside a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
-    "a float image beside boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
-    "a float tensor beside boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
-    "a float image beside keypoints": lambda i: (float_image(i), points(i)),
-    "a float image beside all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
-    "rotated boxes beside a float image": lambda i: (float_image(i), rotated(i)),
-    "rotated boxes beside levels": lambda i: (level_image(i), rotated(i)),
+    "a float tensor with a mask": lambda i: (torch.full((3, 4, 5), i / 2), mask(i)),
+    "a float image with boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
+    "a float tensor with boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
+    "a float image with keypoints": lambda i: (float_image(i), points(i)),
+    "a float image with all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
+    "rotated boxes with a float image": lambda i: (float_image(i), rotated(i)),
+    "rotated boxes with a uint8 image": lambda i: (uint8_image(i), rotated(i)),
     "boxes that are not clamped": lambda i: (float_image(i), boxes(i, clamping_mode=None)),
-    "boxes by themselves": lambda i: boxes(i),
-    "a mask and keypoints by themselves": lambda i: {"mask": mask(i), "points": points(i)},
+    "boxes alone": lambda i: boxes(i),
+    "a mask and keypoints alone": lambda i: {"mask": mask(i), "points": points(i)},
     "a video": lambda i: (video(i), i),
     "a float video": lambda i: (video(i, torch.float32), i),
 }
 
 
+def zipped(samples):
+    return tuple(zip(*samples, strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_come_as_dataloader_collates_them(kind):
-    dataset = Made(KINDS[kind], 6)
+def test_tv_tensors_are_collated_as_in_dataloader(kind):
+    dataset = MapDataset(KINDS[kind], 6)
     assert alike(gpuload_batches(dataset, 3), torch_batches(dataset, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_come_to_a_collate_fn_as_in_dataloader(kind):
-    """As torchvision's references have it."""
-    dataset, options = Made(KINDS[kind], 6), {"collate_fn": lambda samples: tuple(zip(*samples, strict=True))}
-    if kind in ("boxes by themselves", "a mask and keypoints by themselves"):
-        options = {"collate_fn": list}
-    found, expected = gpuload_batches(dataset, 3, **options), torch_batches(dataset, 3, **options)
-    if "levels" in kind or kind == "levels":  # images, so plain tensors
-        found, expected = ([[images, list(rest)] for images, rest in batches] for batches in (found, expected))
-        for (images, rest), (images_, rest_) in zip(found, expected, strict=True):
-            assert alike(rest, rest_)
+def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
+    dataset, collate_fn = MapDataset(KINDS[kind], 6), list if "alone" in kind else zipped
+    batches, expected = (load(dataset, 3, collate_fn=collate_fn) for load in (gpuload_batches, torch_batches))
+    if "uint8 image" in kind:  # gpuload gives images as plain tensors
+        batches, expected = ([[images, list(others)] for images, others in batches] for batches in (batches, expected))
+        for (images, others), (expected_images, expected_others) in zip(batches, expected, strict=True):
+            assert alike(others, expected_others)
             assert all(
-                torch.equal(one, other.as_subclass(torch.Tensor)) for one, other in zip(images, images_, strict=True)
+                torch.equal(image, expected_image.as_subclass(torch.Tensor))
+                for image, expected_image in zip(images, expected_images, strict=True)
             )
     else:
-        assert alike(found, expected)
+        assert alike(batches, expected)
 
 
 def detection(index: int):
-    """As torchvision's detection reference has it after its transforms, without ToPureTensor."""
+    """Return a sample like those of torchvision's detection reference without ToPureTensor."""
     size = SIZE[0] + index, SIZE[1]
     target = {
         "boxes": boxes(index, 1 + index % 3, canvas_size=size),
@@ -106,24 +109,21 @@ def detection(index: int):
     return v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)])(picture, target)
 
 
-def zipped(samples):
-    return tuple(zip(*samples, strict=True))
+def test_torchvisions_detection_reference_trains_with_a_loader():
+    dataset = MapDataset(detection, 8)
 
+    def sampler():
+        return BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
 
-def test_the_detection_reference_runs_with_a_loader_in_dataloaders_place():
-    dataset = Made(detection, 8)
-    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
-    expected = torch_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
-    sampler = BatchSampler(RandomSampler(dataset, generator=torch.Generator().manual_seed(3)), 2, drop_last=True)
-    found = gpuload_batches(dataset, batch_sampler=sampler, collate_fn=zipped)
-    assert alike(found, expected)
-    # Where they come in several chunks, they are collated in this process.
+    batches = gpuload_batches(dataset, batch_sampler=sampler(), collate_fn=zipped)
+    assert alike(batches, torch_batches(dataset, batch_sampler=sampler(), collate_fn=zipped))
+    # Batches of several chunks are collated in the main process.
     assert alike(
         gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1), torch_batches(dataset, 4, collate_fn=zipped)
     )
     model = torch.nn.Conv2d(3, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for images, targets in found:  # what its train_one_epoch does
+    for images, targets in batches:  # the steps of its train_one_epoch
         images = [image.to("cpu") for image in images]
         targets = [{k: v.to("cpu") if isinstance(v, torch.Tensor) else v for k, v in t.items()} for t in targets]
         assert isinstance(targets[0]["boxes"], tv_tensors.BoundingBoxes)
@@ -154,12 +154,12 @@ def segmentation(index: int):
 
 
 def padded(samples):
-    """The reference's collation: images beside each other in the largest size, masks filled with 255."""
+    """Collate like the reference: pad images and masks to the largest size, masks with 255."""
     images, targets = zip(*samples, strict=True)
-    return together(images, 0), together(targets, 255)
+    return concatenated(images, 0), concatenated(targets, 255)
 
 
-def together(tensors, fill):
+def concatenated(tensors, fill):
     shape = tuple(max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True))
     batch = tensors[0].new_full((len(tensors), *shape), fill)
     for tensor, place in zip(tensors, batch, strict=True):
@@ -168,12 +168,12 @@ def together(tensors, fill):
 
 
 @pytest.mark.parametrize("collate_fn", [None, padded])
-def test_the_segmentation_reference_runs_with_a_loader_in_dataloaders_place(collate_fn):
-    dataset, options = Made(segmentation, 8), {"collate_fn": collate_fn, "drop_last": True}
-    found = gpuload_batches(dataset, 3, **options)
-    assert alike(found, torch_batches(dataset, 3, **options))
+def test_torchvisions_segmentation_reference_trains_with_a_loader(collate_fn):
+    dataset, options = MapDataset(segmentation, 8), {"collate_fn": collate_fn, "drop_last": True}
+    batches = gpuload_batches(dataset, 3, **options)
+    assert alike(batches, torch_batches(dataset, 3, **options))
     model = torch.nn.Conv2d(3, 5, 3, padding=1)
-    for image, target in found:
+    for image, target in batches:
         assert image.shape == (3, 3, 16, 16)
         torch.nn.functional.cross_entropy(model(image), target, ignore_index=255).backward()
 
@@ -183,7 +183,7 @@ LARGE = {
     "float images of half precision": lambda i: (tv_tensors.Image(torch.full((3, 40, 50), i / 8).bfloat16()), i),
     "float videos": lambda i: {"clip": tv_tensors.Video(torch.full((2, 3, 40, 50), i / 8)), "label": i},
     "images of 13 channels": lambda i: (tv_tensors.Image(torch.full((13, 40, 50), i, dtype=torch.uint8)), i),
-    "masks beside a float image": lambda i: (
+    "masks with a float image": lambda i: (
         tv_tensors.Image(torch.full((3, 40, 50), i / 8)),
         {"masks": tv_tensors.Mask(torch.full((2, 40, 50), i, dtype=torch.uint8)), "size": (40, 50)},
     ),
@@ -199,47 +199,44 @@ LARGE = {
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"collate_fn": list}, {"chunk_size": 2}, {"collate_fn": list, "chunk_size": 2}]
+    "options",
+    [{}, {"collate_fn": list}, {"chunk_size": 2}, {"collate_fn": list, "chunk_size": 2}, {"batch_size": None}],
 )
 @pytest.mark.parametrize("kind", LARGE)
-def test_large_ones_come_stacked_and_of_their_own_type_to_a_collate_fn(kind, options):
-    """As arrays and plain tensors do, without a pickle of each; `list` gets what the dataset returned."""
-    theirs = {name: value for name, value in options.items() if name != "chunk_size"}
-    assert alike(gpuload_batches(Made(LARGE[kind], 6), 3, **options), torch_batches(Made(LARGE[kind], 6), 3, **theirs))
+def test_large_tv_tensors_keep_their_type_with_any_collate_fn_and_chunk_size(kind, options):
+    options = {"batch_size": 3, **options}
+    batches = gpuload_batches(MapDataset(LARGE[kind], 6), **options)
+    options.pop("chunk_size", None)
+    assert alike(batches, torch_batches(MapDataset(LARGE[kind], 6), **options))
 
 
-@pytest.mark.parametrize("kind", LARGE)
-def test_large_ones_come_one_by_one_as_dataloader_gives_them(kind):
-    assert alike(gpuload_batches(Made(LARGE[kind], 3), None), torch_batches(Made(LARGE[kind], 3), None))
-
-
-def test_the_main_process_unpickles_no_tensor_of_theirs(monkeypatch):
-    """What took it milliseconds for each image: torch saves and loads the storage of a subclass by itself."""
+def test_large_tv_tensors_are_not_pickled_by_torch(monkeypatch):
+    """Torch pickles the storage of each tensor of a subclass separately, which took milliseconds per image."""
 
     def refuse(*arguments):
-        raise AssertionError("a tensor was pickled as torch does it")
+        raise AssertionError("torch pickled a tensor")
 
     monkeypatch.setattr(torch.storage.UntypedStorage, "__reduce__", refuse)
     monkeypatch.setattr(torch.storage.TypedStorage, "__reduce__", refuse)
     for options in ({}, {"collate_fn": list, "chunk_size": 2}, {"collate_fn": list}):
         for make in LARGE.values():
-            gpuload_batches(Made(make, 6), 3, **options)
+            gpuload_batches(MapDataset(make, 6), 3, **options)
 
 
-def test_the_users_own_subclass_comes_as_it_is():
+def test_subclass_of_a_tv_tensor_keeps_its_type():
     class Heat(tv_tensors.Mask):
         pass
 
     def make(index):
         return torch.full((3, 40, 50), index / 8).as_subclass(Heat)
 
-    found = gpuload_batches(Made(make, 4), 2, collate_fn=list)
-    assert {type(value).__name__ for batch in found for value in batch} == {"Heat"}
-    assert [value[0, 0, 0].item() for batch in found for value in batch] == [0, 1 / 8, 2 / 8, 3 / 8]
+    batches = gpuload_batches(MapDataset(make, 4), 2, collate_fn=list)
+    assert {type(value).__name__ for batch in batches for value in batch} == {"Heat"}
+    assert [value[0, 0, 0].item() for batch in batches for value in batch] == [0, 1 / 8, 2 / 8, 3 / 8]
 
 
-def in_a_worker(index: int):
-    """The same with an import that works beside any torch."""
+def detection_in_worker(index: int):
+    """Return a detection sample. The import of torchvision works with any version of torch."""
     from benchmarks.peers.torchvision_import import torchvision, v2
 
     picture = torchvision.tv_tensors.Image(torch.arange(3 * 20 * 30, dtype=torch.uint8).reshape(3, 20, 30))
@@ -252,18 +249,18 @@ def in_a_worker(index: int):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_they_come_through_workers():
-    dataset = Made(in_a_worker, 4)
-    found = gpuload_batches(dataset, 2, num_workers=1, collate_fn=zipped)
-    assert alike(found, torch_batches(dataset, 2, collate_fn=zipped))
-    stacked = gpuload_batches(Made(lambda i: in_a_worker(0), 4), 2, num_workers=1)
-    assert alike(stacked, torch_batches(Made(lambda i: in_a_worker(0), 4), 2))
+def test_tv_tensors_from_workers_equal_dataloaders():
+    dataset = MapDataset(detection_in_worker, 4)
+    batches = gpuload_batches(dataset, 2, num_workers=1, collate_fn=zipped)
+    assert alike(batches, torch_batches(dataset, 2, collate_fn=zipped))
+    stacked = gpuload_batches(MapDataset(lambda i: detection_in_worker(0), 4), 2, num_workers=1)
+    assert alike(stacked, torch_batches(MapDataset(lambda i: detection_in_worker(0), 4), 2))
 
 
-def test_under_transforms_of_ours_levels_are_images_with_their_targets():
-    make = lambda i: (level_image(i), {"boxes": boxes(0), "labels": torch.tensor([1, 2])})  # noqa: E731
-    [(images, targets)] = gpuload_batches(Made(make, 2), 2, transforms=[T.RandomHorizontalFlip(1.0)])
+def test_uint8_tv_images_and_their_boxes_are_transformed_by_gpuload():
+    make = lambda i: (uint8_image(i), {"boxes": boxes(0), "labels": torch.tensor([1, 2])})  # noqa: E731
+    [(images, targets)] = gpuload_batches(MapDataset(make, 2), 2, transforms=[T.RandomHorizontalFlip(1.0)])
     assert images.shape == (2, 3, *SIZE)
     assert targets[0]["boxes"].tolist() == [[20, 2, 30, 12], [19, 2, 30, 12]]
     with pytest.raises(gl.SampleError, match="rotated boxes are not supported"):
-        gpuload_batches(Made(lambda i: (level_image(i), rotated(i)), 2), transforms=[T.RandomHorizontalFlip(1.0)])
+        gpuload_batches(MapDataset(lambda i: (uint8_image(i), rotated(i)), 2), transforms=[T.RandomHorizontalFlip(1.0)])

@@ -1,4 +1,4 @@
-"""Worker processes as DataLoader's users know them: what they are told, when they start and end, what they say."""
+"""Worker processes as users of DataLoader know them: worker info, start and end, random numbers, errors, arguments."""
 
 from __future__ import annotations
 
@@ -10,86 +10,99 @@ import time
 
 import pytest
 import torch
-from dataloader.common import Made, drawn, gpuload_batches, torch_batches, whoami
+from helpers.both_loaders import as_lists, gpuload_batches, torch_batches
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 
 
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+def worker_info(key):
+    """Return this worker's process and torch's `get_worker_info`."""
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    return None if info is None else (os.getpid(), info.id, info.num_workers, info.seed, type(info.dataset).__name__)
 
 
-def torch_first(worker):
+def global_random_numbers(key):
+    import numpy as np
+    import torch
+
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def import_torch_first(worker):
     import torch.utils.data  # noqa: F401
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [torch_first, None])
-def test_get_worker_info_says_in_each_worker_which_it_is(first, tmp_path):
-    def whoami_once_both_are_here(key):
+@pytest.mark.parametrize("first", [import_torch_first, None])
+def test_get_worker_info_describes_each_worker(first, tmp_path):
+    def info_once_both_workers_run(key):
         (tmp_path / str(os.getpid())).touch()
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.002)
-        return whoami(key)
+        return worker_info(key)
 
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
-    found = {batch[0] for batch in gpuload_batches(Made(whoami_once_both_are_here, 20), **options)}
-    assert {(worker, workers, kind) for _, worker, workers, _, kind in found} == {(0, 2, "Made"), (1, 2, "Made")}
-    assert len({seed for _, _, _, seed, _ in found}) == 2
-    assert len({entry[0] for entry in found}) == 2
-    assert whoami(0) is None
+    infos = {batch[0] for batch in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
+    assert {(worker, workers, kind) for _, worker, workers, _, kind in infos} == {
+        (0, 2, "MapDataset"),
+        (1, 2, "MapDataset"),
+    }
+    assert len({seed for _, _, _, seed, _ in infos}) == 2
+    assert len({entry[0] for entry in infos}) == 2
+    assert worker_info(0) is None
 
 
-def test_without_workers_there_is_none():
-    assert gpuload_batches(Made(whoami, 2), 2, collate_fn=list) == [[None, None]]
+def test_get_worker_info_is_none_without_workers():
+    assert gpuload_batches(MapDataset(worker_info, 2), 2, collate_fn=list) == [[None, None]]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("epochs", [3])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent, epochs):
+def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, persistent):
     def note(worker):
         open(tmp_path / f"{worker} {os.getpid()}", "x").close()
 
-    gpuload_batches(Made(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=epochs)
+    gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=3)
     started = [path.name.split() for path in tmp_path.iterdir()]
-    times = 1 if persistent else epochs
+    times = 1 if persistent else 3
     assert sorted(worker for worker, _ in started) == ["0"] * times + ["1"] * times
     assert len({pid for _, pid in started}) == 2 * times
 
 
 @pytest.mark.processes
-def test_worker_init_fn_may_change_its_worker():
-    """Its copy of the dataset, its environment, its processors."""
+def test_worker_init_fn_can_change_affinity_and_environment():
     cpu = min(os.sched_getaffinity(0))
 
     def change(worker):
         os.sched_setaffinity(0, {cpu})
         os.environ["CHANGED"] = "yes"
 
-    def told(key):
+    def observe(key):
         return str(sorted(os.sched_getaffinity(0))), os.environ.get("CHANGED", "no")
 
-    assert gpuload_batches(Made(told, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
+    assert gpuload_batches(MapDataset(observe, 1), num_workers=1, worker_init_fn=change) == [[(str([cpu]),), ("yes",)]]
     assert "CHANGED" not in os.environ
 
 
 def test_worker_init_fn_is_not_called_without_workers():
-    gpuload_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
-    torch_batches(Made(), worker_init_fn=lambda worker: 1 // 0)
+    gpuload_batches(MapDataset(), worker_init_fn=lambda worker: 1 // 0)
+    torch_batches(MapDataset(), worker_init_fn=lambda worker: 1 // 0)
 
 
 @pytest.mark.processes
-def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too():
+def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
     def fails(worker):
         raise ZeroDivisionError("not on my watch")
 
     expected = r"(?s)^worker 0 is not usable: worker_init_fn raised an exception:.*ZeroDivisionError: not on my watch"
-    with gl.Loader(Made(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
+    with gl.Loader(MapDataset(), num_workers=1, worker_init_fn=fails, device="cpu") as loader:
         for kind in (gl.WorkerError, ZeroDivisionError):
             with pytest.raises(kind, match=expected) as caught:
-                iter(loader)  # not only with the first batch
+                iter(loader)  # before the first batch
             assert type(pickle.loads(pickle.dumps(caught.value))) is gl.WorkerError
 
 
@@ -97,25 +110,27 @@ def test_an_error_of_worker_init_fn_comes_with_iter_and_is_of_its_own_type_too()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [torch_first, None])
-def test_what_samples_draw_is_the_same_with_any_workers(first):
-    """Where DataLoader's draws depend on num_workers."""
+@pytest.mark.parametrize("first", [import_torch_first, None])
+def test_random_numbers_of_samples_do_not_depend_on_num_workers(first):
+    """The random numbers of DataLoader do depend on it."""
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
-    expected = gpuload_batches(Made(drawn), **options)
-    found = gpuload_batches(Made(drawn), num_workers=2, chunk_size=1, worker_init_fn=first, **options)
-    assert found == expected
+    expected = gpuload_batches(MapDataset(global_random_numbers), **options)
+    batches = gpuload_batches(
+        MapDataset(global_random_numbers), num_workers=2, chunk_size=1, worker_init_fn=first, **options
+    )
+    assert batches == expected
     assert expected[:3] != expected[3:]
-    assert gpuload_batches(Made(drawn), seed=1, **options) != expected
+    assert gpuload_batches(MapDataset(global_random_numbers), seed=1, **options) != expected
 
 
 @pytest.mark.processes
-def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(tmp_path):
+def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_runs(tmp_path):
     def note(worker):
         (tmp_path / f"{worker}").write_text(str(random.random()))
 
     runs = []
     for _ in range(2):
-        gpuload_batches(Made(), num_workers=2, worker_init_fn=note)
+        gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note)
         runs.append(sorted(path.read_text() for path in tmp_path.iterdir()))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
@@ -125,25 +140,30 @@ def test_what_worker_init_fn_draws_differs_between_workers_and_not_between_runs(
 
 
 @pytest.mark.processes
-def test_a_list_that_is_changed_between_epochs_is_read_as_it_is_now():
-    for persistent in (True, False):
-        dataset = [1, 1]
-        with gl.Loader(dataset, 2, num_workers=1, device="cpu", persistent_workers=persistent) as loader:
-            assert keys(loader) == [[1, 1]]
-            dataset[:] = [100, 100]
-            assert keys(loader) == [[100, 100]]
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        ([100, 100], {"num_workers": 1, "persistent_workers": True}),
+        ([100, 100], {"num_workers": 1, "persistent_workers": False}),
+        ([100, 100, 100], {"num_workers": 0}),
+    ],
+)
+def test_list_that_changed_between_epochs_is_read_as_changed(changed, options):
     dataset = [1, 1]
-    with gl.Loader(dataset, 2, num_workers=0, device="cpu") as loader:
-        assert keys(loader) == [[1, 1]]
-        dataset[:] = [100, 100, 100]
-        assert (len(loader), keys(loader)) == (2, [[100, 100], [100]])
+    with gl.Loader(dataset, 2, device="cpu", **options) as loader:
+        assert as_lists(loader) == [[1, 1]]
+        dataset[:] = changed
+        expected = [changed[start : start + 2] for start in range(0, len(changed), 2)]
+        assert (len(loader), as_lists(loader)) == (len(expected), expected)
 
 
 @pytest.mark.processes
-def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after_each_epoch():
-    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
+def test_persistent_workers_false_starts_new_processes_each_epoch():
+    with gl.Loader(MapDataset(lambda key: os.getpid(), 2), num_workers=1, device="cpu") as loader:
         assert len({batch.item() for _ in range(2) for batch in loader}) == 1
-    with gl.Loader(Made(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False) as loader:
+    with gl.Loader(
+        MapDataset(lambda key: os.getpid(), 2), num_workers=1, device="cpu", persistent_workers=False
+    ) as loader:
         pids = {batch.item() for _ in range(2) for batch in loader}
         assert len(pids) == 2
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
@@ -153,152 +173,149 @@ def test_persistent_workers_are_the_same_processes_and_the_others_are_gone_after
 
 
 @pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
-def test_contexts_of_fresh_processes_are_taken(context):
-    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+def test_multiprocessing_context_of_fresh_processes_is_accepted(context):
+    assert as_lists(gpuload_batches(MapDataset(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
-def test_a_fork_is_taken_and_warned_of(context):
-    """So that a program which says so runs; without workers there is nothing to say."""
+def test_multiprocessing_context_fork_is_accepted_with_a_warning(context):
+    """Programs written for DataLoader still run; without workers, there is no warning."""
     text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are not forks of this process"
-    with pytest.warns(RuntimeWarning, match=text) as said:
-        loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
+    with pytest.warns(RuntimeWarning, match=text) as warned:
+        loader = gl.Loader(MapDataset(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
     with loader:
-        assert keys(loader) == keys(loader) == [[0, 1]]
-    assert [warning.filename for warning in said] == [__file__]
-    assert keys(gpuload_batches(Made(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
+        assert as_lists(loader) == as_lists(loader) == [[0, 1]]
+    assert [warning.filename for warning in warned] == [__file__]
+    assert as_lists(gpuload_batches(MapDataset(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("context", ["thread", 3])
-def test_what_is_no_context_is_refused(context):
-    with pytest.raises(
-        ValueError, match=f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
-    ):
-        gl.Loader(Made(), multiprocessing_context=context)
+def test_multiprocessing_context_of_unknown_type_raises(context):
+    message = f"multiprocessing_context must be None, 'spawn', .* got {context!r}; it has no"
+    with pytest.raises(ValueError, match=message):
+        gl.Loader(MapDataset(), multiprocessing_context=context)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("in_order", [True, False])
-def test_batches_come_in_order_whatever_is_slow(in_order):
+def test_batches_come_in_order_despite_a_slow_sample(in_order):
     def slow_at_0(key):
         if key == 0:
             time.sleep(0.1)
         return key
 
-    found = gpuload_batches(Made(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
-    assert keys(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    batches = gpuload_batches(MapDataset(slow_at_0, 8), 2, num_workers=2, chunk_size=1, in_order=in_order)
+    assert as_lists(batches) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.processes
-def test_prefetch_factor_says_how_many_batches_are_in_work_beyond_the_one_in_use(tmp_path):
+def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
     def note(key):
         (tmp_path / str(key)).touch()
         return key
 
-    with gl.Loader(Made(note, 100), 2, num_workers=1, prefetch_factor=3, device="cpu") as loader:
+    with gl.Loader(MapDataset(note, 100), 2, num_workers=1, prefetch_factor=3, device="cpu") as loader:
         batches = iter(loader)
         next(batches)
         deadline = time.monotonic() + 30
         while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(list(tmp_path.iterdir())) == 8  # and no more: those 2, and 3 batches of 2
-    gpuload_batches(Made(), prefetch_factor=2)  # without workers too, which DataLoader refuses
+        assert len(list(tmp_path.iterdir())) == 8  # the first 2, and 3 batches of 2
+    gpuload_batches(MapDataset(), prefetch_factor=2)  # without workers too, which DataLoader refuses
     with pytest.raises(ValueError, match="prefetch_factor"):
-        torch.utils.data.DataLoader(Made(), prefetch_factor=2)
+        torch.utils.data.DataLoader(MapDataset(), prefetch_factor=2)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"timeout": 30}])
-def test_a_timeout_costs_nothing_where_nothing_hangs(options):
-    assert keys(gpuload_batches(Made(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+def test_timeout_has_no_effect_if_no_sample_hangs(options):
+    assert as_lists(gpuload_batches(MapDataset(), 5, num_workers=1, **options)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-class Own(KeyError):
+class ErrorWithIndex(KeyError):
+    """An error whose attribute `index` raises."""
+
     index = property(lambda self: 1 // 0)
 
 
 @pytest.mark.processes
-def test_an_exception_of_a_sample_is_a_sample_error_and_of_its_own_type():
-    for kind in (KeyError, NotImplementedError, FileNotFoundError, Own, UnicodeDecodeError):
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [KeyError, NotImplementedError, FileNotFoundError, ErrorWithIndex, UnicodeDecodeError])
+def test_exception_of_a_sample_is_a_sample_error_and_keeps_its_type(kind, workers):
+    def fails(key):
+        raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
 
-        def fails(key, kind=kind):
-            raise kind("utf-8", b"", 0, 1, "bad") if kind is UnicodeDecodeError else kind(f"no {key}")
-
-        for workers in (0, 1):
-            with pytest.raises(kind) as caught:
-                gpuload_batches(Made(fails), num_workers=workers)
-            error = caught.value
-            assert isinstance(error, gl.SampleError)
-            assert error.index == 0
-            assert str(error).startswith(
-                f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: "
-            )
-            again = pickle.loads(pickle.dumps(error))
-            assert (type(again).__mro__[1:], str(again)) == (type(error).__mro__[1:], str(error))
+    with pytest.raises(kind) as caught:
+        gpuload_batches(MapDataset(fails), num_workers=workers)
+    error = caught.value
+    assert isinstance(error, gl.SampleError)
+    assert error.index == 0
+    assert str(error).startswith(f"sample 0, at position 0 of the epoch, could not be loaded: {kind.__name__}: ")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied).__mro__[1:], str(copied)) == (type(error).__mro__[1:], str(error))
 
 
 @pytest.mark.parametrize("kind", [StopIteration, ExceptionGroup])
-def test_what_cannot_be_of_the_samples_type_is_a_sample_error_alone(kind):
+def test_stop_iteration_and_exception_group_of_a_sample_become_sample_errors_only(kind):
     def fails(key):
         raise StopIteration if kind is StopIteration else ExceptionGroup("two", [ValueError()])
 
     with pytest.raises(gl.SampleError) as caught:
-        gpuload_batches(Made(fails))
+        gpuload_batches(MapDataset(fails))
     assert not isinstance(caught.value, kind)
 
 
-def test_errors_of_collation_are_of_their_own_type_too():
+def test_exception_in_collate_fn_is_a_collate_error_and_keeps_its_type():
     def fails(samples):
         raise ZeroDivisionError("here")
 
     for options in ({"collate_fn": fails, "num_workers": 1}, {"collate_fn": fails}):
         with pytest.raises(ZeroDivisionError, match="collate_fn raised ZeroDivisionError: here") as caught:
-            gpuload_batches(Made(), **options)
+            gpuload_batches(MapDataset(), **options)
         assert isinstance(caught.value, gl.CollateError)
         assert isinstance(pickle.loads(pickle.dumps(caught.value)), gl.CollateError)
     with pytest.raises(RuntimeError, match="the samples cannot be collated"):
-        gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
+        gpuload_batches(MapDataset(lambda key: torch.zeros(key)), 2)
 
 
-def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
-    """Where DataLoader lets both run."""
-    with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
+def test_second_iterator_of_a_loader_ends_the_first():
+    """DataLoader lets both iterators continue."""
+    with gl.Loader(MapDataset(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
         assert len(list(second)) == 2
         with pytest.raises(RuntimeError, match="this iterator has ended"):
             next(first)
-    theirs = torch.utils.data.DataLoader(Made(), 5)
+    theirs = torch.utils.data.DataLoader(MapDataset(), 5)
     assert len(list(zip(theirs, theirs, strict=True))) == 2
 
 
-def test_an_empty_dataset_and_one_smaller_than_a_batch_are_refused():
-    """Where DataLoader gives an empty epoch."""
-    assert torch_batches([]) == torch_batches(Made(), 20, drop_last=True) == []
+def test_dataset_that_gives_no_batch_raises_where_dataloader_is_empty():
+    assert torch_batches([]) == torch_batches(MapDataset(), 20, drop_last=True) == []
     with pytest.raises(ValueError, match="the dataset is empty"):
         gl.Loader([])
     with pytest.raises(ValueError, match="drop_last=True leaves no batch"):
-        gl.Loader(Made(), 20, drop_last=True)
+        gl.Loader(MapDataset(), 20, drop_last=True)
 
 
-def test_arguments_after_shuffle_have_names():
+def test_arguments_after_shuffle_are_keyword_only():
     with pytest.raises(TypeError, match="positional"):
-        gl.Loader(Made(), 2, False, [1, 2])  # a sampler, to DataLoader
+        gl.Loader(MapDataset(), 2, False, [1, 2])  # a sampler, to DataLoader
     with pytest.raises(TypeError, match="pin_memory_device"):
-        gl.Loader(Made(), pin_memory_device="cuda")
+        gl.Loader(MapDataset(), pin_memory_device="cuda")
 
 
 @pytest.mark.parametrize(
     "name", ["batch_size", "sampler", "batch_sampler", "drop_last", "dataset", "persistent_workers"]
 )
-def test_what_is_set_later_is_refused_as_dataloader_does(name):
-    for loader in (torch.utils.data.DataLoader(Made()), gl.Loader(Made(), device="cpu")):
+def test_setting_an_attribute_of_a_loader_raises_as_in_dataloader(name):
+    for loader in (torch.utils.data.DataLoader(MapDataset()), gl.Loader(MapDataset(), device="cpu")):
         with pytest.raises(ValueError, match=name):
             setattr(loader, name, 2)
 
 
 class Epochs:
-    """Every sample is the epoch that the dataset was told."""
+    """A dataset whose samples are the epoch that was set."""
 
     epoch = -1
 
@@ -316,24 +333,24 @@ class Epochs:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_set_epoch_reaches_the_dataset_where_it_is(workers):
+def test_set_epoch_reaches_the_dataset_in_every_process(workers):
     with gl.Loader(Epochs(), 4, num_workers=workers, device="cpu") as loader:
         assert [batch.tolist() for batch in loader] == [[-1] * 4] * 2
         for epoch in (3, 7):
             loader.set_epoch(epoch)
             assert [batch.tolist() for batch in loader] == [[epoch] * 4] * 2
-        loader.close()  # new workers are told what the old ones were
+        loader.close()  # new workers get the same epoch
         assert [batch.tolist() for batch in loader] == [[7] * 4] * 2
 
 
 @pytest.mark.processes
-def test_an_error_in_the_datasets_set_epoch_in_a_worker_is_told():
-    class Here(Epochs):
+def test_exception_in_set_epoch_of_the_dataset_in_a_worker_raises_sample_error():
+    class FailsInWorkers(Epochs):
         def set_epoch(self, epoch):
             if torch.utils.data.get_worker_info() is not None:
                 super().set_epoch(epoch)
 
-    with gl.Loader(Here(), 4, num_workers=1, device="cpu") as loader:
+    with gl.Loader(FailsInWorkers(), 4, num_workers=1, device="cpu") as loader:
         loader.set_epoch(13)
         with pytest.raises(gl.SampleError, match="ValueError: unlucky"):
             next(iter(loader))

@@ -1,4 +1,4 @@
-"""Jobs on several processes, as torchrun starts them, whose scripts write down what they saw."""
+"""Jobs on several processes, as torchrun starts them, whose scripts log their batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.warm_interpreters import TOO
 
 LIMIT_S = 150
 
-# What scripts have in common. `Seen` survives a SIGKILL: a line is with the kernel once it is written.
+# The beginning of all scripts. The log survives a SIGKILL, since each line is written to the kernel at once.
 COMMON = """
 import hashlib, json, os, signal, sys
 from pathlib import Path
@@ -41,21 +41,24 @@ class Numbered:
 CHAIN = [T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
 
 
-class Seen:
+def digest(images):
+    return hashlib.sha256(images.numpy().tobytes()).hexdigest()
+
+
+class StepLog:
     def __init__(self, name):
         self.file = open(folder / f"{name}.{os.environ.get('RANK', 0)}.jsonl", "w", buffering=1)
 
-    def note(self, epoch, images, numbers):
-        pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
-        self.file.write(json.dumps([epoch, numbers.tolist(), pixels]) + "\\n")
+    def log(self, epoch, images, numbers):
+        self.file.write(json.dumps([epoch, numbers.tolist(), digest(images)]) + "\\n")
 """
 
 
 def run(
     folder: Path, script: str, options: dict, *, ranks: int = 1, popen: type[subprocess.Popen] = subprocess.Popen
 ) -> tuple[int, str]:
-    """Run a script, to its end or to its death; returns its exit status and what it said. A `popen` may have imported
-    for it and its workers what it will."""
+    """Run a script until it ends or dies, and return its exit status and output. Processes of a `popen` from
+    `warm_interpreters` start with imported modules."""
     path = folder / "script.py"
     path.write_text(COMMON + script)
     command = [sys.executable]
@@ -71,13 +74,21 @@ def run(
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=LIMIT_S)
+        output, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    return process.returncode, said
+    return process.returncode, output
 
 
-def seen(folder: Path, name: str, rank: int = 0) -> list:
-    """What `Seen` wrote down: [epoch, numbers, digest of the images] of each step."""
+def run_successfully(folder: Path, script: str, options: dict, **settings) -> str:
+    """Run a script to its end, and return its output."""
+    status, output = run(folder, script, options, **settings)
+    if status:
+        raise RuntimeError(f"the script ended with status {status}:\n{output}")
+    return output
+
+
+def logged_steps(folder: Path, name: str, rank: int = 0) -> list:
+    """Return the steps in a `StepLog`: [epoch, numbers, digest of the images]."""
     return [json.loads(line) for line in (folder / f"{name}.{rank}.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A dataset that workers can import without torch, so that they start quickly."""
+"""A small dataset that workers can import without torch, so that they start quickly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Numbered:
-    """Sample i: a dict of an image of the value i, the label i and a text."""
+    """A dataset whose sample i is a dict of an image of value i, the label i and a text."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

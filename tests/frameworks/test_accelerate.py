@@ -1,4 +1,4 @@
-"""accelerate's checkpoints carry a `Loader`, and its `prepare` leaves it as it is."""
+"""accelerate: its checkpoints contain the state of a `Loader`, and `prepare` returns the loader unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from frameworks.jobs import LIMIT_S, run, seen
+from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
 from frameworks.numbered import Numbered
 from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
@@ -29,14 +29,14 @@ assert prepared is loader
 accelerator.register_for_checkpointing(loader)
 if options["resume"]:
     accelerator.load_state(str(folder / "checkpoint"))
-seen, steps = Seen(options["name"]), 0
+log, steps = StepLog(options["name"]), 0
 with loader:
     while (epoch := loader.state_dict()["epoch"]) < 2:
         for images, numbers in loader:
             accelerator.backward(model(images.flatten(1)).mean())
             optimizer.step()
             optimizer.zero_grad()
-            seen.note(epoch, images, numbers)
+            log.log(epoch, images, numbers)
             steps += 1
             if steps == options["save_after"]:
                 accelerator.save_state(str(folder / "checkpoint"))
@@ -51,31 +51,32 @@ def popen():
 
 
 def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
-    status, said = run(tmp_path, TRAINING, {"name": "whole", "save_after": 7, "resume": False}, ranks=2, popen=popen)
-    assert status == 0, said
-    status, said = run(tmp_path, TRAINING, {"name": "resumed", "save_after": -1, "resume": True}, ranks=2, popen=popen)
-    assert status == 0, said
+    for options in (
+        {"name": "undisturbed", "save_after": 7, "resume": False},
+        {"name": "resumed", "save_after": -1, "resume": True},
+    ):
+        run_successfully(tmp_path, TRAINING, options, ranks=2, popen=popen)
     shares = []
     for rank in (0, 1):
-        whole = seen(tmp_path, "whole", rank)
-        assert [epoch for epoch, _, _ in whole] == [0] * 5 + [1] * 5
-        assert seen(tmp_path, "resumed", rank) == whole[7:]
-        shares.append({number for epoch, numbers, _ in whole if epoch == 1 for number in numbers})
+        undisturbed = logged_steps(tmp_path, "undisturbed", rank)
+        assert [epoch for epoch, _, _ in undisturbed] == [0] * 5 + [1] * 5
+        assert logged_steps(tmp_path, "resumed", rank) == undisturbed[7:]
+        shares.append({number for epoch, numbers, _ in undisturbed if epoch == 1 for number in numbers})
     assert shares[0] | shares[1] == set(range(33))
 
 
-def test_accumulate_does_not_know_a_loaders_last_batch():
-    """It steps on an epoch's last batch only for loaders that it has wrapped."""
+def test_accumulate_does_not_step_on_the_last_batch_of_a_loader():
+    """accelerate steps on an epoch's last batch only for loaders that it has wrapped."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    loader, stepped = accelerator.prepare(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu")), []
+    loader, steps = accelerator.prepare(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu")), []
     for _ in range(2):
         for _ in loader:
             with accelerator.accumulate(model):
-                stepped.append(accelerator.sync_gradients)
-    assert stepped == [False, True] * 7  # of 7 batches in each of two epochs
+                steps.append(accelerator.sync_gradients)
+    assert steps == [False, True] * 7  # 7 batches in each of two epochs
 
 
 class Endless(IterableDataset):
@@ -94,7 +95,7 @@ LOADERS = {
 @pytest.mark.parametrize(
     "options", [{}, {"num_processes": 2, "process_index": 0}, {"dispatch_batches": True, "put_on_device": True}]
 )
-def test_prepare_data_loader_is_refused_since_it_would_leave_out_the_transforms(kind, options):
+def test_prepare_data_loader_raises_that_transforms_would_be_dropped(kind, options):
     from accelerate.data_loader import prepare_data_loader
 
     text = (
@@ -106,7 +107,7 @@ def test_prepare_data_loader_is_refused_since_it_would_leave_out_the_transforms(
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_skip_first_batches_is_refused_and_names_the_state(kind):
+def test_skip_first_batches_raises_and_names_load_state_dict(kind):
     from accelerate import Accelerator, skip_first_batches
 
     text = r"^skip_first_batches would replace this gpuload.Loader .* loader\.load_state_dict\(state\), or accelerator"

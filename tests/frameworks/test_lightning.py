@@ -1,21 +1,22 @@
-"""Lightning's fit loop with a `Loader`: passed through, counted, saved in checkpoints, resumed from them."""
+"""Lightning's fit loop with a `Loader`: batches, epochs, checkpoints, and Augment with torch's DataLoader."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import pytest
-from frameworks.jobs import LIMIT_S, run, seen
+from frameworks.jobs import LIMIT_S, logged_steps, run, run_successfully
 from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
 
 pytestmark = [lacking.needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
 
 IMPORTS = """
-# torchmetrics, which Lightning imports, imports torchvision wherever it is installed, which takes a second or two, and
-# ends all where it was built for another torch. It is not needed here.
+# torchmetrics, which Lightning imports, would import torchvision if it is installed. This takes a second or two, and
+# fails if torchvision was built for another torch. It is not needed here.
 import importlib.metadata
 import sys
 
@@ -39,7 +40,7 @@ LIGHTNING = (
     IMPORTS
     + '''
 class Data(pl.LightningDataModule):
-    """As docs/frameworks.md has it."""
+    """The DataModule of docs/frameworks.md."""
 
     info = False
     num_workers = 0
@@ -104,14 +105,14 @@ TWO_RANKS = (
     + """
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-out = Seen(options["name"])
+log = StepLog(options["name"])
 Data.num_workers = 1
 
 
 def note(epoch, images, numbers):
     if trainer.global_step == options["kill_at"] and trainer.global_rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    out.note(epoch, images, numbers)
+    log.log(epoch, images, numbers)
 
 
 pl.seed_everything(0)
@@ -131,7 +132,7 @@ ONE_PROCESS = (
     LIGHTNING
     + """
 class Save(pl.Callback):
-    \"\"\"Saves once, after so many steps, in one of the places where ModelCheckpoint does.\"\"\"
+    \"\"\"A callback that saves once, after a number of steps, at one of the places where ModelCheckpoint does.\"\"\"
 
     def __init__(self, where, after):
         self.where, self.after = where, after
@@ -151,7 +152,7 @@ class Save(pl.Callback):
 
 
 class Bare(Data):
-    \"\"\"Leaves the state to Lightning.\"\"\"
+    \"\"\"A DataModule that leaves the state to Lightning.\"\"\"
 
     state_dict = pl.LightningDataModule.state_dict
     load_state_dict = pl.LightningDataModule.load_state_dict
@@ -161,8 +162,7 @@ def fit(save=None, ckpt_path=None, data=Data, step=None, **options):
     seen = []
 
     def note(epoch, images, numbers):
-        pixels = hashlib.sha256(images.numpy().tobytes()).hexdigest()
-        seen.append([epoch, data.train_loader.epoch, numbers.tolist(), pixels])
+        seen.append([epoch, data.train_loader.epoch, numbers.tolist(), digest(images)])
 
     data, callbacks = data(), [save] if save else []
     trainer = pl.Trainer(max_epochs=2, callbacks=callbacks, enable_checkpointing=False, **QUIET, **options)
@@ -174,9 +174,9 @@ undisturbed = fit()
 results = {"undisturbed": undisturbed, "without sanity check": fit(num_sanity_val_steps=0)}
 for name, (where, after, bare, trainer_options) in options.items():
     data = Bare if bare else Data
-    whole = fit(Save(where, after), data=data, **trainer_options)
-    rest = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
-    results[name] = [whole[after:], rest]
+    uninterrupted = fit(Save(where, after), data=data, **trainer_options)
+    resumed = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
+    results[name] = [uninterrupted[after:], resumed]
 
 
 class Informed(Data):
@@ -235,32 +235,34 @@ for name, data, trainer_options in [
 )
 
 
-def test_a_job_on_two_ranks_killed_and_resumed_sees_what_an_undisturbed_one_sees(tmp_path, popen):
-    status, said = run(tmp_path, TWO_RANKS, {"name": "whole", "kill_at": -1, "ckpt_path": None}, ranks=2, popen=popen)
-    assert status == 0, said
+def test_killed_and_resumed_job_on_two_ranks_sees_the_batches_of_an_undisturbed_job(tmp_path, popen):
+    def options(name, *, kill_at=-1, ckpt_path=None):
+        return {"name": name, "kill_at": kill_at, "ckpt_path": ckpt_path}
+
+    run_successfully(tmp_path, TWO_RANKS, options("undisturbed"), ranks=2, popen=popen)
     for checkpoint in tmp_path.glob("*.ckpt"):
         checkpoint.unlink()
-    # Saved in the midst of the second epoch, after 10 steps; killed two steps later.
-    status, said = run(tmp_path, TWO_RANKS, {"name": "killed", "kill_at": 12, "ckpt_path": None}, ranks=2, popen=popen)
-    assert status != 0, said
-    options = {"name": "resumed", "kill_at": -1, "ckpt_path": str(tmp_path / "last.ckpt")}
-    status, said = run(tmp_path, TWO_RANKS, options, ranks=2, popen=popen)
-    assert status == 0, said
-    assert "not resumable" not in said
-    whole = [seen(tmp_path, "whole", rank) for rank in (0, 1)]
+    # The checkpoint is saved in the second epoch, after 10 steps; the job is killed two steps later.
+    status, output = run(tmp_path, TWO_RANKS, options("killed", kill_at=12), ranks=2, popen=popen)
+    assert status != 0, output
+    resumed_options = options("resumed", ckpt_path=str(tmp_path / "last.ckpt"))
+    assert "not resumable" not in run_successfully(tmp_path, TWO_RANKS, resumed_options, ranks=2, popen=popen)
+    undisturbed = [logged_steps(tmp_path, "undisturbed", rank) for rank in (0, 1)]
     for rank in (0, 1):
-        killed, resumed = (seen(tmp_path, name, rank) for name in ("killed", "resumed"))
-        assert len(whole[rank]) == 21
+        killed, resumed = (logged_steps(tmp_path, name, rank) for name in ("killed", "resumed"))
+        assert len(undisturbed[rank]) == 21
         assert len(killed) >= 10
-        assert killed == whole[rank][: len(killed)]
-        assert killed[:10] + resumed == whole[rank]
+        assert killed == undisturbed[rank][: len(killed)]
+        assert killed[:10] + resumed == undisturbed[rank]
     for epoch in (0, 1, 2):
-        numbers = [number for share in whole for e, some, _ in share if e == epoch for number in some]
+        batches = [numbers for share in undisturbed for step_epoch, numbers, _ in share if step_epoch == epoch]
+        numbers = list(itertools.chain(*batches))
         assert sorted(set(numbers)) == list(range(53))
-        assert len(numbers) == 54  # one is there twice, so that both ranks have as many
+        assert len(numbers) == 54  # one sample is repeated, so that both ranks have 27
 
 
-# Where the checkpoint was taken, after how many steps of 14 (two epochs), left to Lightning alone, Trainer's options.
+# For each case: the place of the checkpoint, the number of steps before it (an epoch has 14), whether the state is left
+# to Lightning alone, and options of Trainer.
 CASES = {
     "in the first epoch": ("batch", 3, False, {}),
     "in the second epoch": ("batch", 16, False, {}),
@@ -278,64 +280,51 @@ CASES = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, popen):
     folder = tmp_path_factory.mktemp("one")
-    status, said = run(folder, ONE_PROCESS, CASES, popen=popen)
-    if status:
-        raise RuntimeError(said)
+    run_successfully(folder, ONE_PROCESS, CASES, popen=popen)
     return json.loads((folder / "results.json").read_text())
 
 
-def test_the_sanity_check_does_not_disturb_the_training_loader(results):
+def test_sanity_check_does_not_disturb_the_training_loader(results):
     assert results["undisturbed"] == results["without sanity check"]
     assert [epoch for epoch, *_ in results["undisturbed"]] == [0] * 14 + [1] * 14
     for epoch in (0, 1):
-        numbers = [number for e, _, some, _ in results["undisturbed"] if e == epoch for number in some]
-        assert sorted(numbers) == list(range(53))
+        batches = [numbers for step_epoch, _, numbers, _ in results["undisturbed"] if step_epoch == epoch]
+        assert sorted(itertools.chain(*batches)) == list(range(53))
 
 
-def test_the_epochs_are_numbered_as_lightnings(results):
-    assert [(epoch, own) for epoch, own, *_ in results["undisturbed"]] == [(0, 0)] * 14 + [(1, 1)] * 14
+def test_loader_epochs_are_those_of_lightning(results):
+    epochs = [(epoch, loader_epoch) for epoch, loader_epoch, *_ in results["undisturbed"]]
+    assert epochs == [(0, 0)] * 14 + [(1, 1)] * 14
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "in the first epoch",
-        "in the second epoch",
-        "after an epoch's last batch",
-        "after a validation within an epoch",
-        "after the validation at an epoch's end",
-        "at an epoch's end",
-        "at an epoch's end without validation",
-        "alone: in the second epoch",
-    ],
-)
-def test_resumed_from_a_checkpoint(results, case):
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("alone: at an epoch's end", "cut short")])
+def test_fit_resumed_from_a_checkpoint_sees_the_remaining_batches(results, case):
     expected, resumed = results[case]
     assert expected
     assert resumed == expected
 
 
-def test_lightning_alone_begins_with_the_first_order_again_after_an_epochs_end(results):
-    """It hands loaders their states only in the midst of an epoch, so the DataModule has to carry them."""
+def test_resume_after_an_epoch_without_datamodule_state_repeats_the_first_order(results):
+    """Lightning restores loaders' states only within an epoch, so the DataModule has to keep them."""
     _, resumed = results["alone: at an epoch's end"]
     assert [step[1:] for step in resumed] == [step[1:] for step in results["undisturbed"][:14]]
 
 
 @pytest.mark.parametrize("case", ["info", "info, on the device"])
-def test_batches_with_their_info(results, case):
+def test_batches_with_info_are_moved_to_the_device(results, case):
     assert results[case] == results["undisturbed"]
 
 
-def test_an_epoch_that_lightning_cuts_short_is_not_over_for_the_loader(results):
-    """So a checkpoint from its end goes on with what was cut off."""
+def test_resume_after_limit_train_batches_continues_the_epoch(results):
+    """A checkpoint at the limit resumes with the batches after it."""
     expected, resumed = results["cut short"]
     assert [epoch for epoch, *_ in expected] == [epoch for epoch, *_ in resumed] == [1] * 6
     assert resumed[:6] != expected
     assert [step[2] for step in resumed] == [step[2] for step in results["undisturbed"][6:12]]
 
 
-def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
-    """But not with torch's `SequentialSampler`, where Lightning leaves a loader as it is."""
+def test_overfit_batches_raises_and_names_the_alternative(results):
+    """With torch's `SequentialSampler`, Lightning leaves a loader unchanged, and nothing is raised."""
     for name in ("overfit", "overfit, unshuffled"):
         assert results[name] == (
             "overfit_batches would replace this gpuload.Loader with a torch DataLoader, which drops the transforms; "
@@ -346,7 +335,7 @@ def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
         assert [numbers for _, _, numbers, _ in results[name]] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
-# -- Augment behind torch's own loader ---------------------------------------------------------------------------------
+# -- Augment with torchdata's loader -----------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "keep_your_loader.md"
 AUGMENTED = (
@@ -378,10 +367,6 @@ def mixin(base):
             return torch.optim.SGD(self.parameters(), 1e-3)
 
     return Learning
-
-
-def digest(images):
-    return hashlib.sha256(images.numpy().tobytes()).hexdigest()
 
 
 def describe(labels):
@@ -432,11 +417,11 @@ def expected(targets):
 
 numbered = list(zip(IMAGES, range(14)))
 boxed = [(image, {"boxes": gl.Boxes(BOXES)}) for image in IMAGES]
-whole = fit(Classifier, numbered)
+uninterrupted = fit(Classifier, numbered)
 results = {
-    "numbered": [whole.seen, expected(lambda rows: torch.arange(14)[rows])],
-    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "5.ckpt").seen, whole.seen[5:]],
-    "validated": whole.validated,
+    "numbered": [uninterrupted.seen, expected(lambda rows: torch.arange(14)[rows])],
+    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "5.ckpt").seen, uninterrupted.seen[5:]],
+    "validated": uninterrupted.validated,
     "boxed": [fit(Detector, boxed, collate_fn=collate).seen, expected(lambda rows: [boxed[0][1]] * len(IMAGES[rows]))],
 }
 by_data = fit(Plain, numbered, data=AugmentedData)
@@ -455,14 +440,12 @@ for after in (2, 5):
 def augmented(tmp_path_factory, popen):
     lacking.require("torchdata")
     folder = tmp_path_factory.mktemp("augmented")
-    status, said = run(folder, IMPORTS + AUGMENTED, {}, popen=popen)
-    if status:
-        raise RuntimeError(said)
+    run_successfully(folder, IMPORTS + AUGMENTED, {}, popen=popen)
     return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize("case", ["numbered", "boxed", "in a DataModule"])
-def test_augment_in_the_hooks_that_the_page_names(augmented, case):
+def test_augment_in_lightning_hooks_gives_the_expected_batches(augmented, case):
     seen, expected = augmented[case]
     assert len(seen) == 8
     assert seen == expected
@@ -470,20 +453,16 @@ def test_augment_in_the_hooks_that_the_page_names(augmented, case):
 
 @pytest.mark.parametrize(
     ("case", "batches"),
-    [
-        ("resumed", 3),
-        ("resumed after 2 batches in a DataModule", 6),
-        ("resumed after 5 batches in a DataModule", 3),
-    ],
+    [("resumed", 3), ("resumed after 2 batches in a DataModule", 6), ("resumed after 5 batches in a DataModule", 3)],
 )
-def test_augment_resumed_from_a_checkpoint(augmented, case, batches):
+def test_augment_resumed_from_a_checkpoint_gives_the_remaining_batches(augmented, case, batches):
     seen, expected = augmented[case]
     assert len(seen) == batches
     assert seen == expected
 
 
 @pytest.mark.parametrize("case", ["validated", "validated in a DataModule"])
-def test_validation_draws_nothing(augmented, case):
-    """A sanity check of two batches, and two epochs."""
+def test_augment_in_validation_draws_nothing(augmented, case):
+    """Validation ran on two batches in the sanity check, and in two epochs."""
     sanity, epochs = augmented[case][:2], augmented[case][2:]
     assert epochs == sanity * 2

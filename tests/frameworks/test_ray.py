@@ -1,4 +1,4 @@
-"""Ray itself: workers of a cluster of two nodes, one of which dies; a program that dies; Ray Train and Ray Data."""
+"""Ray: workers on a cluster of two nodes, one of which dies; a program that dies; Ray Train and Ray Data."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import re
 from pathlib import Path
 
 import pytest
-from frameworks.jobs import LIMIT_S, run, seen
+from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
 from helpers import lacking
 
 pytestmark = [lacking.needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
 
-# The first epoch is read by this process, the others by workers on two nodes. One of these dies in the third epoch, and
-# with it an actor; in the fourth another node has taken its place.
+# The main process reads the first epoch, workers on two nodes the others. One node dies in the third epoch, with an
+# actor; in the fourth, another node has replaced it.
 NODES = """
 import logging, subprocess, time
 import ray
 from ray.cluster_utils import Cluster
 from gpuload.cli.processes import tree
 
-# Five seconds without an answer: a node is soon given up, but not one that a loaded machine keeps waiting.
+# A node is declared dead after five seconds without an answer, which a busy machine does not exceed.
 impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 10}
 small = {"num_cpus": 1, "object_store_memory": 100 << 20}
 first = {**small, "include_dashboard": False, "_system_config": impatient}
 cluster = Cluster(initialize_head=True, head_node_args=first)
-other = cluster.add_node(**small)
+second_node = cluster.add_node(**small)
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def epoch(name, loader, then=lambda: None):
+def epoch(name, loader, on_step_9=lambda: None):
     loader.set_epoch(3)
-    seen = Seen(name)
+    log = StepLog(name)
     for step, (images, numbers) in enumerate(loader):
-        seen.note(3, images, numbers)
+        log.log(3, images, numbers)
         if step == 9:
-            then()
+            on_step_9()
 
 
 def options(**more):
     return {"batch_size": 32, "shuffle": True, "transforms": CHAIN, "seed": 5, **more}
 
 
-def kill():  # all of its processes, as when a machine loses power
-    for pid in tree(other.all_processes["raylet"][0].process.pid):
+def kill_node():  # all of its processes, as when a machine loses power
+    for pid in tree(second_node.all_processes["raylet"][0].process.pid):
         os.kill(pid, signal.SIGKILL)
-    cluster.remove_node(other, allow_graceful=False)
+    cluster.remove_node(second_node, allow_graceful=False)
     while not loader._session.engine.deaths.causes:
         loader._session.feed.pump(0.1)
 
 
-def come():
+def add_node():
     cluster.add_node(**{**small, "num_cpus": 3})
     loader._session.feed.await_engine()
 
@@ -60,13 +60,13 @@ def come():
 epoch("here", gl.Loader(Numbered(2000), num_workers=0, **options()))
 loader = gl.Loader(Numbered(2000), workers=gl.RayWorkers(count=2, workers_per_actor=1), **options())
 with loader:
-    begun = iter(loader)
+    batches = iter(loader)
     loader._session.feed.await_engine()
     epoch("there", loader)
     nodes = {actor.last_report.node for actor in loader._session.engine._actors}
-    epoch("killed", loader, kill)
+    epoch("killed", loader, kill_node)
     deaths = loader._session.engine.deaths.causes
-    epoch("replaced", loader, come)
+    epoch("replaced", loader, add_node)
 
 # A program that is killed in mid-epoch.
 victim = '''
@@ -91,7 +91,7 @@ for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_act
         time.sleep(600)
 '''
 program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
-line = next(line for line in program.stdout if line.startswith("pids "))  # Ray too says things there
+line = next(line for line in program.stdout if line.startswith("pids "))  # Ray prints lines too
 pids = [int(word) for word in line.split()[1:]]
 alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
 program.kill()
@@ -99,30 +99,30 @@ program.wait()
 deadline = time.monotonic() + 60
 while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
     time.sleep(0.05)
-left = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-(folder / "told.json").write_text(json.dumps({"nodes": len(nodes), "deaths": deaths, "alive": alive, "left": left}))
+remaining = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+report = {"nodes": len(nodes), "deaths": deaths, "alive": alive, "remaining": remaining}
+(folder / "report.json").write_text(json.dumps(report))
 ray.shutdown()
 cluster.shutdown()
 """
 
 
-def test_workers_of_a_cluster_give_the_same_bits_and_a_dead_node_or_program_leaves_nothing_lost(tmp_path):
-    status, said = run(tmp_path, NODES, {})
-    assert status == 0, said
-    here = seen(tmp_path, "here")
-    assert sorted(number for _, numbers, _ in here for number in numbers) == list(range(2000))
+def test_ray_workers_give_the_same_bits_after_a_node_died_and_end_with_the_program(tmp_path):
+    run_successfully(tmp_path, NODES, {})
+    expected = logged_steps(tmp_path, "here")
+    assert sorted(number for _, numbers, _ in expected for number in numbers) == list(range(2000))
     for name in ("there", "killed", "replaced"):
-        assert seen(tmp_path, name) == here, name
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["nodes"] == 2
-    assert len(told["deaths"]) == 1
-    assert "died" in told["deaths"][0]
-    assert told["alive"] == [True, True]
-    assert told["left"] == []
+        assert logged_steps(tmp_path, name) == expected, name
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["nodes"] == 2
+    assert len(report["deaths"]) == 1
+    assert "died" in report["deaths"][0]
+    assert report["alive"] == [True, True]
+    assert report["remaining"] == []
 
 
 def example(title: str) -> str:
-    """The program of a section of docs/scaling.md."""
+    """Return the program in a section of docs/scaling.md."""
     return re.search(rf"## {title}\n.*?```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1]
 
 
@@ -148,11 +148,10 @@ def training_step(images, labels):
 """
 
 
-def test_the_examples_of_ray_train_and_ray_data_in_the_documentation_run(tmp_path):
+def test_documented_ray_train_and_ray_data_programs_run(tmp_path):
     script = IMAGES + example("Ray Train") + "\n\n" + example("Ray Data") + "\nray.shutdown()\n"
-    status, said = run(tmp_path, script, {})
-    assert status == 0, said
-    # Each of two ranks trained on half of the samples; Ray Data was read twice: as it came, and as Parquet.
+    run_successfully(tmp_path, script, {})
+    # Each of two ranks trained on half of the samples; Ray Data was read twice: directly, and from Parquet files.
     for rank, samples in (("0", 24), ("1", 24), ("None", 96)):
         steps = [json.loads(line) for line in (tmp_path / f"steps.{rank}.jsonl").read_text().splitlines()]
         labels = [label for _, labels in steps for label in labels]

@@ -1,4 +1,4 @@
-"""Code written for torchdata's `StatefulDataLoader` and a map dataset, run with it and, unchanged, with `Loader`."""
+"""Code for torchdata's `StatefulDataLoader` and a map dataset, run with that class and, unchanged, with `Loader`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frameworks.numbered import Numbered
 import gpuload as gl
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls what torch gave up
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls this
     pytest.mark.timeout(300),
 ]
 
@@ -59,9 +59,12 @@ def through_torch(state):
 # -- the user's code -------------------------------------------------------------------------------------------------
 
 
-def make(Loader, num_workers=0, shuffle=False):
+def make(Loader, num_workers=0, shuffle=False, state=None):
     torch.manual_seed(0)
-    return Loader(Numbered(SAMPLES), batch_size=BATCH, shuffle=shuffle, num_workers=num_workers)
+    loader = Loader(Numbered(SAMPLES), batch_size=BATCH, shuffle=shuffle, num_workers=num_workers)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
 
 
 def reduced(batch) -> tuple:
@@ -69,7 +72,7 @@ def reduced(batch) -> tuple:
 
 
 def train(loader, first_epoch, epochs, *, stop=None):
-    """What was seen, and the checkpoint that was taken at (epoch, step), after which training ends."""
+    """Return the batches, and a checkpoint. Training ends at `stop`, an (epoch, step)."""
     seen = []
     for epoch in range(first_epoch, epochs):
         for step, batch in enumerate(loader, 1):
@@ -79,109 +82,98 @@ def train(loader, first_epoch, epochs, *, stop=None):
     return seen, {"epoch": epochs, "loader": loader.state_dict()}
 
 
-# -- what holds for both ---------------------------------------------------------------------------------------------
+# -- both classes ----------------------------------------------------------------------------------------------------
 
 
-def test_both_give_the_same_batches_in_order(num_workers):
-    epochs = [train(make(each(), num_workers), 0, 2)[0] for each in (torchdata_loader, gpuload_loader)]
-    assert epochs[0] == epochs[1]
-    assert len(epochs[0]) == 2 * STEPS
+def test_loader_gives_the_same_batches_as_stateful_dataloader(num_workers):
+    batches, _ = train(make(gpuload_loader(), num_workers), 0, 2)
+    assert batches == train(make(torchdata_loader(), num_workers), 0, 2)[0]
+    assert len(batches) == 2 * STEPS
 
 
 @pytest.mark.parametrize("carry", [through_json, through_pickle, through_torch])
-def test_stopped_in_the_midst_of_an_epoch(loader_class, num_workers, carry):
+def test_resume_in_the_middle_of_an_epoch_continues_identically(loader_class, num_workers, carry):
     undisturbed, _ = train(make(loader_class, num_workers), 0, 3)
     for stop in ((0, 1), (1, 3), (1, STEPS - 1)):
         seen, checkpoint = train(make(loader_class, num_workers), 0, 3, stop=stop)
         checkpoint = carry(checkpoint)
-        loader = make(loader_class, num_workers)
-        loader.load_state_dict(checkpoint["loader"])
-        rest, _ = train(loader, checkpoint["epoch"], 3)
-        assert seen + rest == undisturbed
+        loader = make(loader_class, num_workers, state=checkpoint["loader"])
+        assert seen + train(loader, checkpoint["epoch"], 3)[0] == undisturbed
 
 
-def test_a_state_from_before_the_first_batch_and_one_from_an_epochs_end(loader_class, num_workers):
+def test_state_before_the_first_batch_or_after_an_epoch_resumes_with_a_full_epoch(loader_class, num_workers):
     loader = make(loader_class, num_workers)
     before = loader.state_dict()
     undisturbed, ended = train(loader, 0, 1)
     for state in (before, ended["loader"]):
-        again = make(loader_class, num_workers)
-        again.load_state_dict(state)
-        assert train(again, 0, 1)[0] == undisturbed
+        assert train(make(loader_class, num_workers, state=state), 0, 1)[0] == undisturbed
 
 
-def test_the_rest_of_a_shuffled_epoch(loader_class, num_workers):
+def test_resume_of_a_shuffled_epoch_continues_identically(loader_class, num_workers):
     undisturbed, _ = train(make(loader_class, num_workers, shuffle=True), 0, 1)
-    labels = [label for _, (some, _, _) in undisturbed for label in some]
+    labels = [label for _, (batch_labels, _, _) in undisturbed for label in batch_labels]
     assert sorted(labels) == list(range(SAMPLES)) != labels
     seen, checkpoint = train(make(loader_class, num_workers, shuffle=True), 0, 1, stop=(0, 4))
-    loader = make(loader_class, num_workers, shuffle=True)
-    loader.load_state_dict(checkpoint["loader"])
+    loader = make(loader_class, num_workers, shuffle=True, state=checkpoint["loader"])
     assert seen + train(loader, 0, 1)[0] == undisturbed
 
 
-def test_two_loaders_that_take_turns(loader_class, num_workers):
+def test_two_loaders_that_take_turns_resume_identically(loader_class, num_workers):
+    def pair(states=(None, None)):
+        return [make(loader_class, num_workers, *arguments) for arguments in zip((False, True), states, strict=True)]
+
     def turns(loaders):
-        return [[reduced(batch) for batch in pair] for pair in zip(*loaders, strict=True)]
+        return [[reduced(batch) for batch in batches] for batches in zip(*loaders, strict=True)]
 
-    undisturbed = turns([make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)])
-    pair = [make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)]
-    iterators = [iter(loader) for loader in pair]
+    undisturbed, loaders = turns(pair()), pair()
+    iterators = [iter(loader) for loader in loaders]
     seen = [[reduced(next(iterator)) for iterator in iterators] for _ in range(3)]
-    states = [loader.state_dict() for loader in pair]
-    pair = [make(loader_class, num_workers), make(loader_class, num_workers, shuffle=True)]
-    for loader, state in zip(pair, states, strict=True):
-        loader.load_state_dict(state)
-    assert seen + turns(pair) == undisturbed
+    assert seen + turns(pair([loader.state_dict() for loader in loaders])) == undisturbed
 
 
-def test_a_state_that_was_loaded_is_the_state(loader_class):
+def test_state_dict_after_load_state_dict_is_the_loaded_state(loader_class):
     _, checkpoint = train(make(loader_class), 0, 1, stop=(0, 3))
     undisturbed, _ = train(make(loader_class), 0, 1)
-    loader = make(loader_class)
-    loader.load_state_dict(checkpoint["loader"])
-    third = make(loader_class)
-    third.load_state_dict(loader.state_dict())
-    assert train(third, 0, 1)[0] == undisturbed[3:]
+    loaded_state = make(loader_class, state=checkpoint["loader"]).state_dict()
+    assert train(make(loader_class, state=loaded_state), 0, 1)[0] == undisturbed[3:]
 
 
-def test_after_a_break_the_next_loop_is_a_whole_epoch(loader_class, num_workers):
+def test_loop_after_a_break_is_a_full_epoch(loader_class, num_workers):
     loader = make(loader_class, num_workers)
     undisturbed, _ = train(loader, 0, 1)
     assert train(loader, 0, 1, stop=(0, 2))[0] == undisturbed[:2]
     assert train(loader, 0, 1)[0] == undisturbed
 
 
-# -- the one difference ----------------------------------------------------------------------------------------------
+# -- the difference --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("which", "left"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
-def test_with_its_last_batch_an_epoch_is_over_for_gpuload_and_not_yet_for_torchdata(which, left):
-    """A state from the loop's last turn: torchdata gives the empty rest of that epoch first."""
-    loader_class = which()
+@pytest.mark.parametrize(("loader_class_of", "remaining_steps"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
+def test_state_at_the_last_batch_is_the_next_epoch_for_gpuload_not_for_torchdata(loader_class_of, remaining_steps):
+    """torchdata first gives the empty remainder of the epoch."""
+    loader_class = loader_class_of()
     _, checkpoint = train(make(loader_class), 0, 1, stop=(0, STEPS))
-    loader = make(loader_class)
-    loader.load_state_dict(checkpoint["loader"])
-    assert len(train(loader, 0, 1)[0]) == left
+    loader = make(loader_class, state=checkpoint["loader"])
+    assert len(train(loader, 0, 1)[0]) == remaining_steps
     assert len(train(loader, 0, 1)[0]) == STEPS
 
 
-def test_the_epoch_that_the_state_names_is_the_one_to_go_on_with():
-    """So this code of a user's trains each epoch once, wherever it was stopped."""
+def test_loop_over_the_epoch_of_the_state_trains_each_epoch_once():
+    """This code of a user trains each epoch once, wherever it was stopped."""
 
-    def go_on(loader, most=10**9):
+    def train_two_epochs(loader, max_steps=10**9):
         seen = []
-        while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < most:
+        while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < max_steps:
             for batch in loader:
                 seen.append((epoch, reduced(batch)))
-                if len(seen) == most:
+                if len(seen) == max_steps:
                     break
         return seen
 
-    undisturbed = go_on(make(gpuload_loader()))
+    undisturbed = train_two_epochs(make(gpuload_loader()))
     assert len(undisturbed) == 2 * STEPS
     for stop in (0, 3, STEPS, STEPS + 1, 2 * STEPS):
         first, second = make(gpuload_loader()), make(gpuload_loader())
-        seen = go_on(first, stop)
+        seen = train_two_epochs(first, stop)
         second.load_state_dict(first.state_dict())
-        assert seen + go_on(second) == undisturbed
+        assert seen + train_two_epochs(second) == undisturbed

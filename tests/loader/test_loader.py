@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from helpers.matrix import matrix
 from PIL import Image as PILImage
 from stage.test_plan import Cells
@@ -85,26 +85,26 @@ def test_without_transforms_an_image_is_what_pillow_decodes(jpeg_folder):
     [path, *_] = gl.ImageFiles(jpeg_folder).paths
     with PILImage.open(jpeg_folder / path) as image:
         expected = np.asarray(image.convert("RGB"))
-    [images] = epoch(Made(lambda i: gl.read(jpeg_folder / path), 1))
+    [images] = epoch(MapDataset(lambda i: gl.read(jpeg_folder / path), 1))
     assert images.dtype == torch.uint8
     difference = np.abs(images[0].permute(1, 2, 0).numpy().astype(int) - expected)
     assert difference.max() <= 2
 
 
 def test_shuffling_gives_each_sample_once_and_another_order_each_epoch():
-    with gl.Loader(Made(lambda i: i, 100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(lambda i: i, 100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
         orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
         loader.set_epoch(1)
         again = torch.cat(list(loader)).tolist()
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
     assert again == orders[1]
-    [other] = [torch.cat(epoch(Made(lambda i: i, 100), batch_size=7, shuffle=True, seed=1))]
+    [other] = [torch.cat(epoch(MapDataset(lambda i: i, 100), batch_size=7, shuffle=True, seed=1))]
     assert other.tolist() != orders[0]
 
 
 def test_info_says_where_each_batch_stands():
-    with gl.Loader(Made(lambda i: i, 10), 4, shuffle=True, num_workers=0, device="cpu", info=True) as loader:
+    with gl.Loader(MapDataset(lambda i: i, 10), 4, shuffle=True, num_workers=0, device="cpu", info=True) as loader:
         list(loader)
         for step, (values, info) in enumerate(loader):
             assert (info.epoch, info.step) == (1, step)
@@ -116,7 +116,7 @@ def test_info_says_where_each_batch_stands():
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
 def test_the_length_counts_batches(drop_last, steps):
-    with gl.Loader(Made(lambda i: i), 4, drop_last=drop_last, num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(lambda i: i), 4, drop_last=drop_last, num_workers=0, device="cpu") as loader:
         assert len(loader) == steps
         iterator = iter(loader)
         assert len(iterator) == steps
@@ -151,8 +151,8 @@ def jpeg(index: int) -> gl.Encoded:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_decoded_images_of_any_kind_are_taken(make, workers):
     transforms = [T.RandomCrop(24)]
-    [expected] = epoch(Made(lambda i: gl.Image(picture(i)), 4), batch_size=4, transforms=transforms)
-    [images] = epoch(Made(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
+    [expected] = epoch(MapDataset(lambda i: gl.Image(picture(i)), 4), batch_size=4, transforms=transforms)
+    [images] = epoch(MapDataset(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
     assert images.shape == (4, 3, 24, 24)
     assert torch.equal(images, expected)
 
@@ -165,7 +165,7 @@ def test_nesting_is_kept_as_default_collate_keeps_it():
     Pair = namedtuple("Pair", "image, more")
     sample = lambda i: {"a": Pair(gl.Image(picture(i)), [i, float(i)]), "name": f"n{i}", "v": np.arange(3) * i}  # noqa: E731
     for workers in (0, 1):
-        [batch] = epoch(Made(sample, 2), batch_size=2, num_workers=workers)
+        [batch] = epoch(MapDataset(sample, 2), batch_size=2, num_workers=workers)
         assert batch["a"].image.shape == (2, 3, 40, 50)
         assert type(batch["a"]).__name__ == "Pair"
         assert batch["a"].more[0].tolist() == [0, 1]
@@ -177,7 +177,7 @@ def test_nesting_is_kept_as_default_collate_keeps_it():
 @pytest.mark.slow
 def test_all_images_of_a_sample_share_its_draws():
     [(left, right, _)] = epoch(
-        Made(lambda i: (gl.Image(picture(i)), gl.Image(picture(i)), i), 8), batch_size=8, transforms=RECIPE
+        MapDataset(lambda i: (gl.Image(picture(i)), gl.Image(picture(i)), i), 8), batch_size=8, transforms=RECIPE
     )
     assert torch.equal(left, right)
 
@@ -187,13 +187,13 @@ def test_the_users_own_random_numbers_are_a_function_of_the_position():
     import random
 
     noisy = lambda i: np.array([random.random(), np.random.rand(), float(torch.rand(()))])  # noqa: E731
-    [expected] = epoch(Made(noisy, 6), batch_size=6)
+    [expected] = epoch(MapDataset(noisy, 6), batch_size=6)
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    [here] = epoch(Made(noisy, 6), batch_size=6)
+    [here] = epoch(MapDataset(noisy, 6), batch_size=6)
     assert random.getstate() == state[0]
     assert np.random.get_state()[1].tolist() == state[1]
     assert torch.equal(torch.get_rng_state(), state[2])
-    [there] = epoch(Made(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
+    [there] = epoch(MapDataset(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
     assert torch.equal(here, expected)
     assert torch.equal(there, expected)
     assert len(expected.unique()) == 18
@@ -207,7 +207,7 @@ def sized(index: int) -> gl.Image:
 
 
 def test_a_batch_that_is_padded_to_multiples_and_its_replay():
-    with gl.Loader(Made(sized, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(sized, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
         [(padded, sizes)] = list(loader)
         alone = loader.replay(0, 1).sample
     assert padded.shape == (3, 3, 32, 32)
@@ -244,7 +244,7 @@ def test_an_image_larger_than_the_ring_says_what_to_do(jpeg_folder):
     with pytest.raises(
         gl.SampleError, match=r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536 allows; raise"
     ):
-        epoch(Made(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
+        epoch(MapDataset(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
 
 
 def snapshot(earlier: set[int]) -> tuple[int, int, int]:
@@ -307,7 +307,7 @@ SECOND = r"has ended: a newer iter\(\) of its Loader was started\. .* zip\(.*\) 
 
 
 def test_two_epochs_at_once_are_told_to_take_a_second_loader():
-    with gl.Loader(Made(lambda i: i), 2, num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(lambda i: i), 2, num_workers=0, device="cpu") as loader:
         with pytest.raises(RuntimeError, match=SECOND):
             next(zip(loader, loader, strict=True))
         with pytest.raises(RuntimeError, match=SECOND):
@@ -353,7 +353,7 @@ def test_code_without_a_file_runs_as_in_a_notebook():
 def test_a_folder_dataset_with_read_as_its_loader_is_decoded_by_region(jpeg_folder):
     """As torchvision's ``ImageFolder(root, loader=gpuload.read)``: samples are tuples of what the loader gives."""
     paths = gl.ImageFiles(jpeg_folder).paths
-    with_read = epoch(Made(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
+    with_read = epoch(MapDataset(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
     without = epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
     assert torch.equal(with_read[0][0], without[0])
 
@@ -403,11 +403,11 @@ def test_importing_gpuload_is_light():
 )
 def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
     with pytest.raises(error, match=text):
-        gl.Loader(Made(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
+        gl.Loader(MapDataset(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
 
 
 def loaders():
-    dataset = Made(lambda i: i)
+    dataset = MapDataset(lambda i: i)
     return {
         "DataLoader": torch.utils.data.DataLoader(dataset),
         "Loader": gl.Loader(dataset, device="cpu", num_workers=0),
@@ -428,7 +428,7 @@ def test_a_loader_or_a_class_is_no_dataset(taker):
         text = f"the dataset is a {name}, which yields batches; pass its dataset, loader.dataset, and give "
         with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
             TAKERS[taker](loader)
-    for cls in (Made, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
+    for cls in (MapDataset, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
         text = f"the dataset is the class {cls.__name__} itself; pass an instance, {cls.__name__}(…)"
         with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
             TAKERS[taker](cls)
@@ -515,12 +515,12 @@ def test_a_number_is_a_cuda_device(monkeypatch):
         with pytest.raises(
             ValueError, match="device is 'cuda:0', but torch finds no CUDA device here; use device='cpu'"
         ):
-            gl.Loader(Made(lambda i: i), num_workers=0, device=device)
+            gl.Loader(MapDataset(lambda i: i), num_workers=0, device=device)
 
 
 @pytest.mark.parametrize("device", ["cpu:0", "cpu:1", torch.device("cpu", 3)])
 def test_a_cpu_has_no_number(device):
-    with gl.Loader(Made(picture), 2, transforms=[T.CenterCrop(8)], num_workers=0, device=device) as loader:
+    with gl.Loader(MapDataset(picture), 2, transforms=[T.CenterCrop(8)], num_workers=0, device=device) as loader:
         assert next(iter(loader)).device == torch.device("cpu")
         assert str(loader.plan()).startswith("backend torch on cpu\n")
 
@@ -544,7 +544,7 @@ def test_an_exception_of_the_dataset_arrives_with_index_position_and_traceback(w
         return index
 
     with pytest.raises(gl.SampleError) as caught:
-        epoch(Made(fail_at_5), batch_size=3, num_workers=workers)
+        epoch(MapDataset(fail_at_5), batch_size=3, num_workers=workers)
     error = caught.value
     assert (error.index, error.position, error.source) == (5, 5, None)
     assert str(error).startswith(
@@ -589,7 +589,12 @@ def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, worke
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_smaller_than_the_crop_names_the_sample(workers):
     with pytest.raises(gl.SampleError, match=r"sample 0.*at position 0"):
-        epoch(Made(lambda i: gl.Image(picture(i)), 3), batch_size=3, transforms=[T.RandomCrop(64)], num_workers=workers)
+        epoch(
+            MapDataset(lambda i: gl.Image(picture(i)), 3),
+            batch_size=3,
+            transforms=[T.RandomCrop(64)],
+            num_workers=workers,
+        )
 
 
 # -- odd surroundings -------------------------------------------------------------------------------------------------
@@ -604,7 +609,7 @@ def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
             os.kill(os.getpid(), 9)
         return index
 
-    with gl.Loader(Made(die_until_healed, 64), 1, num_workers=1, device="cpu") as loader:
+    with gl.Loader(MapDataset(die_until_healed, 64), 1, num_workers=1, device="cpu") as loader:
         iterator = iter(loader)
 
         def until_the_end():
@@ -631,7 +636,7 @@ class Falls:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(workers):
     falls = lambda i: Falls() if i == 3 else i  # noqa: E731
-    with gl.Loader(Made(falls, 6), 2, num_workers=workers, device="cpu") as loader:
+    with gl.Loader(MapDataset(falls, 6), 2, num_workers=workers, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(gl.SampleError, match=r"not a number.*while unpickling the samples in the main process"):
@@ -642,7 +647,7 @@ def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(work
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(workers):
-    loader = gl.Loader(Made(lambda i: i), 2, num_workers=workers, device="cpu")
+    loader = gl.Loader(MapDataset(lambda i: i), 2, num_workers=workers, device="cpu")
     iterator = iter(loader)
     next(iterator)
     read_end, write_end = os.pipe()
@@ -699,13 +704,13 @@ def test_torchs_global_defaults_change_nothing(jpeg_folder):
 @pytest.mark.processes
 def test_paths_that_are_no_strings_in_the_import_path_do_not_matter(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
-    assert len(epoch(Made(lambda i: i), num_workers=1)) == 10
+    assert len(epoch(MapDataset(lambda i: i), num_workers=1)) == 10
 
 
 def test_a_draw_that_fails_behind_a_whole_image_transform_names_the_sample():
     small_at_2 = lambda i: gl.Image(smooth_image(40 if i != 2 else 20, 50, i))  # noqa: E731
     with pytest.raises(gl.SampleError, match=r"sample 2.*RandomCrop.*smaller than the crop"):
-        epoch(Made(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
+        epoch(MapDataset(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
 
 
 # -- in notebooks -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from dataloader.common import alike
+from helpers.both_loaders import alike
 
 from gpuload.loader.state import State, from_json, to_json
 from gpuload.order.place import Place

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -98,7 +98,9 @@ RESUMED = {
 def test_sampler_resumes_from_a_saved_state(name, stop):
     def make():
         options = {"batch_size": 2, **RESUMED[name]()}
-        return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
+        return loader(
+            MapDataset(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options)
+        )
 
     def epochs(loader_, count):
         return [keys(loader_) for _ in range(count)]
@@ -123,13 +125,13 @@ def test_sampler_resumes_from_a_saved_state(name, stop):
 
 @pytest.mark.parametrize("state_of", ["sampler", "iterator"])
 def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
-    with loader(Made(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
+    with loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
     restored = StatefulSampler(state_of)
-    with loader(Made(samples=11), 2, sampler=restored) as second:
+    with loader(MapDataset(samples=11), 2, sampler=restored) as second:
         second.load_state_dict(state)
         assert keys(second) == [[6, 7], [8, 9], [10]]
     assert restored.keys_read == 5
@@ -145,12 +147,12 @@ def test_state_of_a_sampler_keeps_its_types():
             assert at == torch.tensor(state["at"])
             super().load_state_dict(state)
 
-    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+    with loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader_:
         batches = iter(loader_)
         keys_before = [next(batches).tolist()]
         state = json.loads(json.dumps(loader_.state_dict()))
         expected = [batch.tolist() for batch in batches]
-    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+    with loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader_:
         loader_.load_state_dict(state)
         assert [batch.tolist() for batch in loader_] == expected
     assert sorted(key for batch in keys_before + expected for key in batch) == list(range(11))
@@ -161,7 +163,7 @@ def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
         def state_dict(self):
             return {"at": object()}
 
-    with loader(Made(samples=11), 2, sampler=Odd("sampler")) as loader_:
+    with loader(MapDataset(samples=11), 2, sampler=Odd("sampler")) as loader_:
         next(iter(loader_))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
             loader_.state_dict()

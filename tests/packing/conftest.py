@@ -1,8 +1,7 @@
-"""A small folder of class folders, and the contents of packed sets."""
+"""A small folder of class folders, and packed sets of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from helpers.generated_images import jpeg_bytes, smooth_image
 
 import gpuload as gl
 
-COUNT = 12
+from .packed_sets import COUNT, Packing
 
 
 @pytest.fixture
@@ -26,22 +25,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A function that packs the folder in this process, as several shards."""
+def packed(folder: Path, tmp_path: Path) -> Packing:
+    """A function that packs the folder in this process, as several parts; in an array, images are 16 × 16."""
 
     def make(to: str, name: str = "set", **options: Any) -> Path:
         path = tmp_path / name
-        given = {"workers": 0, "shard_bytes": 12_500, **options}
-        gl.pack(given.pop("dataset", None) or gl.ImageFolder(folder), path, to=to, **given)
+        defaults = {"workers": 0, "shard_bytes": 12_500}
+        if to == "array":
+            defaults |= {"short_side": 16, "shard_bytes": 1600}
+        arguments = {**defaults, **options}
+        gl.pack(arguments.pop("dataset", None) or gl.ImageFolder(folder), path, to=to, **arguments)
         return path
 
     return make
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """Return all files of a set except those that contain timestamps."""
-    return {
-        file.name: file.read_bytes()
-        for file in path.iterdir()
-        if file.is_file() and not file.name.endswith((".gpuload-index", "manifest-sources.json"))
-    }

@@ -1,4 +1,4 @@
-"""Files are complete or absent, with the hash of what was written; a full disk is one message."""
+"""Files are complete or absent, and have the hash of their content; a full disk has one message."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import lacking
 
 import gpuload as gl
 from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.packing.durable import BUFFER_BYTES, explain_full_disk, open_draft, size_and_hash
 
-from .conftest import content
+from .packed_sets import STORES, content, require_store
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 5])
-def test_a_file_has_what_was_written_in_order_and_its_hash(tmp_path: Path, nbytes: int) -> None:
+def test_open_draft_writes_in_order_and_size_and_hash_match(tmp_path: Path, nbytes: int) -> None:
     large = os.urandom(nbytes)
     with open_draft(str(tmp_path / "file"), str(tmp_path)) as file:
         for piece in (b"zero", large, memoryview(b"one"), large[: nbytes // 2]):
@@ -31,7 +30,7 @@ def test_a_file_has_what_was_written_in_order_and_its_hash(tmp_path: Path, nbyte
     assert size_and_hash(file) == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
+def test_open_draft_replaces_the_path_only_on_success(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     def write(data: bytes, *, fails: bool) -> None:
@@ -49,15 +48,15 @@ def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
-def test_files_are_on_disk_before_they_get_their_names_and_the_manifest_comes_last(
+def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
     folder: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking.require(*{"parquet": ["pyarrow"]}.get(to, []))
+    require_store(to)
     target, fsync, replace = tmp_path / "set", os.fsync, os.replace
     on_disk: dict[str, bytes] = {}  # the content of each file when it was last synced
     events: list[str] = []
 
-    def synced(fd: int) -> None:
+    def record_sync(fd: int) -> None:
         path = os.readlink(f"/proc/self/fd/{fd}")
         fsync(fd)
         if os.path.isdir(path):
@@ -65,14 +64,14 @@ def test_files_are_on_disk_before_they_get_their_names_and_the_manifest_comes_la
         else:
             on_disk[path] = Path(path).read_bytes()
 
-    def moved(source: str, path: str) -> None:
-        if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again
+    def record_rename(source: str, path: str) -> None:
+        if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again, so is not synced
             assert on_disk.get(source) == Path(source).read_bytes(), path
             events.append(Path(path).name)
         replace(source, path)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", moved)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
     gl.pack(gl.ImageFolder(folder), target, to=to, workers=0, short_side=16 if to == "array" else None)
     *before, synced_before, manifest, synced_last = events
     assert (synced_before, manifest, synced_last) == ("sync set", "manifest.json", "sync set")
@@ -85,17 +84,17 @@ def test_files_are_on_disk_before_they_get_their_names_and_the_manifest_comes_la
     [
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
-        RuntimeError("mdb_txn_commit: No space left on device"),  # as LMDB says it
+        RuntimeError("mdb_txn_commit: No space left on device"),  # LMDB's error
     ],
 )
-def test_a_full_disk_is_told_as_such(error: Exception) -> None:
-    said = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space, and run the same"
-    with pytest.raises(gl.GpuloadError, match=said), explain_full_disk("/set"):
+def test_explain_full_disk_translates_errors_of_a_full_disk(error: Exception) -> None:
+    message = rf"^there is no room for the set in '/set' \({re.escape(str(error))}\); free some space, and run the same"
+    with pytest.raises(gl.GpuloadError, match=message), explain_full_disk("/set"):
         raise error
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "an error"), gl.GpuloadError("No space left on device")])
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
+def test_explain_full_disk_leaves_other_errors_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, explain_full_disk("/set"):
         raise error
     assert raised.value is error
@@ -112,28 +111,28 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
-def test_a_full_disk_is_a_message_and_the_job_goes_on_with_room(folder: Path, tmp_path: Path, to: str) -> None:
-    """The limit is that on the size of files, which the kernel refuses to exceed as it refuses to fill a full disk."""
-    lacking.require(*{"parquet": ["pyarrow"], "lmdb": ["lmdb"]}.get(to, []))
+@pytest.mark.parametrize("to", STORES)
+def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:
+    """A limit on the size of files stands for a full disk: the kernel refuses writes in the same way."""
+    require_store(to)
     (tmp_path / "full.py").write_text(FULL)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []
-    # Python would leave cut files of compiled modules behind.
+    # Otherwise, Python would leave truncated files of compiled modules.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:
         arguments = map(str, [sys.executable, tmp_path / "full.py", limit, *command, *options])
         return subprocess.run([*arguments], env=environment, capture_output=True, text=True, timeout=100)
 
-    done = run(5_000)
-    assert done.returncode == 1
-    message = " ".join(done.stderr.split())
-    assert "there is no room for the set in" in message, done.stderr
+    process = run(5_000)
+    assert process.returncode == 1
+    message = " ".join(process.stderr.split())
+    assert "there is no room for the set in" in message, process.stderr
     remedy = "raise the limit on the size of files (`ulimit -f unlimited`), and run the same command again"
-    assert message.endswith(f"{remedy} (finished parts are kept)"), done.stderr
-    assert "Traceback" not in done.stderr
-    done = run(1 << 30)
-    assert done.returncode == 0, done.stderr
+    assert message.endswith(f"{remedy} (finished parts are kept)"), process.stderr
+    assert "Traceback" not in process.stderr
+    process = run(1 << 30)
+    assert process.returncode == 0, process.stderr
     gl.pack(gl.ImageFolder(folder), tmp_path / "other", to=to, workers=0, short_side=16 if to == "array" else None)
     assert content(tmp_path / "set") == content(tmp_path / "other")

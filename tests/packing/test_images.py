@@ -1,4 +1,4 @@
-"""What becomes of an image: kept to the byte, or resized with all that belongs to it, or refused."""
+"""Conversion of images: their bytes are kept, or they are resized with their metadata, or they are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.generated_images import smooth_image
+from helpers.generated_images import encode, smooth_image
 from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
@@ -20,72 +20,68 @@ PROFILE = b"an ICC profile, or what stands for one"
 
 
 def encoded(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120, 80), **options: Any) -> bytes:
-    """An image of W×H."""
-    file = io.BytesIO()
-    image = Image.fromarray(smooth_image(size[1], size[0], 1))
-    image.convert(mode).save(file, name, **options)
-    return file.getvalue()
+    return encode(smooth_image(size[1], size[0], 1), name, mode, **options)
 
 
-def made(data: bytes, **options: Any) -> tuple[bytes, dict[str, int]]:
+def converted(data: bytes, **options: Any) -> tuple[bytes, dict[str, int]]:
     images = ImageConverter(ImageOptions(**options))
     return images.convert_to_bytes(Encoded(data)), images.unchanged_counts
 
 
-def opened(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
 @pytest.mark.parametrize(
     ("mode", "name"), [("RGB", "JPEG"), ("L", "PNG"), ("P", "GIF"), ("I;16", "PNG"), ("CMYK", "JPEG")]
 )
-def test_without_a_resize_bytes_are_kept(mode: str, name: str) -> None:
+def test_image_that_needs_no_resize_keeps_its_bytes(mode: str, name: str) -> None:
     data = encoded(mode, name)
-    assert made(data) == made(data, check=True) == made(data, short_side=80) == (data, {})
+    assert converted(data) == converted(data, check=True) == converted(data, short_side=80) == (data, {})
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_resized_jpeg_keeps_what_belongs_to_it(mode: str, orientation: int) -> None:
+def test_resized_jpeg_keeps_mode_orientation_and_profile(mode: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(mode, size=(300, 200), exif=exif, icc_profile=PROFILE, quality=95, subsampling=1)
-    small, kept = made(data, short_side=50, quality=95)
-    image = opened(small)
-    assert (image.size, image.mode, image.format, kept) == ((75, 50), mode, "JPEG", {})
+    small, unchanged = converted(data, short_side=50, quality=95)
+    image = open_image(small)
+    assert (image.size, image.mode, image.format, unchanged) == ((75, 50), mode, "JPEG", {})
     assert (image.getexif().get(0x0112, 1), image.info["icc_profile"]) == (orientation, PROFILE)
-    expected = opened(data).resize((75, 50), Image.Resampling.LANCZOS)
+    expected = open_image(data).resize((75, 50), Image.Resampling.LANCZOS)
     difference = np.asarray(image, int) - np.asarray(expected, int)
     assert np.abs(difference).mean() < 3
 
 
-def test_an_orientation_that_xmp_tells_is_kept() -> None:
+def test_resized_jpeg_keeps_an_orientation_from_xmp() -> None:
     xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
     data = encoded()
     data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
-    assert opened(made(data, short_side=40)[0]).getexif()[0x0112] == 6
+    assert open_image(converted(data, short_side=40)[0]).getexif()[0x0112] == 6
 
 
-def test_the_sampling_of_chroma_and_the_quality_are_what_they_should_be() -> None:
+def test_resized_jpeg_keeps_chroma_sampling_and_has_the_requested_quality() -> None:
     for sampling in (0, 1, 2):
-        small = made(encoded(subsampling=sampling), short_side=40)[0]
+        small = converted(encoded(subsampling=sampling), short_side=40)[0]
         factors = {0: 0x11, 1: 0x21, 2: 0x22}[sampling]
         header = scan_markers(small)
         assert header is not None
         assert small[header.frame_at + 11] == factors
-    assert len(made(encoded(), short_side=60, quality=30)[0]) < len(made(encoded(), short_side=60)[0])
+    assert len(converted(encoded(), short_side=60, quality=30)[0]) < len(converted(encoded(), short_side=60)[0])
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
-def test_a_resized_png_stays_one(mode: str) -> None:
-    small, kept = made(encoded(mode, "PNG", icc_profile=PROFILE), short_side=40)
-    image = opened(small)
-    assert (image.size, image.mode, image.format, kept) == ((60, 40), mode, "PNG", {})
+def test_resized_png_stays_a_png_of_its_mode(mode: str) -> None:
+    small, unchanged = converted(encoded(mode, "PNG", icc_profile=PROFILE), short_side=40)
+    image = open_image(small)
+    assert (image.size, image.mode, image.format, unchanged) == ((60, 40), mode, "PNG", {})
     assert image.info["icc_profile"] == PROFILE
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "options", "told"),
+    ("mode", "name", "options", "counted_as"),
     [
         ("P", "PNG", {}, "PNG of mode P"),
         ("I;16", "PNG", {}, "PNG of mode I;16"),
@@ -97,40 +93,42 @@ def test_a_resized_png_stays_one(mode: str) -> None:
         ("RGB", "TIFF", {}, "TIFF of mode RGB"),
     ],
 )
-def test_what_cannot_be_resized_is_kept_and_counted(mode: str, name: str, options: dict[str, Any], told: str) -> None:
+def test_image_that_cannot_be_resized_keeps_its_bytes_and_is_counted(
+    mode: str, name: str, options: dict[str, Any], counted_as: str
+) -> None:
     data = encoded(mode, name, **options)
-    assert made(data, short_side=40) == (data, {f"not resized: {told}": 1})
+    assert converted(data, short_side=40) == (data, {f"not resized: {counted_as}": 1})
 
 
-def test_a_smaller_image_is_not_made_larger() -> None:
-    assert made(data := encoded(), short_side=81) == (data, {})
+def test_image_smaller_than_short_side_keeps_its_bytes() -> None:
+    assert converted(data := encoded(), short_side=81) == (data, {})
 
 
 @pytest.mark.parametrize("options", [{}, {"short_side": 40}, {"check": True}])
-def test_damage_is_found(options: dict[str, Any]) -> None:
+def test_damaged_image_raises_decode_error(options: dict[str, Any]) -> None:
     jpeg, png = encoded(), encoded(name="PNG")
     for damaged in (b"", b"nonsense", jpeg[:-300], png[: len(png) // 2], jpeg[:40]):
         with pytest.raises(DecodeError):
-            made(damaged, **options)
+            converted(damaged, **options)
 
 
-def test_only_a_check_finds_damage_within() -> None:
+def test_damage_inside_the_data_raises_only_with_check() -> None:
     png = bytearray(encoded(name="PNG"))
     png[len(png) // 2] ^= 0xFF
-    assert made(bytes(png)) == (bytes(png), {})
+    assert converted(bytes(png)) == (bytes(png), {})
     with pytest.raises(DecodeError, match="the PNG cannot be decoded"):
-        made(bytes(png), check=True)
+        converted(bytes(png), check=True)
 
 
-def test_pixels_of_an_array_are_the_middle_square() -> None:
+def test_convert_to_pixels_gives_the_central_square() -> None:
     images = ImageConverter(ImageOptions(short_side=20))
     pixels = images.convert_to_pixels(Encoded(encoded("L", "PNG"), "L"))
-    expected = opened(encoded("L", "PNG")).resize((20, 20), Image.Resampling.LANCZOS, box=(20, 0, 100, 80))
+    expected = open_image(encoded("L", "PNG")).resize((20, 20), Image.Resampling.LANCZOS, box=(20, 0, 100, 80))
     np.testing.assert_array_equal(pixels[:, :, 0], np.asarray(expected))
     assert pixels.shape == (20, 20, 1)
 
 
-def test_pixels_are_turned_upright_if_that_is_asked_for() -> None:
+def test_convert_to_pixels_turns_the_image_upright_with_exif_true() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = Encoded(encoded(exif=exif))
@@ -141,38 +139,39 @@ def test_pixels_are_turned_upright_if_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("size", [(683, 512), (512, 683), (376, 376)])
 @pytest.mark.parametrize("sampling", [0, 2])
-def test_a_resized_jpeg_of_any_width_is_made_cuttable(size: tuple[int, int], sampling: int) -> None:
+def test_resized_jpeg_of_any_width_is_cuttable_with_equal_pixels(size: tuple[int, int], sampling: int) -> None:
     data = jpeg_of_grains(size, subsampling=sampling)
     short = min(size) * 3 // 4
-    plain, _ = made(data, short_side=short)
-    small, kept = made(data, short_side=short, cuttable=True)
-    assert kept == {}
+    plain, _ = converted(data, short_side=short)
+    small, unchanged = converted(data, short_side=short, cuttable=True)
+    assert unchanged == {}
     assert is_cuttable(small, scan_markers(small))
-    assert opened(small).size == opened(plain).size
-    np.testing.assert_array_equal(np.asarray(opened(small)), np.asarray(opened(plain)))
+    assert open_image(small).size == open_image(plain).size
+    np.testing.assert_array_equal(np.asarray(open_image(small)), np.asarray(open_image(plain)))
 
 
-def test_jpegs_that_are_not_resized_are_made_cuttable() -> None:
+def test_jpeg_that_is_not_resized_is_made_cuttable() -> None:
     data = jpeg_of_grains((47 * 8, 300))
-    cuttable, kept = made(data, cuttable=True)
-    np.testing.assert_array_equal(np.asarray(opened(cuttable)), np.asarray(opened(data)))
+    cuttable, unchanged = converted(data, cuttable=True)
+    np.testing.assert_array_equal(np.asarray(open_image(cuttable)), np.asarray(open_image(data)))
     assert is_cuttable(cuttable, scan_markers(cuttable))
-    assert kept == {}
-    assert made(small := encoded(), cuttable=True) == (small, {"not cuttable": 1})
-    assert made(png := encoded(name="PNG"), cuttable=True) == (png, {})
+    assert unchanged == {}
+    assert converted(small := encoded(), cuttable=True) == (small, {"not cuttable": 1})
+    assert converted(png := encoded(name="PNG"), cuttable=True) == (png, {})
 
 
 @pytest.mark.parametrize("options", [{}, {"cuttable": True}])
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
-def test_noise_is_resized_too(mode: str, options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    """Such a JPEG is larger than the buffer that Pillow takes for it."""
+def test_resized_noise_larger_than_pillows_buffer_is_written(
+    mode: str, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     block = ImageFile.MAXBLOCK
     channels = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
     noise = np.random.default_rng(0).integers(0, 2, (400, 400, channels), np.uint8) * 255
     file = io.BytesIO()
     Image.frombytes(mode, (400, 400), noise.tobytes()).save(file, "JPEG", quality=100, subsampling=0)
-    small, _ = made(file.getvalue(), short_side=399, quality=100, **options)
-    image = opened(small)
+    small, _ = converted(file.getvalue(), short_side=399, quality=100, **options)
+    image = open_image(small)
     assert (min(image.size), image.mode, np.asarray(image).std() > 30) == (399, mode, True)
     assert len(small) > image.width * image.height
     assert (ImageFile.MAXBLOCK, capfd.readouterr().err) == (block, "")
@@ -180,6 +179,4 @@ def test_noise_is_resized_too(mode: str, options: dict[str, Any], capfd: pytest.
 
 def jpeg_of_grains(size: tuple[int, int], **options: Any) -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (size[1] // 6, size[0] // 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", **options)
-    return file.getvalue()
+    return encode(np.asarray(Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)), "JPEG", **options)

@@ -21,23 +21,23 @@ from gpuload.errors import GpuloadError
 from gpuload.packing.jpeg_cuttable import add_index, make_cuttable
 from gpuload.packing.jpeg_huffman import read_tables
 
-small = mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=1, ALLOWED_BYTES=65_000)
+small_limits = mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=1, ALLOWED_BYTES=65_000)
 needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 
 def grains(height: int, width: int) -> np.ndarray:
-    """Less than noise, which Pillow does not write with tables of its own."""
+    """Return an image with less detail than noise, for which Pillow does not write optimized tables."""
     noise = np.random.default_rng(0).integers(0, 256, (height // 2, width // 2, 3), np.uint8)
     return np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def whole(jpeg: bytes) -> np.ndarray:
+def decoded(jpeg: bytes) -> np.ndarray:
     decoder = Decoder(Decode())
     return decoder.decode(Encoded(jpeg), decoder.header(Encoded(jpeg)))
 
 
-def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A program of the name jpegtran, the only one on PATH."""
+def replace_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make a script named jpegtran the only program on PATH."""
     program = folder / "jpegtran"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -56,43 +56,44 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         pytest.param({"restart_marker_blocks": 3}, marks=needs_jpegtran),
     ],
 )
-def test_pixels_and_metadata_stay_as_they_are(options):
+def test_make_cuttable_keeps_pixels_and_metadata(options):
     noise = grains(240, 320)
     exif = Image.Exif()
     exif[0x0112] = 6
     jpeg = encode(noise, "JPEG", quality=70, exif=exif, icc_profile=b"an ICC profile", comment=b"a comment", **options)
-    made = make_cuttable(jpeg + b"another picture")
-    assert is_cuttable(made, header_of(made))
+    cuttable = make_cuttable(jpeg + b"another picture")
+    assert is_cuttable(cuttable, header_of(cuttable))
     with always:
-        assert cut(made, header_of(made), (100, 100, 60, 60)) is not None
-    np.testing.assert_array_equal(whole(made), whole(jpeg))
-    with Image.open(io.BytesIO(made)) as image:
+        assert cut(cuttable, header_of(cuttable), (100, 100, 60, 60)) is not None
+    np.testing.assert_array_equal(decoded(cuttable), decoded(jpeg))
+    with Image.open(io.BytesIO(cuttable)) as image:
         assert image.getexif()[0x0112] == 6
         assert image.info["icc_profile"] == b"an ICC profile"
         assert image.info["comment"] == b"a comment"
-    assert make_cuttable(made) == made
+    assert make_cuttable(cuttable) == cuttable
 
 
-def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
-    rng, decoder, were_cut = np.random.default_rng(1), Decoder(Decode()), 0
+def test_crops_of_cuttable_photographs_equal_those_of_the_originals(photos):
+    rng, decoder, cut_count = np.random.default_rng(1), Decoder(Decode()), 0
     for path in photos[::16]:
         jpeg = path.read_bytes()
-        made = make_cuttable(jpeg)
-        header, made_header = (decoder.header(Encoded(data)) for data in (jpeg, made))
+        cuttable = make_cuttable(jpeg)
+        header, cuttable_header = (decoder.header(Encoded(data)) for data in (jpeg, cuttable))
         for _ in range(4):
             height, width = (int(rng.integers(size // 4, size // 2)) for size in (header.height, header.width))
             top = int(rng.integers(header.height - height + 1))
             region = (top, int(rng.integers(header.width - width + 1)), height, width)
-            were_cut += cut(made, made_header.jpeg, region) is not None
+            cut_count += cut(cuttable, cuttable_header.jpeg, region) is not None
             np.testing.assert_array_equal(
-                decoder.decode(Encoded(made), made_header, region), decoder.decode(Encoded(jpeg), header, region)
+                decoder.decode(Encoded(cuttable), cuttable_header, region),
+                decoder.decode(Encoded(jpeg), header, region),
             )
-    assert were_cut > 8
+    assert cut_count > 8
 
 
 @pytest.mark.processes
-def test_what_cannot_be_made_cuttable_is_kept(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, "exit 1")
+def test_make_cuttable_returns_other_files_unchanged(tmp_path, monkeypatch):
+    replace_jpegtran(tmp_path, monkeypatch, "exit 1")
     noise, picture = grains(320, 240), grains(84, 122)
     progressive = encode(noise, "JPEG", progressive=True)
     sound = encode(noise, "JPEG")
@@ -121,123 +122,112 @@ def test_what_cannot_be_made_cuttable_is_kept(tmp_path, monkeypatch):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
-    [
-        "/bin/cat sound; exit 2",
-        "/bin/cat sound; echo Premature end >&2",
-        "/bin/cat",
-        "echo else",
-        "/bin/cat other",
-    ],
+    ["/bin/cat sound; exit 2", "/bin/cat sound; echo Premature end >&2", "/bin/cat", "echo else", "/bin/cat other"],
 )
-def test_what_jpegtran_complains_about_is_kept(tmp_path, monkeypatch, script):
+def test_make_cuttable_returns_the_file_unchanged_if_jpegtran_fails(tmp_path, monkeypatch, script):
     noise = grains(320, 240)
     jpeg = encode(noise, "JPEG", progressive=True)
     (tmp_path / "sound").write_bytes(encode(noise, "JPEG"))
     (tmp_path / "other").write_bytes(encode(noise[1:], "JPEG"))
-    stand_in(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
+    replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
     assert make_cuttable(jpeg) == jpeg
-    stand_in(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat sound")
+    replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat sound")
     assert make_cuttable(jpeg) == make_cuttable(encode(noise, "JPEG"))
 
 
-def test_an_index_that_does_not_fit_is_made_anew():
+def test_make_cuttable_replaces_a_damaged_index():
     noise = grains(320, 240)
     jpeg = encode(noise, "JPEG", comment=b"a comment")
-    made = make_cuttable(jpeg)
-    at = header_of(made).index_at
-    damaged = made[: at + 900] + bytes((made[at + 900] ^ 1,)) + made[at + 901 :]
+    cuttable = make_cuttable(jpeg)
+    at = header_of(cuttable).index_at
+    damaged = cuttable[: at + 900] + bytes((cuttable[at + 900] ^ 1,)) + cuttable[at + 901 :]
     assert not is_cuttable(damaged, header_of(damaged))
-    assert make_cuttable(damaged) == made
+    assert make_cuttable(damaged) == cuttable
 
 
-def test_the_error_names_the_package_that_is_missing(tmp_path, monkeypatch):
-    """Only where it is needed."""
+def test_missing_jpegtran_raises_only_for_progressive_jpegs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     noise = grains(320, 240)
-    made = make_cuttable(encode(noise, "JPEG"))
-    assert is_cuttable(made, header_of(made))
+    cuttable = make_cuttable(encode(noise, "JPEG"))
+    assert is_cuttable(cuttable, header_of(cuttable))
     with pytest.raises(GpuloadError, match=r"needs the program jpegtran, .* libjpeg-turbo-progs \(Debian, Ubuntu\)"):
         make_cuttable(encode(noise, "JPEG", progressive=True))
 
 
-def test_coded_data_metadata_and_tables_stay():
+def test_add_index_keeps_coded_data_metadata_and_tables():
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     jpeg = encode(noise, "JPEG", icc_profile=b"an ICC profile", comment=b"a comment")
-    made = add_index(jpeg + b"a second picture", header_of(jpeg))
-    header, other = header_of(made), header_of(jpeg)
-    assert made[scan_start(made, header) :] == jpeg[scan_start(jpeg, other) :]
-    assert made[: header.index_at] == jpeg[: header.index_at]
-    assert b"a comment" in made[: header.index_at]
-    assert len(made) < 1.055 * len(jpeg)
-    assert made.endswith(jpeg[header.index_at :])
+    indexed = add_index(jpeg + b"a second picture", header_of(jpeg))
+    header, original = header_of(indexed), header_of(jpeg)
+    assert indexed[scan_start(indexed, header) :] == jpeg[scan_start(jpeg, original) :]
+    assert indexed[: header.index_at] == jpeg[: header.index_at]
+    assert b"a comment" in indexed[: header.index_at]
+    assert len(indexed) < 1.055 * len(jpeg)
+    assert indexed.endswith(jpeg[header.index_at :])
 
 
-def test_codes_that_a_table_lacks_are_added():
+def test_add_index_adds_codes_that_a_table_lacks():
     jpeg = restarted("4:2:0", (6, 4), 0, content="few")
-    with small:
-        made = add_index(jpeg, header_of(jpeg))
-    before, after = (read_tables(data, header_of(data))[0] for data in (jpeg, made))
+    with small_limits:
+        indexed = add_index(jpeg, header_of(jpeg))
+    before, after = (read_tables(data, header_of(data))[0] for data in (jpeg, indexed))
     assert before != after
     for number, table in before.items():
         assert after[number].codes().items() >= table.codes().items()
-    np.testing.assert_array_equal(*(np.asarray(Image.open(io.BytesIO(data))) for data in (jpeg, made)))
+    np.testing.assert_array_equal(*(np.asarray(Image.open(io.BytesIO(data))) for data in (jpeg, indexed)))
 
 
-def test_a_larger_picture_has_its_points_further_apart():
-    found = []
+def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
+    grids = []
     for size in (20, 40, 80):
         jpeg = restarted("4:4:4", (size, size), 0)
-        found.append(find_grid(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
+        grids.append(find_grid(indexed := add_index(jpeg, header_of(jpeg)), header_of(indexed)))
     with mock.patch("gpuload.packing.jpeg_cuttable.MAX_SEGMENT_BYTES", 10_000):
         limited = add_index(jpeg, header_of(jpeg))
     assert len(limited) < len(jpeg) + 10_010
-    assert find_grid(limited, header_of(limited)).cell_mcus_across > found[-1].cell_mcus_across
+    assert find_grid(limited, header_of(limited)).cell_mcus_across > grids[-1].cell_mcus_across
 
 
-def test_bits_of_rows_longer_than_16_bits_count():
-    """Noise of a high quality, whose rows have more than 65,535 bits."""
+def test_cut_finds_rows_longer_than_65535_bits():
+    """Rows of noise of high quality have that many bits."""
     noise = np.random.default_rng(0).integers(0, 256, (16, 3000, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).save(file, "JPEG", quality=95, subsampling=0)
-    jpeg = file.getvalue()
-    made = add_index(jpeg, header_of(jpeg))
-    whole = np.asarray(Image.open(file))
+    jpeg = encode(noise, "JPEG", quality=95, subsampling=0)
+    indexed = add_index(jpeg, header_of(jpeg))
+    image = np.asarray(Image.open(io.BytesIO(jpeg)))
     with always:
-        part = cut(made, header_of(made), (9, 2000, 5, 500))
+        part = cut(indexed, header_of(indexed), (9, 2000, 5, 500))
     pixels = np.asarray(Image.open(io.BytesIO(part.data)))
     top, left, height, width = part.region_tlhw
-    np.testing.assert_array_equal(pixels[top : top + height, left : left + width], whole[9:14, 2000:2500])
+    np.testing.assert_array_equal(pixels[top : top + height, left : left + width], image[9:14, 2000:2500])
 
 
-def test_what_is_out_of_the_ordinary_has_no_index():
+def test_add_index_of_an_unusual_jpeg_returns_none():
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     jpeg = encode(noise, "JPEG")
     header = header_of(jpeg)
     start = header.first_scan
-    turned = jpeg[: start + 5] + jpeg[start + 7 : start + 9] + jpeg[start + 5 : start + 7] + jpeg[start + 9 :]
+    tables_swapped = jpeg[: start + 5] + jpeg[start + 7 : start + 9] + jpeg[start + 5 : start + 7] + jpeg[start + 9 :]
     assert add_index(jpeg, header) is not None
-    others = turned, encode(noise, "JPEG", progressive=True), encode(noise, "JPEG", restart_marker_blocks=2)
-    for other in (*others, encode(noise, "JPEG", mode="CMYK"), encode(noise[:30, :30], "JPEG")):
-        assert add_index(other, header_of(other)) is None
+    jpegs = tables_swapped, encode(noise, "JPEG", progressive=True), encode(noise, "JPEG", restart_marker_blocks=2)
+    for unusual in (*jpegs, encode(noise, "JPEG", mode="CMYK"), encode(noise[:30, :30], "JPEG")):
+        assert add_index(unusual, header_of(unusual)) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_header_breaks_it(seed):
-    """Bytes of the header are changed: then there is an index, or none, and cuts that fit it, or none."""
-    rng, made = np.random.default_rng(seed), 0
+def test_add_index_and_cut_survive_any_changed_header(seed):
+    rng, indexed_count = np.random.default_rng(seed), 0
     smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((96, 72))
-    file = io.BytesIO()
-    smooth.save(file, "JPEG", quality=70, subsampling=seed)
-    with small, always:
+    original = encode(np.asarray(smooth), "JPEG", quality=70, subsampling=seed)
+    with small_limits, always:
         for _ in range(150):
-            jpeg = bytearray(file.getvalue())
-            for at in rng.integers(2, header_of(file.getvalue()).first_scan + 14, 2):
+            jpeg = bytearray(original)
+            for at in rng.integers(2, header_of(original).first_scan + 14, 2):
                 jpeg[at] = rng.integers(256)
             header = scan_markers(bytes(jpeg))
             indexed = None if header is None else add_index(bytes(jpeg), header)
             if indexed is not None:
-                made += 1
-                of_index: JpegHeader = header_of(indexed)
-                if of_index.height > 50 and of_index.width > 70:
-                    cut(indexed, of_index, (20, 30, 30, 40))
-    assert made > 10
+                indexed_count += 1
+                indexed_header: JpegHeader = header_of(indexed)
+                if indexed_header.height > 50 and indexed_header.width > 70:
+                    cut(indexed, indexed_header, (20, 30, 30, 40))
+    assert indexed_count > 10

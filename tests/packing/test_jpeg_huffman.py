@@ -18,7 +18,7 @@ def scan_of(jpeg: bytes) -> np.ndarray:
     return np.frombuffer(scan.replace(b"\xff\0", b"\xff"), np.uint8)
 
 
-def walked(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray] | None:
+def walk(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray] | None:
     header = header_of(jpeg)
     tables, _ = read_tables(jpeg, header)
     blocks = read_blocks(jpeg, header, tables)
@@ -26,73 +26,73 @@ def walked(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.
     return walk_scan(scan_of(jpeg) if scan is None else scan, blocks, in_row * rows)
 
 
-def test_codes_are_counted_up():
+def test_huffman_codes_count_up():
     assert FULL.codes() == {0: (0b00, 2), 1: (0b01, 2), 2: (0b10, 2), 3: (0b110, 3)}
 
 
-def test_codes_that_are_added_leave_the_others_as_they_are():
+def test_add_codes_keeps_existing_codes():
     more = add_codes(FULL, (0, 7, 8, 9))
     codes = more.codes()
     assert {symbol: codes[symbol] for symbol in range(4)} == FULL.codes()
     assert {symbol: codes[symbol] for symbol in (7, 8, 9)} == {7: (0b11100, 5), 8: (0b11101, 5), 9: (0b11110, 5)}
     assert add_codes(FULL, (3, 2)) is FULL
-    one = HuffmanTable(bytes((1,)) + bytes(15), b"\0")
-    assert add_codes(one, (1,)).codes() == {0: (0, 1), 1: (0b10, 2)}
+    single = HuffmanTable(bytes((1,)) + bytes(15), b"\0")
+    assert add_codes(single, (1,)).codes() == {0: (0, 1), 1: (0b10, 2)}
     assert add_codes(HuffmanTable(bytes(16), b""), (5,)).codes() == {5: (0, 1)}
 
 
-def test_a_table_without_room_cannot_be_completed():
+def test_add_codes_without_room_returns_none():
     full = HuffmanTable(bytes((1,) * 16), bytes(range(16)))
     assert add_codes(full, (200,)) is None
 
 
-def test_tables_are_read_as_they_were_written():
+def test_read_tables_returns_what_write_tables_wrote():
     jpeg = encode(np.zeros((40, 40, 3), np.uint8), "JPEG")
     tables, segments = read_tables(jpeg, header_of(jpeg))
     assert sorted(tables) == [0x00, 0x01, 0x10, 0x11]
-    assert sum(other - one for one, other in segments) >= len(write_tables(tables))
+    assert sum(end - begin for begin, end in segments) >= len(write_tables(tables))
     without = jpeg[: segments[0][0]] + write_tables(tables) + jpeg[segments[-1][1] :]
     assert read_tables(without, header_of(without))[0] == tables
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("content", ["noise", "smooth", "few"])
-def test_blocks_are_found_where_one_begins_behind_the_other(sampling, content):
+def test_walk_scan_finds_consecutive_blocks_to_the_end(sampling, content):
     jpeg = restarted(sampling, (7, 5), 0, (3, 2), content=content)
-    found = walked(jpeg)
-    assert found is not None
-    begins, differences = found
+    result = walk(jpeg)
+    assert result is not None
+    begins, differences = result
     assert len(begins) == len(differences) + 1
     assert (np.diff(begins) >= 2).all()
     assert 8 * len(scan_of(jpeg)) - begins[-1] in range(8)
 
 
-def test_differences_are_those_of_the_means_of_blocks():
-    """A picture of flat blocks, each coded by its DC coefficient alone, of a step of 1: eight times the level."""
+def test_walk_scan_differences_are_those_of_block_means():
+    """Flat blocks are coded by their DC coefficient alone, which is eight times the level at this quality."""
     levels = np.random.default_rng(0).integers(0, 256, (6, 9), np.uint8)
     jpeg = encode(np.repeat(np.repeat(levels, 8, 0), 8, 1), "JPEG", mode="L", quality=100)
-    coefficients = np.cumsum(walked(jpeg)[1])
+    coefficients = np.cumsum(walk(jpeg)[1])
     np.testing.assert_array_equal(coefficients, 8 * (levels.ravel().astype(int) - 128))
 
 
-def test_a_scan_in_several_pieces_is_walked_as_in_one(monkeypatch):
+def test_walk_scan_result_does_not_depend_on_the_chunk_size(monkeypatch):
     noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
     jpeg = encode(noise, "JPEG")
-    expected = walked(jpeg)
+    expected = walk(jpeg)
     assert expected is not None
     monkeypatch.setattr("gpuload.packing.jpeg_huffman.CHUNK", 777)
-    found = walked(jpeg)
-    assert found is not None
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    result = walk(jpeg)
+    assert result is not None
+    for values, expected_values in zip(result, expected, strict=True):
+        np.testing.assert_array_equal(values, expected_values)
 
 
-def test_wrong_codes_and_a_wrong_number_of_them_are_none():
+def test_walk_scan_of_wrong_or_missing_codes_returns_none():
     gradient = np.asarray(Image.linear_gradient("L").convert("RGB"))
     jpeg = encode(gradient, "JPEG")
     scan = scan_of(jpeg)
     ones = scan.copy()
     ones[40:44] = 0xFF
-    assert walked(jpeg) is not None
+    assert walk(jpeg) is not None
     for wrong in (scan[:-2], np.append(scan, np.uint8(0)), ones, scan[:1], np.zeros_like(scan)):
-        assert walked(jpeg, wrong) is None
+        assert walk(jpeg, wrong) is None

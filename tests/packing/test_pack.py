@@ -1,4 +1,4 @@
-"""A packed set gives the samples back, and its bytes depend on nothing else."""
+"""pack: sets return their samples, and their bytes depend on nothing else; damaged samples; resumption."""
 
 from __future__ import annotations
 
@@ -9,30 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import lacking
-from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.generated_images import encode, jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload.packing import pack as pack_module
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
 
-from .conftest import COUNT, content
-
-Packing = Callable[..., Path]
-STORES = ["tar", "parquet", "lmdb", "array"]
-
-
-def needs(to: str) -> None:
-    """Skip where the store's library is absent."""
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
+from .packed_sets import COUNT, STORES, Packing, Samples, content, pack_and_open, require_store, small_jpeg
 
 
 def decoded(encoded: gl.Encoded) -> np.ndarray:
@@ -43,11 +32,11 @@ def decoded(encoded: gl.Encoded) -> np.ndarray:
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
-def test_samples_come_back_as_they_were_in_their_order(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
+def test_packed_set_returns_the_samples_in_order(folder: Path, packed: Packing, to: str) -> None:
+    require_store(to)
     dataset, path = gl.ImageFolder(folder), packed(to)
-    back = open_packed(str(path))
-    assert [(image.data, label) for image, label in back] == [(image.data, label) for image, label in dataset]
+    packed_samples = [(image.data, label) for image, label in open_packed(str(path))]
+    assert packed_samples == [(image.data, label) for image, label in dataset]
     assert json.loads((path / "classes.json").read_text(encoding="utf-8")) == dataset.classes == ["ant", "bee", "cät"]
     parts = json.loads((path / "manifest.json").read_text())["parts"]
     assert len(parts) > 2
@@ -55,53 +44,43 @@ def test_samples_come_back_as_they_were_in_their_order(folder: Path, packed: Pac
     assert gl.verify(path) == []
 
 
-def test_an_array_holds_the_pixels_and_labels(tmp_path: Path, packed: Packing) -> None:
+def test_array_store_holds_pixels_and_labels(tmp_path: Path, packed: Packing) -> None:
     root = tmp_path / "equal" / "only"
     root.mkdir(parents=True)
     for number in range(5):
         (root / f"{number}.jpg").write_bytes(jpeg_bytes(smooth_image(16, 24, number)))
     dataset = gl.ImageFolder(root.parent)
-    path = packed("array", dataset=dataset)
-    back = gl.ArrayFile(path / "images.npy", labels=path / "labels.npy")
-    for (image, label), (encoded, expected) in zip(back, dataset, strict=True):
+    path = packed("array", dataset=dataset, short_side=None)
+    array = gl.ArrayFile(path / "images.npy", labels=path / "labels.npy")
+    for (image, label), (encoded, expected) in zip(array, dataset, strict=True):
         np.testing.assert_array_equal(image.hwc, decoded(encoded))
         assert label == expected
     np.testing.assert_array_equal(np.load(path / "images.npy")[3], decoded(dataset[3][0]))
     assert gl.verify(path) == []
 
 
-def test_the_line_that_reads_a_set_is_told(folder: Path, tmp_path: Path) -> None:
-    (folder / "ant" / "other.png").write_bytes(_png())
-    made = gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="tar", workers=0)
-    assert made.read == f"gpuload.TarShards('{tmp_path}/set/shard-*.tar', fields=('jpg;png', 'cls'))"
-    back = eval(made.read, {"gpuload": gl})
-    assert [label for _, label in back] == gl.ImageFolder(folder).labels.tolist()
-    assert (made.samples, made.files, made.left_out, made.taken_up) == (COUNT + 1, 1, [], 0)
+def test_read_expression_of_the_result_opens_the_set(folder: Path, tmp_path: Path) -> None:
+    (folder / "ant" / "other.png").write_bytes(encode(smooth_image(20, 20, 0), "PNG"))
+    result = gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="tar", workers=0)
+    assert result.read == f"gpuload.TarShards('{tmp_path}/set/shard-*.tar', fields=('jpg;png', 'cls'))"
+    dataset = eval(result.read, {"gpuload": gl})
+    assert [label for _, label in dataset] == gl.ImageFolder(folder).labels.tolist()
+    assert (result.samples, result.files, result.left_out, result.taken_up) == (COUNT + 1, 1, [], 0)
 
 
-def _png() -> bytes:
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(smooth_image(20, 20, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
-def test_a_packed_set_is_packed_to_another_store(folder: Path, packed: Packing) -> None:
-    lacking.require("pyarrow")
+def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing) -> None:
+    require_store("parquet")
     first = packed("tar")
-    again = packed("parquet", "again", dataset=open_packed(str(first)))
+    second = packed("parquet", "again", dataset=open_packed(str(first)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
-    assert open_packed(str(again)).classes == ["ant", "bee", "cät"]
-    assert [(image.data, label) for image, label in open_packed(str(again))] == expected
+    assert open_packed(str(second)).classes == ["ant", "bee", "cät"]
+    assert [(image.data, label) for image, label in open_packed(str(second))] == expected
 
 
 @pytest.mark.parametrize("to", STORES)
-def test_no_shard_is_larger_than_was_asked_for_and_none_is_cut_short(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
-    path = packed(to, shard_bytes=22_000, **({"short_side": 16} if to == "array" else {}))
+def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: Path, packed: Packing, to: str) -> None:
+    require_store(to)
+    path = packed(to, shard_bytes=22_000)
     manifest = json.loads((path / "manifest.json").read_text())
     assert [part["first"] for part in manifest["parts"]] == sorted({part["first"] for part in manifest["parts"]})
     assert sum(part["samples"] for part in manifest["parts"]) == COUNT
@@ -113,10 +92,9 @@ def test_no_shard_is_larger_than_was_asked_for_and_none_is_cut_short(folder: Pat
 
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
-def test_the_bytes_do_not_depend_on_the_workers(packed: Packing, to: str) -> None:
-    needs(to)
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
-    assert content(packed(to, "alone", **options)) == content(packed(to, "two", workers=2, **options))
+def test_packed_bytes_do_not_depend_on_workers(packed: Packing, to: str) -> None:
+    require_store(to)
+    assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
 
 
 DRIVER = """
@@ -129,7 +107,7 @@ if to == "parquet":
     import pyarrow.parquet
 draw, calls = random.Random(to), 0
 
-def run(path, last):  # to its end, or to this call of a function of C's
+def run(path, last):  # to the end, or until this call of a C function
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -145,7 +123,7 @@ def run(path, last):  # to its end, or to this call of a function of C's
     open(f"{target}/calls", "w").write(str(calls))
     os._exit(0)
 
-assert run(f"{target}/whole", -1) == 0
+assert run(f"{target}/uninterrupted", -1) == 0
 most = int(open(f"{target}/calls").read())
 for number in range(int(sys.argv[5])):
     kills = sum(run(f"{target}/{number}", draw.randrange(1, most)) == signal.SIGKILL for _ in range(3))
@@ -157,68 +135,64 @@ for number in range(int(sys.argv[5])):
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("to", STORES)
-def test_killed_at_random_moments_and_run_again_it_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
-    needs(to)
+def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
+    require_store(to)
     target, size = tmp_path / "sets", "1700" if to == "array" else "16000"
     target.mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", DRIVER, str(folder), str(target), to, size, "3"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
-    kills = [int(line) for line in done.stdout.split()]
+    assert process.returncode == 0, process.stderr
+    kills = [int(line) for line in process.stdout.split()]
     assert sum(kills) > 3, kills
-    expected = content(target / "whole")
+    expected = content(target / "uninterrupted")
     for number in range(len(kills)):
         assert content(target / str(number)) == expected
 
 
 def damage(folder: Path) -> tuple[Path, Path]:
-    """Cut one image off, and make another one of the next class no image."""
-    cut, none = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
-    cut.write_bytes(cut.read_bytes()[:-150])
-    none.write_bytes(b"nothing")
-    return cut, none
+    """Truncate one image, and overwrite another one, of the next class, with text."""
+    truncated, no_image = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:-150])
+    no_image.write_bytes(b"nothing")
+    return truncated, no_image
 
 
 @pytest.mark.parametrize("to", STORES)
-def test_damaged_images_are_all_listed_and_left_out_only_if_that_is_asked_for(
-    folder: Path, packed: Packing, to: str
-) -> None:
-    needs(to)
-    cut, none = damage(folder)
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
+def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, packed: Packing, to: str) -> None:
+    require_store(to)
+    truncated, no_image = damage(folder)
     with pytest.raises(BadSamples) as raised:
-        packed(to, **options)
+        packed(to)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"2 of 12 samples are damaged, so {str(folder.parent / 'set')!r} is not finished:"
-    assert lines[1].startswith(f"  {cut}: DecodeError: the JPEG cannot be decoded: ")
-    assert lines[2].startswith(f"  {none}: DecodeError: not an image that gpuload decodes: 7 bytes")
+    assert lines[1].startswith(f"  {truncated}: DecodeError: the JPEG cannot be decoded: ")
+    assert lines[2].startswith(f"  {no_image}: DecodeError: not an image that gpuload decodes: 7 bytes")
     assert "--on-error skip" in lines[3]
     with pytest.raises(FileNotFoundError, match="is not finished: run the same `gpuload pack` command again"):
         gl.verify(folder.parent / "set")
-    path = packed(to, skip_bad=True, **options)
-    left = [(image, label) for index, (image, label) in _good(gl.ImageFolder(folder)) if index not in (1, 5)]
-    back = open_packed(str(path))
-    assert [label for _, label in back] == [label for _, label in left]
+    path = packed(to, skip_bad=True)
+    expected = [sample for index, sample in enumerate(gl.ImageFolder(folder)) if index not in (1, 5)]
+    dataset = open_packed(str(path))
+    assert [label for _, label in dataset] == [label for _, label in expected]
     if to != "array":
-        assert [image.data for image, _ in back] == [image.data for image, _ in left]
+        assert [image.data for image, _ in dataset] == [image.data for image, _ in expected]
     manifest = json.loads((path / "manifest.json").read_text())
-    assert [(one["index"], one["source"]) for one in manifest["left_out"]] == [(1, str(cut)), (5, str(none))]
+    assert [(entry["index"], entry["source"]) for entry in manifest["left_out"]] == [
+        (1, str(truncated)),
+        (5, str(no_image)),
+    ]
     assert gl.verify(path) == []
-    assert content(packed(to, "at once", skip_bad=True, **options)) == content(path)
-
-
-def _good(dataset: gl.ImageFolder) -> list[tuple[int, Any]]:
-    return list(enumerate(dataset))
+    assert content(packed(to, "at once", skip_bad=True)) == content(path)
 
 
 @pytest.mark.parametrize("to", ["tar", "lmdb"])
-def test_a_mended_image_is_taken_in_and_the_rest_is_not_made_again(folder: Path, packed: Packing, to: str) -> None:
-    needs(to)
+def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, packed: Packing, to: str) -> None:
+    require_store(to)
     expected = content(packed(to, "expected"))
     path = folder / "ant" / "003.jpg"
     data, moment = path.read_bytes(), path.stat().st_mtime_ns
@@ -227,32 +201,31 @@ def test_a_mended_image_is_taken_in_and_the_rest_is_not_made_again(folder: Path,
         packed(to)
     path.write_bytes(data)
     os.utime(path, ns=(moment, moment))
-    made = gl.pack(gl.ImageFolder(folder), folder.parent / "set", to=to, workers=0, shard_bytes=12_500)
+    result = gl.pack(gl.ImageFolder(folder), folder.parent / "set", to=to, workers=0, shard_bytes=12_500)
     assert content(folder.parent / "set") == expected
-    assert 0 < made.taken_up < COUNT
+    assert 0 < result.taken_up < COUNT
 
 
 @pytest.mark.parametrize("to", ["tar", "lmdb", "parquet"])
-def test_a_text_that_has_no_form_is_shown_and_may_be_left_out(tmp_path: Path, to: str) -> None:
-    needs(to)
-    dataset = Samples((image(0), "cat"), (image(1), "\ud800 cat"), (image(2), "dog"))
-    with pytest.raises(
-        BadSamples, match=r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
-    ):
+def test_text_that_cannot_be_encoded_is_shown_and_can_be_skipped(tmp_path: Path, to: str) -> None:
+    require_store(to)
+    dataset = Samples((small_jpeg(0), "cat"), (small_jpeg(1), "\ud800 cat"), (small_jpeg(2), "dog"))
+    message = r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
+    with pytest.raises(BadSamples, match=message):
         gl.pack(dataset, tmp_path / "set", to=to, workers=0)
     assert gl.pack(dataset, tmp_path / "set", to=to, workers=0, skip_bad=True).samples == 2
 
 
-def test_a_sample_without_a_path_that_failed_is_tried_again(tmp_path: Path) -> None:
-    dataset = Samples(image(0), gl.Encoded(b"nothing"), image(2))
+def test_failed_sample_without_a_path_is_read_again(tmp_path: Path) -> None:
+    dataset = Samples(small_jpeg(0), gl.Encoded(b"nothing"), small_jpeg(2))
     with pytest.raises(BadSamples):
         gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
-    dataset.samples = (image(0), image(1), image(2))
-    made = gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
-    assert (made.samples, made.taken_up) == (3, 2)
+    dataset.samples = (small_jpeg(0), small_jpeg(1), small_jpeg(2))
+    result = gl.pack(dataset, tmp_path / "set", to="tar", workers=0, shard_bytes=1)
+    assert (result.samples, result.taken_up) == (3, 2)
 
 
-def test_an_image_that_was_changed_meanwhile_is_packed_as_it_is_now(folder: Path, packed: Packing) -> None:
+def test_image_changed_between_runs_is_packed_as_changed(folder: Path, packed: Packing) -> None:
     damage(folder)
     with pytest.raises(BadSamples):
         packed("tar")
@@ -263,19 +236,19 @@ def test_an_image_that_was_changed_meanwhile_is_packed_as_it_is_now(folder: Path
     )
 
 
-def test_a_finished_set_is_not_made_again(folder: Path, packed: Packing) -> None:
+def test_finished_set_is_not_written_again(folder: Path, packed: Packing) -> None:
     path = packed("tar")
     moments = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
-    made = gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500)
-    assert (made.samples, made.taken_up) == (COUNT, COUNT)
+    result = gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500)
+    assert (result.samples, result.taken_up) == (COUNT, COUNT)
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == moments
 
 
-def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, packed: Packing) -> None:
+def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Packing) -> None:
     path, changed = packed("tar"), folder / "bee" / "004.jpg"
     before, status, data = content(path), changed.stat(), changed.read_bytes()
     parts = json.loads(before["manifest.json"])["parts"]
-    (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # that file is no. 5
+    (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # the file is sample 5
     changed.write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
     message = (
         r"set' holds a finished set, but source files have since changed in size or modification time: among samples "
@@ -288,22 +261,21 @@ def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, pa
     changed.write_bytes(data)
     os.utime(changed, ns=(status.st_mtime_ns, status.st_mtime_ns))
     assert packed("tar") == path
-    for other in folder.rglob("*.jpg"):
-        os.utime(other, ns=(5, 5))
+    for file in folder.rglob("*.jpg"):
+        os.utime(file, ns=(5, 5))
     with pytest.raises(FileExistsError, match=r"among samples 0 to \d+ and in other parts \(\d+ in total\)\. To pack"):
         packed("tar")
-    for text in ("[5]", "[]", "no JSON"):  # it may be anybody's
+    for text in ("[5]", "[]", "no JSON"):  # a file that gpuload did not write
         (path / "manifest-sources.json").write_text(text)
         assert packed("tar") == path
 
 
-def test_what_an_older_version_has_begun_or_finished_is_not_mixed(folder: Path, packed: Packing) -> None:
+def test_set_or_plan_of_an_older_version_raises(folder: Path, packed: Packing) -> None:
     path = packed("tar")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 1}))
-    with pytest.raises(
-        gl.GpuloadError, match=r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
-    ):
+    message = r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
+    with pytest.raises(gl.GpuloadError, match=message):
         packed("tar")
     shutil.rmtree(path)
     damage(folder)
@@ -315,7 +287,7 @@ def test_what_an_older_version_has_begun_or_finished_is_not_mixed(folder: Path, 
         packed("tar")
 
 
-def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing) -> None:
+def test_set_or_plan_of_other_arguments_raises(folder: Path, packed: Packing) -> None:
     path = packed("tar")
     end = r"\. Use the same arguments, use another folder, or remove this one$"
     with pytest.raises(FileExistsError, match=f"holds a finished set .*: short_side=None instead of 16{end}"):
@@ -331,17 +303,16 @@ def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing
         packed("tar")
 
 
-def test_a_folder_with_other_files_is_not_written_to(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileExistsError, match=r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
-    ):
+def test_folder_with_other_files_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
+    message = r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
+    with pytest.raises(FileExistsError, match=message):
         packed("tar", "images")
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file; expected a new or empty folder"):
         packed("tar", "file")
 
 
-def test_two_do_not_pack_to_one_folder(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_folder_that_another_process_packs_to_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / "set" / ".gpuload-pack").mkdir(parents=True)
@@ -351,79 +322,47 @@ def test_two_do_not_pack_to_one_folder(folder: Path, packed: Packing, tmp_path: 
             packed("tar")
 
 
-class Samples:
-    """A dataset of samples as they are given."""
-
-    def __init__(self, *samples: Any) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
-
-
-def image(number: int = 0) -> gl.Encoded:
-    return gl.Encoded(jpeg_bytes(smooth_image(16, 16, number)))
-
-
 @pytest.mark.parametrize(
     ("dataset", "arguments", "error", "message"),
     [
         (Samples(), {}, ValueError, "has no samples to pack"),
         (iter([1]), {}, TypeError, "needs a map-style dataset"),
-        (Samples(image()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
-        (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
-        (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
-        (Samples((gl.Image(np.zeros((4, 4, 3), np.uint8)), 1)), {}, gl.GpuloadError, r"to an array \(to='array'\)"),
-        (Samples({"image": image(), "boxes": gl.Boxes([])}), {}, gl.GpuloadError, "a tar cannot hold a Boxes"),
-        (
-            Samples({"a": image(), "a.jpg": image()}),
-            {},
-            gl.GpuloadError,
-            "two of its fields would become files with the same name: a.jpg, a.jpg; rename one of them",
-        ),
-        (Samples({"Image": image()}), {}, gl.GpuloadError, "field names must be lower case.*got 'Image'"),
-        (
-            Samples((image(), 1.5)),
-            {"to": "lmdb"},
-            gl.GpuloadError,
-            "the labels of an LMDB must be int or str, got float",
-        ),
-        (Samples({"a": image(), "b": image()}), {"to": "parquet"}, gl.GpuloadError, "one column of images, got 2"),
-        (
-            Samples({"image": image(), "box": None}),
-            {"to": "parquet"},
-            gl.GpuloadError,
-            "column 'box' cannot hold NoneType",
-        ),
-        (
-            Samples((image(), "cat")),
-            {"to": "array"},
-            gl.GpuloadError,
-            "the labels of an array must be numbers, got str",
-        ),
-        (
-            Samples(gl.Encoded(b"1"), gl.Encoded(b"2")),
-            {},
-            gl.GpuloadError,
-            "none of 2 trial samples of .* can be read",
-        ),
+        (Samples(small_jpeg()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
+        (Samples(small_jpeg()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
+        (Samples(gl.Encoded(b"1"), gl.Encoded(b"2")), {}, gl.GpuloadError, "none of 2 trial samples of .* can be read"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(
+def test_pack_of_no_readable_samples_or_with_wrong_arguments_raises(
     tmp_path: Path, dataset: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         gl.pack(dataset, tmp_path / "set", **{"to": "tar", "workers": 0, **arguments})
 
 
-def test_fields_of_dicts_come_back_under_their_names(tmp_path: Path) -> None:
-    mask = gl.Mask(gl.Encoded(_png()))
+@pytest.mark.parametrize(
+    ("to", "sample", "message"),
+    [
+        ("tar", "a.jpg", r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
+        ("tar", (gl.Image(np.zeros((4, 4, 3), np.uint8)), 1), r"to an array \(to='array'\)"),
+        ("tar", {"image": small_jpeg(), "boxes": gl.Boxes([])}, "a tar cannot hold a Boxes"),
+        ("tar", {"a": small_jpeg(), "a.jpg": small_jpeg()}, r"files with the same name: a\.jpg, a\.jpg; rename one of"),
+        ("tar", {"Image": small_jpeg()}, "field names must be lower case.*got 'Image'"),
+        ("lmdb", (small_jpeg(), 1.5), "the labels of an LMDB must be int or str, got float"),
+        ("parquet", {"a": small_jpeg(), "b": small_jpeg()}, "one column of images, got 2"),
+        ("parquet", {"image": small_jpeg(), "box": None}, "column 'box' cannot hold NoneType"),
+        ("array", (small_jpeg(), "cat"), "the labels of an array must be numbers, got str"),
+    ],
+)
+def test_sample_that_a_store_cannot_hold_raises(tmp_path: Path, to: str, sample: Any, message: str) -> None:
+    with pytest.raises(gl.GpuloadError, match=message):
+        gl.pack(Samples(sample), tmp_path / "set", to=to, workers=0)
+
+
+def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
+    mask = gl.Mask(gl.Encoded(encode(smooth_image(20, 20, 0), "PNG")))
     samples = [
         {
-            "jpg": image(number),
+            "jpg": small_jpeg(number),
             "cls": number,
             "caption": "a wörd",
             "seg.png": mask,
@@ -434,110 +373,107 @@ def test_fields_of_dicts_come_back_under_their_names(tmp_path: Path) -> None:
         }
         for number in range(3)
     ]
-    gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
-    for number, back in enumerate(open_packed(str(tmp_path / "set"))):
-        assert back.pop("__key__") == f"0000000{number}"
-        assert list(back) == ["jpg", "cls", "caption.txt", "seg.png", "boxes.npy", "info.json", "score.json", "raw.bin"]
-        assert back["jpg"].data == image(number).data
-        assert isinstance(back["seg.png"], gl.Mask)
-        np.testing.assert_array_equal(back["boxes.npy"], samples[0]["boxes"])
-        assert (back["cls"], back["caption.txt"], back["score.json"]) == (number, "a wörd", 0.5)
-        assert (back["info.json"], back["raw.bin"]) == ({"a": [1, None]}, b"123")
+    fields = ["jpg", "cls", "caption.txt", "seg.png", "boxes.npy", "info.json", "score.json", "raw.bin"]
+    for number, sample in enumerate(pack_and_open(Samples(*samples), tmp_path / "set", "tar")):
+        assert sample.pop("__key__") == f"0000000{number}"
+        assert list(sample) == fields
+        assert sample["jpg"].data == small_jpeg(number).data
+        assert isinstance(sample["seg.png"], gl.Mask)
+        np.testing.assert_array_equal(sample["boxes.npy"], samples[0]["boxes"])
+        assert (sample["cls"], sample["caption.txt"], sample["score.json"]) == (number, "a wörd", 0.5)
+        assert (sample["info.json"], sample["raw.bin"]) == ({"a": [1, None]}, b"123")
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
-def test_images_alone_and_text_come_back(tmp_path: Path, to: str) -> None:
-    needs(to)
-    for name, samples in (("alone", [image(0), image(1)]), ("text", [(image(0), "cat"), (image(1), "dög")])):
-        gl.pack(Samples(*samples), tmp_path / name, to=to, workers=0)
-        back = list(open_packed(str(tmp_path / name)))
-        assert [_data(sample) for sample in back] == [_data(sample) for sample in samples]
+def test_single_images_and_text_labels_return(tmp_path: Path, to: str) -> None:
+    require_store(to)
+    images = small_jpeg(0), small_jpeg(1)
+    back = pack_and_open(Samples(*images), tmp_path / "images", to)
+    assert [image.data for image in back] == [image.data for image in images]
+    back = pack_and_open(Samples((images[0], "cat"), (images[1], "dög")), tmp_path / "text", to)
+    assert [(image.data, label) for image, label in back] == [(images[0].data, "cat"), (images[1].data, "dög")]
 
 
-def test_labels_of_an_lmdb_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
-    lacking.require("lmdb")
-    gl.pack(Samples((image(0), "cat"), (image(1), 7)), tmp_path / "set", to="lmdb", workers=0)
-    assert [label for _, label in open_packed(str(tmp_path / "set"))] == ["cat", "7"]
+def test_lmdb_labels_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
+    require_store("lmdb")
+    dataset = pack_and_open(Samples((small_jpeg(0), "cat"), (small_jpeg(1), 7)), tmp_path / "set", "lmdb")
+    assert [label for _, label in dataset] == ["cat", "7"]
 
 
-def _data(sample: Any) -> Any:
-    return sample.data if isinstance(sample, gl.Encoded) else (sample[0].data, *sample[1:])
-
-
-def test_columns_of_a_table_come_back(tmp_path: Path) -> None:
+def test_parquet_columns_return_and_images_have_no_statistics(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    samples = [{"image": image(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
-    gl.pack(Samples(*samples), tmp_path / "set", to="parquet", workers=0)
-    back = open_packed(str(tmp_path / "set"))
+    samples = [{"image": small_jpeg(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
+    dataset = pack_and_open(Samples(*samples), tmp_path / "set", "parquet")
     column = parquet.ParquetFile(tmp_path / "set" / "shard-00000.parquet").metadata.row_group(0).column(0)
-    assert column.statistics is None  # which would hold whole images
-    assert [(one["image"].data, one["label"], one["caption"]) for one in back] == [
-        (one["image"].data, one["label"], one["caption"]) for one in samples
+    assert column.statistics is None  # statistics would contain complete images
+    assert [(row["image"].data, row["label"], row["caption"]) for row in dataset] == [
+        (row["image"].data, row["label"], row["caption"]) for row in samples
     ]
 
 
-def test_a_row_that_differs_is_a_bad_sample(tmp_path: Path) -> None:
-    lacking.require("pyarrow")
+def test_parquet_row_of_another_type_is_a_bad_sample(tmp_path: Path) -> None:
+    require_store("parquet")
     with pytest.raises(BadSamples, match=r"1 of 3 samples .*\n  sample 1: Arrow"):
-        gl.pack(Samples((image(), 1), (image(), "two"), (image(), 3)), tmp_path / "set", to="parquet", workers=0)
+        gl.pack(Samples(*((small_jpeg(), label) for label in (1, "two", 3))), tmp_path / "set", to="parquet", workers=0)
 
 
-def test_images_of_several_sizes_are_no_array(tmp_path: Path, folder: Path) -> None:
+def test_array_of_images_of_several_sizes_raises(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(BadSamples, match=r"the first, \|u1 of shape \(24, 48, 3\), got uint8 of shape \(32, 48, 3\)"):
         gl.pack(gl.ImageFolder(folder), tmp_path / "set", to="array", workers=0)
 
 
-def test_arrays_of_any_dtype_are_packed(tmp_path: Path) -> None:
+def test_array_store_holds_clips_and_arrays_of_any_dtype(tmp_path: Path) -> None:
     volumes = [np.full((2, 9, 8, 5), number, np.float32) for number in range(3)]
     gl.pack(Samples(*map(gl.Image, volumes)), tmp_path / "clips", to="array", workers=0)
     gl.pack(Samples(*volumes), tmp_path / "data", to="array", workers=0)
     for name in ("clips", "data"):
-        back = open_packed(str(tmp_path / name))
-        np.testing.assert_array_equal(back[2].hwc if name == "clips" else back[2], volumes[2])
+        dataset = open_packed(str(tmp_path / name))
+        np.testing.assert_array_equal(dataset[2].hwc if name == "clips" else dataset[2], volumes[2])
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
-def test_too_many_open_files_are_no_damaged_image_but_a_bad_sector_is(tmp_path: Path, code: int) -> None:
+def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(tmp_path: Path, code: int) -> None:
     class Fails(Samples):
         def __getitem__(self, index: int) -> Any:
             if index == 1:
                 raise OSError(code, os.strerror(code))
-            return image(index)
+            return small_jpeg(index)
 
-    error, told = (OSError, "Too many open files") if code == errno.EMFILE else (BadSamples, "sample 1: OSError")
-    with pytest.raises(error, match=told):
+    error, message = (OSError, "Too many open files") if code == errno.EMFILE else (BadSamples, "sample 1: OSError")
+    with pytest.raises(error, match=message):
         gl.pack(Fails(*range(3)), tmp_path / "set", to="tar", workers=0)
 
 
 @pytest.mark.parametrize("to", ["lmdb", "array", "array with a gap"])
-def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
+def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    needs(to)
+    require_store(to)
     if to == "array with a gap":
         damage(folder)
     to = to.split()[0]
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
-    expected = content(packed(to, "expected", skip_bad=True, **options))
+    expected = content(packed(to, "expected", skip_bad=True))
 
-    def killed(path: str, *others: Any, **named: Any) -> None:
+    def interrupted(path: str, *arguments: Any, **options: Any) -> None:
         if path.endswith("manifest.json"):
             raise KeyboardInterrupt
-        write(path, *others, **named)
+        write(path, *arguments, **options)
 
     write = pack_module.write_file
-    monkeypatch.setattr(pack_module, "write_file", killed)
+    monkeypatch.setattr(pack_module, "write_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        packed(to, skip_bad=True, **options)
+        packed(to, skip_bad=True)
     monkeypatch.undo()
-    assert content(packed(to, skip_bad=True, **options)) == expected
+    assert content(packed(to, skip_bad=True)) == expected
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, packed: Packing, whole: bool) -> None:
-    """And where not even the first pages were written, the database is begun anew."""
-    lacking.require("lmdb")
+@pytest.mark.parametrize("has_first_pages", [True, False])
+def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
+    folder: Path, packed: Packing, has_first_pages: bool
+) -> None:
+    """If not even the first pages were written, the database is created again."""
+    require_store("lmdb")
     expected = content(packed("lmdb", "expected"))
     path = folder / "cät" / "008.jpg"
     data = path.read_bytes()
@@ -547,13 +483,13 @@ def test_pages_of_a_transaction_that_was_cut_short_leave_no_trace(folder: Path, 
     path.write_bytes(data)
     database = folder.parent / "set" / ".gpuload-pack" / "data.mdb"
     assert database.stat().st_size > 5 * 4096
-    with open(database, "ab" if whole else "wb") as file:
+    with open(database, "ab" if has_first_pages else "wb") as file:
         file.write(bytes(range(256)) * 16)
     assert content(packed("lmdb")) == expected
 
 
-class InShared:
-    """Images that lie in memory which `multiprocessing` shares."""
+class SharedMemoryImages:
+    """A dataset of images in shared memory of `multiprocessing`."""
 
     def __init__(self) -> None:
         self.data = jpeg_bytes(smooth_image(16, 24, 1))
@@ -567,13 +503,13 @@ class InShared:
 
 
 @pytest.mark.processes
-def test_workers_inherit_shared_memory(tmp_path: Path) -> None:
-    gl.pack(dataset := InShared(), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
+def test_workers_inherit_multiprocessing_shared_memory(tmp_path: Path) -> None:
+    gl.pack(dataset := SharedMemoryImages(), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
     assert [image.data for image in open_packed(str(tmp_path / "set"))] == [dataset.data] * 4
 
 
-class Turned:
-    """Photographs that EXIF turns by a quarter, with these values of `Encoded.exif`."""
+class RotatedImages:
+    """A dataset of JPEGs whose EXIF orientation is a quarter turn, with these values of `Encoded.exif`."""
 
     def __init__(self, *exif: bool | None) -> None:
         self.exif = exif
@@ -582,33 +518,33 @@ class Turned:
         return len(self.exif)
 
     def __getitem__(self, index: int) -> tuple[gl.Encoded, int]:
-        return gl.Encoded(jpeg_bytes(smooth_image(20, 30, index), exif=TURNED), exif=self.exif[index]), index
+        return gl.Encoded(jpeg_bytes(smooth_image(20, 30, index), exif=EXIF_ROTATED), exif=self.exif[index]), index
 
 
-TURNED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+EXIF_ROTATED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
 @pytest.mark.parametrize("to", STORES)
 @pytest.mark.parametrize("exif", [True, None])
-def test_images_of_a_set_are_upright_if_they_were_in_the_dataset(tmp_path: Path, to: str, exif: bool | None) -> None:
-    needs(to)
-    dataset = Turned(exif, exif or False)
-    packed = gl.pack(dataset, tmp_path / "set", to=to, workers=0)  # pyright: ignore
-    back = open_packed(str(tmp_path / "set"))
-    for (image, _), (original, _) in zip(back, dataset, strict=True):
+def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, exif: bool | None) -> None:
+    require_store(to)
+    dataset = RotatedImages(exif, exif or False)
+    result = gl.pack(dataset, tmp_path / "set", to=to, workers=0)  # pyright: ignore
+    packed_dataset = open_packed(str(tmp_path / "set"))
+    for (image, _), (original, _) in zip(packed_dataset, dataset, strict=True):
         pixels = image.hwc if to == "array" else decoded(image)
         assert pixels.shape == ((30, 20, 3) if exif else (20, 30, 3))
         np.testing.assert_array_equal(pixels, decoded(original))
-    assert ("exif=True" in packed.read) == (bool(exif) and to != "array")
-    assert [label for _, label in eval(packed.read, {"gpuload": gl})] == [0, 1]
+    assert ("exif=True" in result.read) == (bool(exif) and to != "array")
+    assert [label for _, label in eval(result.read, {"gpuload": gl})] == [0, 1]
     assert gl.verify(tmp_path / "set") == []
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
-def test_images_of_which_some_are_turned_upright_are_not_packed_to_one_set(tmp_path: Path, to: str) -> None:
-    needs(to)
+def test_images_with_different_exif_settings_raise(tmp_path: Path, to: str) -> None:
+    require_store(to)
     message = (
         "sample 2 of .* cannot be packed: its image has exif=True, but earlier images have exif=False: a set turns"
     )
     with pytest.raises(gl.GpuloadError, match=message):
-        gl.pack(Turned(None, False, True), tmp_path / "set", to=to, workers=0)  # pyright: ignore
+        gl.pack(RotatedImages(None, False, True), tmp_path / "set", to=to, workers=0)  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Samples come in order, an error in the place of one, and the next ones are named to the dataset."""
+"""read_samples: order, errors in place of samples, and announcements by `will_need`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ COUNT = 5 * CHUNK + 3
 
 class Numbers:
     def __init__(self) -> None:
-        self.read: list[int] = []
-        self.named: list[int] = []
+        self.keys: list[int] = []
+        self.announced: list[int] = []
 
     def __getitem__(self, index: int) -> int:
-        self.read.append(index)
+        self.keys.append(index)
         if index == 7:
             raise ValueError("seven")
         return index
 
     def will_need(self, indices: Iterable[int]) -> None:
-        self.named += indices
+        self.announced += indices
 
 
 class Blocks(Numbers):
@@ -33,17 +33,17 @@ class Blocks(Numbers):
 
 
 @pytest.mark.parametrize("kind", [Numbers, Blocks])
-def test_samples_come_in_order_with_an_error_in_the_place_of_one(kind: type[Numbers]) -> None:
+def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: type[Numbers]) -> None:
     dataset = kind()
     samples = dict(read_samples(dataset, range(2, COUNT)))
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
     assert all(index == sample for index, sample in samples.items())
-    assert dataset.named[:CHUNK] == list(range(2, 2 + CHUNK)), "at first a disk is assumed"
-    assert max(dataset.named) < COUNT, "none beyond the part"
+    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "a disk is assumed at first"
+    assert max(dataset.announced) < COUNT, "samples beyond the part were announced"
 
 
-def test_other_errors_are_not_of_one_sample() -> None:
+def test_read_samples_raises_errors_that_are_not_about_a_sample() -> None:
     class Broken(Numbers):
         def __getitem__(self, index: int) -> int:
             raise RuntimeError("a mistake")
@@ -52,7 +52,7 @@ def test_other_errors_are_not_of_one_sample() -> None:
         dict(read_samples(Broken(), range(3)))
 
 
-def test_what_a_dataset_draws_is_its_own_affair() -> None:
+def test_read_samples_does_not_seed_the_dataset() -> None:
     class Draws(Numbers):
         def __getitem__(self, index: int) -> float:
             return random.random()

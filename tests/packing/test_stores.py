@@ -1,4 +1,4 @@
-"""Shards are those that tarfile writes."""
+"""Tar shards equal those that Python's tarfile writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpuload as gl
 from gpuload.datasets.stores.tar.index import build
 from gpuload.packing.stores import MAX_MEMBER_BYTES, tar_header
 
-from .test_pack import Samples
+from .packed_sets import Samples
 
 SAMPLES: list[dict[str, Any]] = [
     {"one": b"x" * 1500, "cls": 7},
@@ -38,20 +38,20 @@ def by_tarfile(samples: list[dict[str, Any]]) -> bytes:
 
 @pytest.mark.parametrize("name", ["0.jpg", "ä" * 50, "n" * 100, "00000012.\udcff.jpg"])
 @pytest.mark.parametrize("nbytes", [0, 511, 130_000, MAX_MEMBER_BYTES])
-def test_headers_are_those_of_tarfile(name: str, nbytes: int) -> None:
+def test_tar_header_equals_tarfiles(name: str, nbytes: int) -> None:
     member = tarfile.TarInfo(name)
     member.size = nbytes
     assert tar_header(name, nbytes) == member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize(("name", "nbytes"), [("n" * 101, 1), ("0.jpg", MAX_MEMBER_BYTES + 1)])
-def test_what_no_header_can_hold_is_refused(name: str, nbytes: int) -> None:
+def test_tar_header_of_a_too_long_name_or_file_raises(name: str, nbytes: int) -> None:
     with pytest.raises(ValueError, match=r"too long|overflow"):
         tar_header(name, nbytes)
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, SAMPLES[:1]])
-def test_a_shard_is_that_of_tarfile_and_has_its_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
+def test_tar_shard_equals_tarfiles_and_has_its_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
     gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
     path = tmp_path / "set" / "shard-00000.tar"
     data = by_tarfile(samples)

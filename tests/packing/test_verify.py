@@ -1,4 +1,4 @@
-"""What has become of a packed set is told: which file, and which samples in it."""
+"""verify: which files of a packed set are damaged, missing or unexpected, and which samples in them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed
 
-from .conftest import content
-
-Packing = Callable[..., Path]
+from .packed_sets import STORES, Packing, content, require_store
 
 
-def spoil(path: Path, where: bytes) -> None:
-    """Change a byte in the middle of these bytes, wherever they are (an LMDB has old pages, too)."""
-    other = bytearray(where)
-    other[len(where) // 2] ^= 1
+def spoil(path: Path, content: bytes) -> None:
+    """Change a byte in the middle of these bytes, everywhere in the file (an LMDB also has old pages)."""
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
     data = path.read_bytes()
-    assert where in data
-    path.write_bytes(data.replace(where, other))
+    assert content in data
+    path.write_bytes(data.replace(content, changed))
 
 
 def parts(path: Path) -> list[dict]:
@@ -34,29 +30,27 @@ def parts(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
-def test_a_damaged_sample_is_named(packed: Packing, to: str) -> None:
-    if to == "parquet":
-        lacking.require("pyarrow")
-    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {"shard_bytes": 18_000}
-    path = packed(to, **options)
+def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
+    require_store(to)
+    path = packed(to, **({} if to == "array" else {"shard_bytes": 18_000}))
     image = open_packed(str(path))[6][0]
-    held = parts(path)
-    number = max(n for n, part in enumerate(held) if part["first"] <= 6)
-    file, first = path / held[number]["file"], held[number]["first"]
-    where = image.hwc.tobytes() if to == "array" else image.data
-    spoil(file, where[-100:])
-    after = held[number + 1]["first"] if number + 1 < len(held) else 12
-    what = {
+    listed = parts(path)
+    number = max(n for n, part in enumerate(listed) if part["first"] <= 6)
+    file, first = path / listed[number]["file"], listed[number]["first"]
+    image_bytes = image.hwc.tobytes() if to == "array" else image.data
+    spoil(file, image_bytes[-100:])
+    after = listed[number + 1]["first"] if number + 1 < len(listed) else 12
+    damage = {
         "tar": f"in 1 of its {after - first} samples: key '00000006'",
         "array": f"in 1 of its {after - first} samples: entry 6",
         "parquet": f"in {min(16, after - first)} of its {after - first} samples: row 0",
     }[to]
     (problem,) = gl.verify(path)
-    assert problem.startswith(f"{file.name} is damaged {what}"), problem
+    assert problem.startswith(f"{file.name} is damaged {damage}"), problem
     assert problem.endswith(f"(samples {first} to {after - 1} of the source dataset)")
 
 
-def test_hashes_are_those_of_sha256sum(packed: Packing) -> None:
+def test_manifest_hashes_are_those_of_sha256sum(packed: Packing) -> None:
     path = packed("tar")
     hashes = [json.loads((path / "manifest.json").read_text())["files"]["classes.json"]]
     hashes += [part["sha256"] for part in parts(path)]
@@ -65,12 +59,10 @@ def test_hashes_are_those_of_sha256sum(packed: Packing) -> None:
     assert [line.split()[0].lstrip("\\") for line in text.splitlines()] == hashes
 
 
-@pytest.mark.parametrize("to", ["tar", "parquet", "lmdb", "array"])
-def test_one_changed_byte_is_found_wherever_it_is(packed: Packing, to: str) -> None:
-    """In headers, labels and unused pages too."""
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
-    path = packed(to, **({"short_side": 16} if to == "array" else {}))
+@pytest.mark.parametrize("to", STORES)
+def test_verify_finds_one_changed_byte_in_any_file(packed: Packing, to: str) -> None:
+    require_store(to)
+    path = packed(to)
     files = [path / name for name in content(path)]
     for file in files:
         data = file.read_bytes()
@@ -85,26 +77,26 @@ def test_one_changed_byte_is_found_wherever_it_is(packed: Packing, to: str) -> N
     assert gl.verify(path) == []
 
 
-def test_missing_cut_and_added_files_are_named(packed: Packing) -> None:
+def test_verify_names_missing_truncated_and_added_files(packed: Packing) -> None:
     path = packed("tar")
-    held = parts(path)
-    os.truncate(path / held[1]["file"], 1000)
-    (path / held[2]["file"]).unlink()
-    shutil.copy(path / held[3]["file"], path / "shard-99999.tar")
+    listed = parts(path)
+    os.truncate(path / listed[1]["file"], 1000)
+    (path / listed[2]["file"]).unlink()
+    shutil.copy(path / listed[3]["file"], path / "shard-99999.tar")
     (path / "classes.json").write_text("[]")
     (path / "manifest-crc32.npy").unlink()
     assert gl.verify(path) == [
         "classes.json is damaged: its hash differs from that in manifest.json",
         "manifest-crc32.npy is missing",
-        f"{held[2]['file']} is missing",
+        f"{listed[2]['file']} is missing",
         "shard-99999.tar is unexpected: the manifest does not list it, but a pattern such as *.tar would load "
         "it; remove it",
-        f"{held[1]['file']} has 1,000 bytes instead of {held[1]['bytes']:,} (samples {held[1]['first']} to "
-        f"{held[2]['first'] - 1} of the source dataset)",
+        f"{listed[1]['file']} has 1,000 bytes instead of {listed[1]['bytes']:,} (samples {listed[1]['first']} to "
+        f"{listed[2]['first'] - 1} of the source dataset)",
     ]
 
 
-def test_damage_between_samples_is_told(packed: Packing) -> None:
+def test_verify_reports_damage_outside_of_images(packed: Packing) -> None:
     path = packed("tar")
     name = path / parts(path)[0]["file"]
     data = bytearray(name.read_bytes())
@@ -114,9 +106,9 @@ def test_damage_between_samples_is_told(packed: Packing) -> None:
     assert "is damaged, but its images are intact; the damage is in labels, names or padding" in problem
 
 
-def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
-    """It is not opened: a damaged one can end a process."""
-    lacking.require("lmdb")
+def test_verify_checks_an_lmdb_by_its_hash_without_opening_it(packed: Packing) -> None:
+    """A damaged LMDB can end the process that opens it."""
+    require_store("lmdb")
     path = packed("lmdb")
     (path / "data.mdb").write_bytes(bytes(8192))
     assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]
@@ -130,26 +122,25 @@ def test_an_lmdb_is_known_by_one_hash(packed: Packing) -> None:
     assert gl.verify(path)[0] == "data.mdb is missing"
 
 
-def test_a_damaged_manifest_and_no_set_at_all_are_told(packed: Packing, tmp_path: Path) -> None:
+def test_verify_of_a_damaged_manifest_or_no_set_raises(packed: Packing, tmp_path: Path) -> None:
     path = packed("tar")
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"samples": 12', '"samples": 13'))
     with pytest.raises(gl.GpuloadError, match=r"manifest.json' is damaged, so the set cannot be checked"):
         gl.verify(path)
     (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 1'))
-    with pytest.raises(
-        gl.GpuloadError, match=r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
-    ):
+    message = r"manifest.json' has version 1, but this gpuload reads version 2: pack again, or"
+    with pytest.raises(gl.GpuloadError, match=message):
         gl.verify(path)
     with pytest.raises(FileNotFoundError, match=r"is not a packed set; it has no manifest.json"):
         gl.verify(tmp_path)
 
 
-def test_progress_is_told(packed: Packing) -> None:
-    told = []
-    path = packed("tar", progress=lambda done, total, nbytes: told.append((done, total)))
-    assert told[0] == (0, 12)
-    assert told[-1] == (12, 12)
-    read = []
-    gl.verify(path, progress=lambda done, total: read.append((done, total)))
-    assert read[-1] == (len(parts(path)),) * 2
+def test_pack_and_verify_report_progress(packed: Packing) -> None:
+    packed_counts = []
+    path = packed("tar", progress=lambda done, total, nbytes: packed_counts.append((done, total)))
+    assert packed_counts[0] == (0, 12)
+    assert packed_counts[-1] == (12, 12)
+    verified_counts = []
+    gl.verify(path, progress=lambda done, total: verified_counts.append((done, total)))
+    assert verified_counts[-1] == (len(parts(path)),) * 2

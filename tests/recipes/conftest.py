@@ -30,7 +30,7 @@ def images() -> list[Image.Image]:
 
 @pytest.fixture(params=[run for run in BOUNDED if run != BATCHES])
 def backend(request) -> str:
-    """The name of a backend that promises Pillow's levels, and can be used here."""
+    """Each backend whose levels are Pillow's and that is available here."""
     needs(request.param)
     return request.param
 
@@ -43,5 +43,5 @@ def few(images) -> list[Image.Image]:
 
 @pytest.fixture
 def pictures(backend, images, few) -> list[Image.Image]:
-    """The pictures for a recipe on a backend; small ones if kernels are interpreted."""
+    """The photographs for a backend; small ones if kernels are interpreted."""
     return few[:2] if backend == "fused" else images

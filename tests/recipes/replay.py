@@ -1,6 +1,6 @@
-"""What was drawn by gpuload, done by torchvision's own functions: on Pillow images, masks and bounding boxes.
+"""gpuload's draws applied by torchvision's functions, to Pillow images, masks and bounding boxes.
 
-A recipe is right if it makes of an image what its original would make of it, had the original drawn the same numbers.
+A recipe is correct if its result equals that of the original recipe with the same random numbers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ vision = peers.torchvision()
 F = vision.transforms.v2.functional
 tv_tensors = vision.tv_tensors
 
-__all__ = ["replayed"]
+__all__ = ["replay_records"]
 
 
-def replayed(records: Sequence[Record], row: int, image: Image.Image, *targets: Any) -> list[Any]:
-    """An image, and masks and boxes (TVTensors) with it, after all records: the image a float64 tensor C×H×W."""
+def replay_records(records: Sequence[Record], row: int, image: Image.Image, *targets: Any) -> list[Any]:
+    """Return an image, with masks and boxes (TVTensors), after all records; the image as a float64 tensor C×H×W."""
     leaves = [image, *targets]
     for record in records:
-        leaves = step(record, row, leaves)
+        leaves = apply_record(record, row, leaves)
     return [as_tensor(leaves[0]), *leaves[1:]]
 
 
@@ -35,7 +35,7 @@ def as_tensor(image: Any) -> torch.Tensor:
     return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image).double()
 
 
-def step(record: Record, row: int, leaves: list[Any]) -> list[Any]:
+def apply_record(record: Record, row: int, leaves: list[Any]) -> list[Any]:
     if record.rows is not None:
         places = np.flatnonzero(record.rows == row).tolist()
         if not places:
@@ -43,25 +43,25 @@ def step(record: Record, row: int, leaves: list[Any]) -> list[Any]:
         [row] = places
     match record:
         case Box():
-            return [left_out(record, row, boxed(record, row, leaf), leaf) for leaf in leaves]
+            return [drop_boxes(record, row, apply_box(record, row, leaf), leaf) for leaf in leaves]
         case Flip():
             if not record.flipped[row]:
                 return leaves
             return [(F.horizontal_flip if record.axis == 1 else F.vertical_flip)(leaf) for leaf in leaves]
         case Warp():
-            return [warped(record, row, leaf) for leaf in leaves] if record.warped[row] else leaves
+            return [apply_warp(record, row, leaf) for leaf in leaves] if record.warped[row] else leaves
         case Ops():
-            return [operated(record, row, leaves[0]), *leaves[1:]]
+            return [apply_ops(record, row, leaves[0]), *leaves[1:]]
         case ChainMixture():
-            return [mixed(record, row, leaves[0]), *leaves[1:]]
+            return [apply_mixture(record, row, leaves[0]), *leaves[1:]]
         case Erase():
-            return [erased(record, row, leaves[0]), *leaves[1:]]
+            return [apply_erase(record, row, leaves[0]), *leaves[1:]]
         case Numbers():
-            return [numbers(record, leaves[0]), *leaves[1:]]
+            return [apply_numbers(record, leaves[0]), *leaves[1:]]
     raise AssertionError(f"no torchvision function is known for {record!r}")
 
 
-def numbers(record: Numbers, image: Any) -> Any:
+def apply_numbers(record: Numbers, image: Any) -> Any:
     if record.dtype not in (None, "uint8"):
         return F.to_dtype(F.to_image(image), torch.float64, scale=record.scale).as_subclass(torch.Tensor)
     if not record.mean:
@@ -82,14 +82,14 @@ def fill_of(record: Any, leaf: Any) -> Any:
     return list(record.fill) if len(record.fill) > 1 else record.fill[0]
 
 
-def boxed(record: Box, row: int, leaf: Any) -> Any:
+def apply_box(record: Box, row: int, leaf: Any) -> Any:
     top, left, height, width = record.box_tlhw[row].tolist()
     if record.padding_mode is None:
         size, mode = record.size_hw[row].tolist(), filter_of(record, row)
         return F.resized_crop(leaf, top, left, height, width, size, interpolation=mode)
     old_height, old_width = F.get_size(leaf)
     if (top, left, height, width) == (0, 0, old_height, old_width):
-        return leaf  # nothing was to be done: not even clamping of boxes
+        return leaf  # no change, not even clamping of boxes
     right, bottom = left + width - old_width, top + height - old_height
     around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
     if any(around):
@@ -100,8 +100,8 @@ def boxed(record: Box, row: int, leaf: Any) -> Any:
     return F.crop(leaf, top + around[1], left + around[0], height, width)
 
 
-def left_out(record: Box, row: int, leaf: Any, before: Any) -> Any:
-    """RandomIoUCrop brings boxes whose centres are outside to nothing; SanitizeBoundingBoxes then drops them."""
+def drop_boxes(record: Box, row: int, leaf: Any, before: Any) -> Any:
+    """Make boxes empty whose centers are outside of RandomIoUCrop's crop, so that SanitizeBoundingBoxes drops them."""
     if record.kept_boxes is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
         return leaf
     top, left, height, width = record.box_tlhw[row].tolist()
@@ -112,17 +112,19 @@ def left_out(record: Box, row: int, leaf: Any, before: Any) -> Any:
     return leaf
 
 
-def warped(record: Warp, row: int, leaf: Any) -> Any:
+def apply_warp(record: Warp, row: int, leaf: Any) -> Any:
     coefficients, size_hw = record.coefficients[row].tolist(), record.size_hw[row].tolist()
     mode = filter_of(record, row)
     if isinstance(leaf, Image.Image):
-        return mapped(leaf, coefficients, mode, fill_of(record, leaf), size_hw)
+        return map_image(leaf, coefficients, mode, fill_of(record, leaf), size_hw)
     assert size_hw == list(F.get_size(leaf)), "an expanded rotation is not a perspective map"
     return F.perspective(leaf, None, None, mode, fill_of(record, leaf), coefficients)
 
 
-def mapped(image: Image.Image, coefficients: list[float], mode: Any, fill: Any, size_hw: Sequence[int]) -> Image.Image:
-    """torchvision's affine and perspective take other arguments, of which they make these for Pillow."""
+def map_image(
+    image: Image.Image, coefficients: list[float], mode: Any, fill: Any, size_hw: Sequence[int]
+) -> Image.Image:
+    """Call Pillow as torchvision's affine and perspective do, which take other arguments."""
     affine = coefficients[6:] == [0, 0]
     kind = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
     filter_ = Image.Resampling[mode.name]
@@ -130,17 +132,17 @@ def mapped(image: Image.Image, coefficients: list[float], mode: Any, fill: Any, 
     return image.transform(size_hw[::-1], kind, coefficients[: 6 if affine else 8], filter_, fillcolor=color)
 
 
-def operated(record: Ops, row: int, image: Image.Image) -> Image.Image:
+def apply_ops(record: Ops, row: int, image: Image.Image) -> Image.Image:
     for number, code in enumerate(record.codes[row].tolist()):
         if code != NOTHING:
             mode = None
             if OPS[code] == "warp":
                 mode = filter_of(record, (row, number))
-            image = operation(record, OPS[code], record.values[row, number].tolist(), mode, image)
+            image = apply_operation(record, OPS[code], record.values[row, number].tolist(), mode, image)
     return image
 
 
-def operation(record: Ops, name: str, values: list[float], mode: Any, image: Image.Image) -> Image.Image:
+def apply_operation(record: Ops, name: str, values: list[float], mode: Any, image: Image.Image) -> Image.Image:
     match name:
         case "brightness":
             return F.adjust_brightness(image, values[0])
@@ -155,7 +157,7 @@ def operation(record: Ops, name: str, values: list[float], mode: Any, image: Ima
         case "solarize":
             return F.solarize(image, values[0])
         case "posterize":
-            # No bits at all, which Pillow refuses, is black.
+            # Pillow refuses 0 bits, which means black.
             return F.posterize(image, int(values[0])) if values[0] else image.point([0] * 768)
         case "equalize":
             return F.equalize(image)
@@ -170,7 +172,7 @@ def operation(record: Ops, name: str, values: list[float], mode: Any, image: Ima
         case "permute":
             return Image.merge("RGB", [image.getchannel(int(channel)) for channel in values[:3]])
         case "warp":
-            return mapped(image, values, mode, fill_of(record, image), image.size[::-1])
+            return map_image(image, values, mode, fill_of(record, image), image.size[::-1])
         case "solarize_add":
             table = [min(255, level + int(values[1])) if level < values[0] else level for level in range(256)]
             return image.point(table * len(image.getbands()))
@@ -181,17 +183,17 @@ def operation(record: Ops, name: str, values: list[float], mode: Any, image: Ima
     raise AssertionError(f"no torchvision function is known for {name}")
 
 
-def mixed(record: ChainMixture, row: int, image: Image.Image) -> Image.Image:
-    """AugMix as torchvision computes it: sums of whole levels in float, cut off at the end."""
+def apply_mixture(record: ChainMixture, row: int, image: Image.Image) -> Image.Image:
+    """Compute AugMix like torchvision: sum integer levels as floats, and truncate the sum."""
     weights = record.weights[row]
     total = weights[0] * np.asarray(image, np.float64)
     for chain in range(record.codes.shape[1]):
-        total = total + weights[1 + chain] * np.asarray(operated(record.chain(chain), row, image), np.float64)
+        total = total + weights[1 + chain] * np.asarray(apply_ops(record.chain(chain), row, image), np.float64)
     return Image.fromarray(np.clip(total, 0, 255).astype(np.uint8))
 
 
-def erased(record: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
-    assert record.kind == "const", "random pixels are tested by themselves"
+def apply_erase(record: Erase, row: int, image: torch.Tensor) -> torch.Tensor:
+    assert record.kind == "const", "random pixels have a test of their own"
     for top, left, height, width in record.boxes_tlhw[row].tolist():
         if height:
             value = torch.tensor(record.numbers, dtype=image.dtype)[:, None, None]

@@ -1,4 +1,4 @@
-"""CIFAR: images of 32×32 that are arrays, padded and cropped; with AutoAugment's policy for them, and Cutout."""
+"""CIFAR: images of 32×32 in arrays, padded and cropped, with AutoAugment's CIFAR policy and erasing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import pytest
 import torch
 from helpers import peers
 from PIL import Image
-from recipes.common import Pictures, check_replay, check_runners, levels_apart, ours, shape_of, theirs
+from recipes.comparison import (
+    Pictures,
+    check_replay,
+    check_runners,
+    first_batch,
+    gpuload_batch,
+    levels_apart,
+    shape_of,
+    torch_batch,
+)
 
-import gpuload as gl
 from gpuload import transforms as T
 
 vision = peers.torchvision()
@@ -17,20 +25,20 @@ v1, v2 = vision.transforms, vision.transforms.v2
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def original(*more, erasing: float = 0.0):
+def torchvision_train(*more, erasing: float = 0.0):
     end = [v1.RandomErasing(erasing, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3))] if erasing else []
     crop = v1.RandomCrop(32, padding=4, padding_mode="reflect")
     return v1.Compose([crop, v1.RandomHorizontalFlip(), *more, v1.ToTensor(), v1.Normalize(MEAN, STD), *end])
 
 
-def recipe(*more, erasing: float = 0.0):
+def gpuload_train(*more, erasing: float = 0.0):
     end = [T.RandomErasing(erasing, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3))] if erasing else []
     crop = T.RandomCrop(32, padding=4, padding_mode="reflect")
     return [crop, T.RandomHorizontalFlip(), *more, T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD), *end]
 
 
 EVALUATION = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
-OUR_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
+GPULOAD_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
 
 
 @pytest.fixture
@@ -39,15 +47,18 @@ def small(pictures, backend) -> list[Image.Image]:
     return [image.resize((32, 32)) for image in pictures for _ in range(1 if backend == "fused" else 3)]
 
 
-def test_evaluation(small, backend):
-    assert T.from_torchvision(EVALUATION) == OUR_EVALUATION
-    found, expected = ours(small, OUR_EVALUATION, len(small), backend=backend), theirs(small, EVALUATION, len(small))
-    assert levels_apart(found[0], expected[0], STD).max() < 0.001
-    assert shape_of(found) == shape_of(expected)
+def test_cifar_evaluation_equals_torchvisions(small, backend):
+    assert T.from_torchvision(EVALUATION) == GPULOAD_EVALUATION
+    batch, expected = (
+        gpuload_batch(small, GPULOAD_EVALUATION, len(small), backend=backend),
+        torch_batch(small, EVALUATION, len(small)),
+    )
+    assert levels_apart(batch[0], expected[0], STD).max() < 0.001
+    assert shape_of(batch) == shape_of(expected)
 
 
 @pytest.mark.parametrize(
-    ("theirs_more", "more"),
+    ("original_steps", "steps"),
     [
         ([], []),
         ([v1.AutoAugment(v1.AutoAugmentPolicy.CIFAR10)], [T.AutoAugment("cifar10")]),
@@ -55,24 +66,22 @@ def test_evaluation(small, backend):
     ],
     ids=["plain", "autoaugment", "trivialaugment"],
 )
-def test_training(small, backend, theirs_more, more):
-    chain = recipe(*more, erasing=0.5)
-    assert T.from_torchvision(original(*theirs_more, erasing=0.5)) == chain
-    # Nothing is resampled before the policies, so all is as in the table of parity.
-    mean, most = (0.02, 40) if more else (0.001, 0.001)
-    check_replay(chain, small, mean=mean, most=most, std=STD, backend=backend)
+def test_cifar_training_equals_torchvisions_for_the_same_draws(small, backend, original_steps, steps):
+    chain = gpuload_train(*steps, erasing=0.5)
+    assert T.from_torchvision(torchvision_train(*original_steps, erasing=0.5)) == chain
+    # Nothing is resampled before the policies, so limits are those of the table of parity.
+    max_mean, max_level = (0.02, 40) if steps else (0.001, 0.001)
+    check_replay(chain, small, max_mean=max_mean, max_level=max_level, std=STD, backend=backend)
     if backend == "torch":
         check_runners(chain, small)
-    expected = theirs(small, original(*theirs_more, erasing=0.5), 4)
-    assert shape_of(ours(small, chain, 4, backend=backend)) == shape_of(expected)
+    expected = torch_batch(small, torchvision_train(*original_steps, erasing=0.5), 4)
+    assert shape_of(gpuload_batch(small, chain, 4, backend=backend)) == shape_of(expected)
 
 
-def test_arrays(images):
-    """As CIFAR's files hold them: one uint8 array N×H×W×C."""
+def test_cifar_arrays_give_the_same_batch_as_pillow_images(images):
+    """The files of CIFAR contain one uint8 array N×H×W×C."""
     small = [image.resize((32, 32)) for image in images]
     arrays = np.stack([np.asarray(image) for image in small])
     pictures = Pictures(arrays)
-    with gl.Loader(pictures, len(small), transforms=recipe(), num_workers=0, device="cpu", seed=7) as loader:
-        loader.set_epoch(0)
-        images, _ = next(iter(loader))
-    assert torch.equal(images, ours(small, recipe(), len(small))[0])
+    batch, _ = first_batch(pictures, len(small), gpuload_train())
+    assert torch.equal(batch, gpuload_batch(small, gpuload_train(), len(small))[0])

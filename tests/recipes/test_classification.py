@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import peers
-from recipes.common import (
+from recipes.comparison import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Pictures,
-    begun,
     check_replay,
     check_runners,
     draws_of,
+    gpuload_batch,
+    images_after,
     levels_apart,
-    ours,
     resized_within,
     shape_of,
     side,
-    theirs,
+    torch_batch,
 )
-from recipes.replay import replayed
+from recipes.replay import replay_records
 from torch.utils.data import DataLoader, default_collate
 
 import gpuload as gl
@@ -28,11 +28,10 @@ from gpuload import transforms as T
 
 v2 = peers.torchvision().transforms.v2
 CLASSES = 10
-# The greatest mean difference of an image after all transforms of a recipe, in levels.
-MEANS = {"torch": 0.3, "fused": 0.3}
+MAX_MEAN = 0.3  # the greatest mean difference of an image after all transforms of a recipe, in levels
 
 
-def original_train(automatic=None, erasing: float = 0.0, size: int = 176):
+def torchvision_train(automatic=None, erasing: float = 0.0, size: int = 176):
     steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(0.5)]
     if automatic is not None:
         steps.append(automatic)
@@ -42,7 +41,7 @@ def original_train(automatic=None, erasing: float = 0.0, size: int = 176):
     return v2.Compose([*steps, v2.ToPureTensor()])
 
 
-def our_train(automatic=None, erasing: float = 0.0, size: int = 176):
+def gpuload_train(automatic=None, erasing: float = 0.0, size: int = 176):
     return [
         T.RandomResizedCrop(size),
         T.RandomHorizontalFlip(),
@@ -53,7 +52,7 @@ def our_train(automatic=None, erasing: float = 0.0, size: int = 176):
     ]
 
 
-def original_eval(interpolation, resized: int = 232, size: int = 224):
+def torchvision_eval(interpolation, resized: int = 232, size: int = 224):
     return v2.Compose(
         [
             v2.Resize(resized, interpolation=interpolation, antialias=True),
@@ -66,7 +65,7 @@ def original_eval(interpolation, resized: int = 232, size: int = 224):
     )
 
 
-def our_eval(interpolation, resized: int = 232, size: int = 224):
+def gpuload_eval(interpolation, resized: int = 232, size: int = 224):
     return [
         T.Resize(resized, interpolation=interpolation),
         T.CenterCrop(size),
@@ -75,7 +74,7 @@ def our_eval(interpolation, resized: int = 232, size: int = 224):
     ]
 
 
-# What the reference offers, ours beside theirs.
+# The automatic augmentations of the reference: torchvision's, gpuload's.
 AUTOMATIC = {
     "none": (None, None),
     "ra": (v2.RandAugment(magnitude=9), T.RandAugment(magnitude=9)),
@@ -86,95 +85,95 @@ AUTOMATIC = {
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_evaluation(pictures, backend, interpolation):
+def test_classification_evaluation_equals_torchvisions(pictures, backend, interpolation):
     sides = side(backend, 232), side(backend, 224)
-    original, chain = original_eval(v2.InterpolationMode(interpolation), *sides), our_eval(interpolation, *sides)
+    original, chain = torchvision_eval(v2.InterpolationMode(interpolation), *sides), gpuload_eval(interpolation, *sides)
     assert T.from_torchvision(original) == chain
-    expected, labels = theirs(pictures, original, len(pictures))
-    found = ours(pictures, chain, len(pictures), backend=backend)
-    assert levels_apart(found[0], expected).max() <= resized_within(backend, interpolation)
-    assert torch.equal(found[1], labels)
-    assert shape_of(found) == shape_of([expected, labels])
+    expected, labels = torch_batch(pictures, original, len(pictures))
+    batch = gpuload_batch(pictures, chain, len(pictures), backend=backend)
+    assert levels_apart(batch[0], expected).max() <= resized_within(backend, interpolation)
+    assert torch.equal(batch[1], labels)
+    assert shape_of(batch) == shape_of([expected, labels])
 
 
 @pytest.mark.parametrize("automatic", AUTOMATIC)
-def test_training(pictures, backend, automatic):
-    original, own = AUTOMATIC[automatic]
+def test_classification_training_equals_torchvisions_for_the_same_draws(pictures, backend, automatic):
+    original, automatic_ = AUTOMATIC[automatic]
     size = side(backend, 176)
-    chain = our_train(own, 0.5, size)
-    assert T.from_torchvision(original_train(original, 0.5, size)) == chain
-    if own is not None:
-        # AugMix: a sum in float32 and one in float64 may lie on different sides of a whole number. Elsewhere a
-        # blend may, and a second operation behind it makes more of it.
+    chain = gpuload_train(automatic_, 0.5, size)
+    assert T.from_torchvision(torchvision_train(original, 0.5, size)) == chain
+    if automatic_ is not None:
+        # AugMix: sums in float32 and in float64 may be on different sides of an integer. Other policies blend, with the
+        # same effect, and a second operation after that enlarges the difference.
         augmix = automatic == "augmix"
-        most = 2 if augmix else 40
-        check_replay(chain, pictures, mean=0.15 if augmix else 0.02, most=most, after=1, backend=backend)
+        max_level = 2 if augmix else 40
+        check_replay(chain, pictures, max_mean=0.15 if augmix else 0.02, max_level=max_level, after=1, backend=backend)
     if backend == "torch":
         check_runners(chain, pictures, after=1)
-    # A resampling may differ by one level, of which operations with steps may make many.
-    most = resized_within(backend) if own is None else 255
-    check_replay(chain, pictures, mean=MEANS[backend], most=most, backend=backend)
+    # Resampled images may differ by one level, which operations with steps may enlarge.
+    max_level = resized_within(backend) if automatic_ is None else 255
+    check_replay(chain, pictures, max_mean=MAX_MEAN, max_level=max_level, backend=backend)
     count = len(pictures) // 2
-    expected = theirs(pictures, original_train(original, 0.5, size), count)
-    assert shape_of(ours(pictures, chain, count, backend=backend)) == shape_of(expected)
+    expected = torch_batch(pictures, torchvision_train(original, 0.5, size), count)
+    assert shape_of(gpuload_batch(pictures, chain, count, backend=backend)) == shape_of(expected)
 
 
-def test_mixing(images, few, backend):
-    """MixUp or CutMix, which the reference applies to the collated batch; here each sample has its own."""
+def test_mixup_or_cutmix_is_the_formula_of_its_draws(images, few, backend):
+    """The reference draws one MixUp or CutMix for a collated batch, gpuload one for each sample."""
     pictures = few if backend == "fused" else images
     original = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=CLASSES), v2.CutMix(alpha=1.0, num_classes=CLASSES)])
-    own = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
-    plain, their_plain = our_train(size=side(backend, 176)), original_train(size=side(backend, 176))
-    chain = [*plain, own]
-    assert T.from_torchvision([*their_plain.transforms, original]) == chain
-    found, labels = ours(pictures, chain, len(pictures), backend=backend)
+    mixing = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
+    plain, original_plain = gpuload_train(size=side(backend, 176)), torchvision_train(size=side(backend, 176))
+    chain = [*plain, mixing]
+    assert T.from_torchvision([*original_plain.transforms, original]) == chain
+    mixed, labels = gpuload_batch(pictures, chain, len(pictures), backend=backend)
     _, draws = draws_of(chain, pictures)
     records = draws.part(draws.place_of(1), draws.place_of(len(plain))).records
-    finished = [
-        replayed(records, row, image)[0] for row, image in enumerate(begun(chain, pictures, 1, backend=backend))
+    unmixed = [
+        replay_records(records, row, image)[0]
+        for row, image in enumerate(images_after(chain, pictures, 1, backend=backend))
     ]
-    _check_mixed(draws.mix, finished, found, labels)
+    _check_mixed(draws.mix, unmixed, mixed, labels)
     loader = DataLoader(
-        Pictures(pictures, their_plain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
+        Pictures(pictures, original_plain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
     )
     expected = next(iter(loader))
-    assert shape_of([found, labels])[1] == shape_of(list(expected))[1]
+    assert shape_of([mixed, labels])[1] == shape_of(list(expected))[1]
 
 
-def _check_mixed(mix, finished, found, labels) -> None:
-    """Both are formulas of a line: λ · image + (1 - λ) · neighbour's, and a box that is pasted."""
-    seen = set()
+def _check_mixed(mix, unmixed, mixed, labels) -> None:
+    """Check λ · image + (1 − λ) · partner for MixUp, and a box pasted from the partner for CutMix."""
+    kinds = set()
     for row, share in enumerate(mix.share.tolist()):
         partner = row ^ 1
         top, left, height, width = mix.box_tlhw[row].tolist()
-        expected = finished[row].clone()
+        expected = unmixed[row].clone()
         if height:
             box = (slice(None), slice(top, top + height), slice(left, left + width))
-            expected[box] = finished[partner][box]
-            seen.add("CutMix")
+            expected[box] = unmixed[partner][box]
+            kinds.add("CutMix")
         else:
-            expected = share * finished[row] + (1 - share) * finished[partner]
-            seen.add("MixUp")
-        assert levels_apart(found[row], expected).max() <= 1.1
+            expected = share * unmixed[row] + (1 - share) * unmixed[partner]
+            kinds.add("MixUp")
+        assert levels_apart(mixed[row], expected).max() <= 1.1
         soft = torch.zeros(CLASSES)
         soft[row % 5] += share
         soft[partner % 5] += 1 - share
         torch.testing.assert_close(labels[row], soft)
-    assert seen == {"CutMix", "MixUp"}
+    assert kinds == {"CutMix", "MixUp"}
 
 
-def test_a_folder_of_jpegs(jpeg_folder):
-    """The whole way: files, workers, batches as torch's DataLoader gives them."""
+def test_classification_evaluation_of_a_jpeg_folder_equals_dataloaders(jpeg_folder):
     vision = peers.torchvision()
-    dataset = vision.datasets.ImageFolder(jpeg_folder, transform=original_eval("bilinear"))
+    dataset = vision.datasets.ImageFolder(jpeg_folder, transform=torchvision_eval("bilinear"))
     expected = list(DataLoader(dataset, 16))
     with gl.Loader(
-        gl.ImageFolder(jpeg_folder), 16, transforms=our_eval("bilinear"), num_workers=2, device="cpu"
+        gl.ImageFolder(jpeg_folder), 16, transforms=gpuload_eval("bilinear"), num_workers=2, device="cpu"
     ) as loader:
         batches = list(loader)
     assert len(batches) == len(expected)
-    for found, batch in zip(batches, expected, strict=True):
-        assert shape_of(found) == shape_of(batch)
-        assert torch.equal(found[1], batch[1])
-        # Decoders of JPEG differ by a few levels, in colours most.
-        assert levels_apart(found[0], batch[0]).mean() <= 1.5
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        assert shape_of(batch) == shape_of(expected_batch)
+        assert torch.equal(batch[1], expected_batch[1])
+        # JPEG decoders differ by a few levels, mostly in colors.
+        assert levels_apart(batch[0], expected_batch[0]).mean() <= 1.5

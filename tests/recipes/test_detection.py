@@ -1,16 +1,16 @@
-"""SSD on images with boxes, as torchvision's reference for detection trains it on COCO."""
+"""torchvision's reference for detection: SSD on images with boxes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import peers
-from recipes.common import SEED, shape_of
-from recipes.replay import step
+from helpers.both_loaders import alike, cpu_loader
+from recipes.comparison import SEED, first_batch, shape_of
+from recipes.replay import apply_record
 from torch.utils.data import DataLoader
 
 import gpuload as gl
@@ -48,7 +48,7 @@ EVALUATION = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2
 
 
 class Scenes:
-    """Photographs with made-up annotations, as torchvision's wrapped CocoDetection gives them."""
+    """A dataset of photographs with random boxes, with the types of torchvision's wrapped CocoDetection."""
 
     def __init__(self, images, transform=None, format_name: str = "XYXY") -> None:
         self.images, self.transform, self.format_name = images, transform, format_name
@@ -70,34 +70,30 @@ class Scenes:
         return sample if self.transform is None else self.transform(*sample)
 
 
-def apart(batch):
+def collate_lists(batch):
     return tuple(zip(*batch, strict=True))
 
 
-def first_batch(images, transforms, backend="torch", **options):
-    dataset = Scenes(images, **options)
-    same = {"ragged": "list", "num_workers": 0, "device": "cpu", "seed": SEED}
-    with gl.Loader(dataset, len(images), transforms=transforms, backend=backend, **same) as loader:
-        loader.set_epoch(0)
-        return next(iter(loader))
+def detection_batch(images, transforms, backend="torch", **options):
+    return first_batch(Scenes(images, **options), len(images), transforms, ragged="list", backend=backend)
 
 
-def test_conversion():
+def test_from_torchvision_converts_the_detection_preset():
     assert T.from_torchvision(ORIGINAL) == RECIPE
 
 
 @pytest.mark.parametrize("format_name", ["XYWH", "CXCYWH"])
-def test_formats(images, format_name):
-    assert check_training(images, "torch", format_name)  # and some were left out
+def test_detection_training_equals_torchvisions_for_other_box_formats(images, format_name):
+    assert check_training(images, "torch", format_name)  # some boxes were dropped
 
 
-def test_training(pictures, backend):
-    assert check_training(pictures, backend, "XYXY") or backend == "fused"  # which has few
+def test_detection_training_equals_torchvisions_for_the_same_draws(pictures, backend):
+    assert check_training(pictures, backend, "XYXY") or backend == "fused"  # small images have few boxes
 
 
 def check_training(images, backend: str, format_name: str) -> int:
-    """How many boxes were left out, as torchvision leaves them out."""
-    found, targets = first_batch(images, RECIPE, backend, format_name=format_name)
+    """Check a batch with torchvision's functions, and return how many boxes both dropped."""
+    images_, targets = detection_batch(images, RECIPE, backend, format_name=format_name)
     scenes, chain = Scenes(images, format_name=format_name), T.Chain(RECIPE)
     corners = [
         v2.functional.convert_bounding_box_format(scenes[row][1]["boxes"], new_format="XYXY").double().numpy()
@@ -115,71 +111,51 @@ def check_training(images, backend: str, format_name: str) -> int:
             elif isinstance(record, Tidy):
                 leaves[0], tidied = v2.SanitizeBoundingBoxes()(leaves[0], {**target, "boxes": leaves[1]})
             else:
-                leaves = step(record, row, leaves)
+                leaves = apply_record(record, row, leaves)
         torch.testing.assert_close(targets[row]["boxes"], tidied["boxes"].as_subclass(torch.Tensor), atol=2e-3, rtol=0)
         assert torch.equal(targets[row]["labels"], tidied["labels"])
         dropped += len(target["labels"]) - len(tidied["labels"])
-        assert found[row].shape == leaves[0].shape
-        levels = (found[row].double() - leaves[0]).abs() * 255
-        # Nothing is resampled; hues are kept in 8 bits, of which contrast may make more.
+        assert images_[row].shape == leaves[0].shape
+        levels = (images_[row].double() - leaves[0]).abs() * 255
+        # Nothing is resampled, but hues have 8 bits, and contrast enlarges their rounding.
         assert levels.max() <= 20
         assert levels.mean() <= 0.6
     return dropped
 
 
-def test_batches(images):
-    expected = next(iter(DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=apart)))
-    found, targets = first_batch(images, RECIPE)
-    assert [type(image) for image in found] == [type(image) for image in expected[0]]
-    assert [image.dtype for image in found] == [image.dtype for image in expected[0]]
+def test_detection_batch_has_the_types_and_shapes_of_torchvisions(images):
+    expected = next(iter(DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=collate_lists)))
+    batch_images, targets = detection_batch(images, RECIPE)
+    assert [type(image) for image in batch_images] == [type(image) for image in expected[0]]
+    assert [image.dtype for image in batch_images] == [image.dtype for image in expected[0]]
     assert [list(target) for target in targets] == [list(target) for target in expected[1]]
-    for ours, theirs in zip(targets, expected[1], strict=True):
+    for target, expected_target in zip(targets, expected[1], strict=True):
         for name in ("boxes", "labels"):
-            assert ours[name].dtype == theirs[name].dtype
-            assert ours[name].shape[1:] == theirs[name].shape[1:]
-        assert int(ours["image_id"]) == theirs["image_id"]
+            assert target[name].dtype == expected_target[name].dtype
+            assert target[name].shape[1:] == expected_target[name].shape[1:]
+        assert int(target["image_id"]) == expected_target["image_id"]
 
 
-def test_evaluation(pictures, backend):
+def test_detection_evaluation_equals_torchvisions(pictures, backend):
     images = pictures
-    expected = next(iter(DataLoader(Scenes(images, EVALUATION), len(images), collate_fn=apart)))
-    found, targets = first_batch(images, T.from_torchvision(EVALUATION), backend)
-    assert shape_of([list(found), list(targets)])[1][0] == shape_of([list(expected[0]), []])[1][0]
-    for ours, theirs in zip(found, expected[0], strict=True):
-        torch.testing.assert_close(ours, theirs)
-    for ours, theirs in zip(targets, expected[1], strict=True):
-        assert torch.equal(ours["boxes"], theirs["boxes"].as_subclass(torch.Tensor))
-        assert torch.equal(ours["labels"], theirs["labels"])
+    expected = next(iter(DataLoader(Scenes(images, EVALUATION), len(images), collate_fn=collate_lists)))
+    batch_images, targets = detection_batch(images, T.from_torchvision(EVALUATION), backend)
+    assert shape_of([list(batch_images), list(targets)])[1][0] == shape_of([list(expected[0]), []])[1][0]
+    for actual, wanted in zip(batch_images, expected[0], strict=True):
+        torch.testing.assert_close(actual, wanted)
+    for actual, wanted in zip(targets, expected[1], strict=True):
+        assert torch.equal(actual["boxes"], wanted["boxes"].as_subclass(torch.Tensor))
+        assert torch.equal(actual["labels"], wanted["labels"])
 
 
 @pytest.mark.usefixtures("warm_torchvision")
-def test_workers_and_resumption_change_nothing(images):
-    def batches(workers, state=None, count=None) -> Any:
-        with gl.Loader(
-            Scenes(images),
-            2,
-            shuffle=True,
-            transforms=RECIPE,
-            ragged="list",
-            num_workers=workers,
-            device="cpu",
-            seed=SEED,
-        ) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            found = []
-            for batch in loader:
-                found.append(batch)
-                if len(found) == count:
-                    return found, loader.state_dict()
-            return found
+def test_detection_batches_are_the_same_with_workers_and_after_resume(images):
+    def loader(workers) -> gl.Loader:
+        options = {"shuffle": True, "transforms": RECIPE, "ragged": "list", "seed": SEED, "num_workers": workers}
+        return cpu_loader(Scenes(images), 2, **options)
 
-    whole = batches(0)
-    started, state = batches(2, count=1)
-    again = started + batches(1, state)
-    assert len(again) == len(whole)
-    for one, other in zip(whole, again, strict=True):
-        assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
-        for left, right in zip(one[1], other[1], strict=True):
-            assert torch.equal(left["boxes"], right["boxes"])
-            assert torch.equal(left["labels"], right["labels"])
+    expected = list(loader(0))
+    with loader(2) as first, loader(1) as second:
+        batch = next(iter(first))
+        second.load_state_dict(first.state_dict())
+        assert alike([batch, *second], expected)

@@ -1,4 +1,4 @@
-"""What a loader draws for a sample is the same on every backend, to the last bit."""
+"""A loader's draws are bitwise the same on every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from parity.case import BATCHES, RUNS
 from parity.usable import why_not
-from recipes.common import IMAGENET_MEAN, IMAGENET_STD, Pictures
+from recipes.comparison import IMAGENET_MEAN, IMAGENET_STD, Pictures
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -43,35 +43,35 @@ RECIPES: dict[str, list[Any]] = {
 }
 
 
-def plain(value: Any) -> Any:
-    """Draws as values that can be compared."""
+def comparable(value: Any) -> Any:
+    """Return draws as values that can be compared with ==."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, tuple):
-        return [plain(inner) for inner in value]
+        return [comparable(inner) for inner in value]
     if hasattr(value, "__dataclass_fields__"):
-        return type(value).__name__, [plain(getattr(value, field.name)) for field in fields(value)]
+        return type(value).__name__, [comparable(getattr(value, field.name)) for field in fields(value)]
     return value
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_draws_are_the_same_on_all_backends(images, monkeypatch, name):
-    seen: list[Any] = []
+    seen_draws: list[Any] = []
     call = Stage.__call__
 
-    def note(stage, given, draws, **more):
-        seen.append(plain(draws))
-        return call(stage, given, draws, **more)
+    def record_draws(stage, images_, draws, **options_):
+        seen_draws.append(comparable(draws))
+        return call(stage, images_, draws, **options_)
 
-    monkeypatch.setattr(Stage, "__call__", note)
+    monkeypatch.setattr(Stage, "__call__", record_draws)
     small = Pictures([image.resize((32, 24)) for image in images[:4]])
-    found = {}
+    draws_by_backend = {}
     for backend in [run for run in RUNS if run != BATCHES and why_not(run) is None]:
-        seen.clear()
+        seen_draws.clear()
         options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 3, "shuffle": True}
         with gl.Loader(small, 2, transforms=RECIPES[name], backend=backend, **options) as loader:
             labels = [batch[1].tolist() for batch in loader]
-        found[backend] = sorted(seen, key=repr), labels
-    assert len(found["torch"][0]) == (4 if name == "views" else 2)
-    for backend, drawn in found.items():
-        assert drawn == found["torch"], backend
+        draws_by_backend[backend] = sorted(seen_draws, key=repr), labels
+    assert len(draws_by_backend["torch"][0]) == (4 if name == "views" else 2)
+    for backend, draws_ in draws_by_backend.items():
+        assert draws_ == draws_by_backend["torch"], backend

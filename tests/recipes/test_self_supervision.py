@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 from helpers import peers
-from recipes.common import (
+from helpers.both_loaders import alike, gpuload_batches
+from recipes.comparison import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    cached_batch,
     check_replay,
     check_runners,
-    made,
-    ours,
+    gpuload_batch,
     resized_within,
     shape_of,
     side,
-    theirs,
+    torch_batch,
 )
 
 import gpuload as gl
@@ -26,7 +27,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 
 class Views:
-    """Several views of an image, as self-supervised training scripts make them within a dataset."""
+    """A transform to several views of an image, as scripts for self-supervised training have it."""
 
     def __init__(self, *views) -> None:
         self.views = views
@@ -35,11 +36,11 @@ class Views:
         return [view(image) for view in self.views]
 
 
-# SimCLR, Chen et al. 2020, appendix A: the distortion of colours has strength 1; the kernel is a tenth of the side.
-
-
 def simclr(library, size: int, end: list) -> list:
-    """One view, from torchvision or from gpuload, whose names and arguments are the same."""
+    """Return one view of SimCLR (Chen et al. 2020, appendix A) with torchvision's or gpuload's transforms.
+
+    Color distortion has strength 1; the kernel of the blur is a tenth of the side.
+    """
     return [
         library.RandomResizedCrop(size),
         library.RandomHorizontalFlip(),
@@ -50,11 +51,8 @@ def simclr(library, size: int, end: list) -> list:
     ]
 
 
-# DINO, Caron et al. 2021: blur always in the first view, rarely in the second, which is solarized sometimes.
-
-
 def dino(library, size: int, scale: tuple[float, float], blur: float, solarize: float, end: list) -> list:
-    """One view, from torchvision's v2 or from gpuload, whose names and arguments are the same."""
+    """Return one view of DINO (Caron et al. 2021) with the transforms of torchvision's v2 or of gpuload."""
     return [
         library.RandomResizedCrop(size, scale=scale, interpolation=BICUBIC),
         library.RandomHorizontalFlip(p=0.5),
@@ -73,11 +71,11 @@ END = [
     v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
     v2.ToPureTensor(),
 ]
-OUR_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+GPULOAD_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
 
 
-def dinos(library, end: list, backend: str = "torch") -> list[list]:
-    """All ten views; where kernels are interpreted, four."""
+def dino_views(library, end: list, backend: str = "torch") -> list[list]:
+    """Return all ten views of DINO, or four if kernels are interpreted. The first is blurred, the second rarely."""
     wide, local = ((side(backend, size), scale) for size, scale in (GLOBAL, LOCAL))
     return [
         dino(library, *wide, 1.0, 0, end),
@@ -86,57 +84,53 @@ def dinos(library, end: list, backend: str = "torch") -> list[list]:
     ]
 
 
-DINO = Views(*map(v2.Compose, dinos(v2, END)))
-OUR_DINO = [T.MultiView(dinos(T, [])), *OUR_END]
+DINO = Views(*map(v2.Compose, dino_views(v2, END)))
+GPULOAD_DINO = [T.MultiView(dino_views(T, [])), *GPULOAD_END]
 
 
-def test_simclr(pictures, backend):
+def test_simclr_views_equal_torchvisions_for_the_same_draws(pictures, backend):
     end = [v1.ToTensor(), v1.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     original = v1.Compose(simclr(v1, side(backend, 112), end))
-    own = simclr(T, side(backend, 112), OUR_END)
-    assert T.from_torchvision(original) == own
-    chain = [T.MultiView([own] * 2)]
-    found = made(pictures, chain, backend)
-    assert shape_of(found) == shape_of(theirs(pictures, Views(original, original), len(pictures)))
-    assert not torch.equal(found[0][0], found[0][1])
+    one_view = simclr(T, side(backend, 112), GPULOAD_END)
+    assert T.from_torchvision(original) == one_view
+    chain = [T.MultiView([one_view] * 2)]
+    batch = cached_batch(pictures, chain, backend)
+    assert shape_of(batch) == shape_of(torch_batch(pictures, Views(original, original), len(pictures)))
+    assert not torch.equal(batch[0][0], batch[0][1])
     for view in (0, 1):
-        # The mean that contrast refers to may be rounded to another level, which a factor up to 1.8 makes more of; hues
-        # are kept in 8 bits.
-        check_replay(chain, pictures, mean=1, most=13, view=view, after=1, backend=backend)
+        # The mean for contrast may be rounded to another level, which a factor up to 1.8 enlarges; hues have 8 bits.
+        check_replay(chain, pictures, max_mean=1, max_level=13, view=view, after=1, backend=backend)
         if backend == "torch":
             check_runners(chain, pictures, after=1, view=view)
-        most = 18 + 2 * resized_within(backend)
-        check_replay(chain, pictures, mean=1.5, most=most, view=view, backend=backend)
+        max_level = 18 + 2 * resized_within(backend)
+        check_replay(chain, pictures, max_mean=1.5, max_level=max_level, view=view, backend=backend)
 
 
-def test_dino(pictures, backend):
-    chain = [T.MultiView(dinos(T, [], backend)), *OUR_END]
+def test_dino_views_equal_torchvisions_for_the_same_draws(pictures, backend):
+    chain = [T.MultiView(dino_views(T, [], backend)), *GPULOAD_END]
     for view in (0, 1, 2, len(chain[0].chains) - 1):
-        assert [*chain[0].chains[view], *OUR_END] == T.from_torchvision(v2.Compose(dinos(v2, END, backend)[view]))
-        check_replay(chain, pictures, mean=0.6, most=8 if view != 1 else 255, view=view, after=1, backend=backend)
+        assert [*chain[0].chains[view], *GPULOAD_END] == T.from_torchvision(
+            v2.Compose(dino_views(v2, END, backend)[view])
+        )
+        check_replay(
+            chain, pictures, max_mean=0.6, max_level=8 if view != 1 else 255, view=view, after=1, backend=backend
+        )
         if backend == "torch":
             check_runners(chain, pictures, after=1, view=view)
 
 
-def test_dinos_batches(images):
-    found = ours(images, OUR_DINO, len(images))
-    assert shape_of(found) == shape_of(theirs(images, DINO, len(images)))
-    assert [view.shape[-1] for view in found[0]] == [112] * 2 + [48] * 8
-    for one in range(2, 10):
-        assert all(not torch.equal(found[0][one], found[0][other]) for other in range(one))
+def test_dino_batch_has_the_shapes_of_torchvisions_and_distinct_views(images):
+    batch = gpuload_batch(images, GPULOAD_DINO, len(images))
+    assert shape_of(batch) == shape_of(torch_batch(images, DINO, len(images)))
+    assert [view.shape[-1] for view in batch[0]] == [112] * 2 + [48] * 8
+    for first in range(2, 10):
+        assert all(not torch.equal(batch[0][first], batch[0][second]) for second in range(first))
 
 
-def test_dino_through_a_loader_of_files(jpeg_folder):
-    """Files, decoded once for ten views by two workers; the same draws without workers."""
-    dataset = gl.ImageFolder(jpeg_folder)
-    epochs = []
-    for workers in (2, 0):
-        with gl.Loader(
-            dataset, 16, shuffle=True, transforms=OUR_DINO, num_workers=workers, device="cpu", drop_last=True
-        ) as loader:
-            epochs.append(list(loader))
-    assert len(epochs[0]) == 3
-    for one, other in zip(*epochs, strict=True):
-        assert [tuple(view.shape) for view in one[0]] == [(16, 3, 112, 112)] * 2 + [(16, 3, 48, 48)] * 8
-        assert all(torch.equal(left, right) for left, right in zip(one[0], other[0], strict=True))
-        assert torch.equal(one[1], other[1])
+def test_dino_batches_of_files_are_the_same_with_and_without_workers(jpeg_folder):
+    options = {"batch_size": 16, "shuffle": True, "transforms": GPULOAD_DINO, "drop_last": True}
+    batches = gpuload_batches(gl.ImageFolder(jpeg_folder), num_workers=2, **options)
+    assert alike(batches, gpuload_batches(gl.ImageFolder(jpeg_folder), **options))
+    assert len(batches) == 3
+    for views, _ in batches:
+        assert [tuple(view.shape) for view in views] == [(16, 3, 112, 112)] * 2 + [(16, 3, 48, 48)] * 8

@@ -1,11 +1,20 @@
-"""timm's own chains, for evaluation and for training."""
+"""timm's transforms for evaluation and for training."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from helpers import peers
-from recipes.common import check_replay, check_runners, levels_apart, ours, resized_within, shape_of, side, theirs
+from recipes.comparison import (
+    check_replay,
+    check_runners,
+    gpuload_batch,
+    levels_apart,
+    resized_within,
+    shape_of,
+    side,
+    torch_batch,
+)
 
 from gpuload import transforms as T
 
@@ -25,7 +34,7 @@ SMALL = {**CONFIG, "input_size": (3, 128, 128)}
 
 
 def sized(config, backend):
-    """The recipe, for smaller images where kernels are interpreted."""
+    """Return the config, for smaller images if kernels are interpreted."""
     channels, *size = config["input_size"]
     border = (
         {"crop_border_pixels": side(backend, config["crop_border_pixels"])} if "crop_border_pixels" in config else {}
@@ -34,7 +43,7 @@ def sized(config, backend):
 
 
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [
         {},
         {"crop_pct": 0.875, "interpolation": "bilinear"},
@@ -47,25 +56,25 @@ def sized(config, backend):
     ],
     ids=str,
 )
-def test_evaluation(pictures, backend, more):
-    config = sized({**CONFIG, **more}, backend)
-    expected = theirs(pictures, create_transform(**config, is_training=False), len(pictures))
-    found = ours(pictures, T.from_timm(config), len(pictures), backend=backend)
-    assert shape_of(found) == shape_of(expected)
-    assert levels_apart(found[0], expected[0]).max() <= resized_within(backend, config["interpolation"])
+def test_timm_evaluation_equals_timms(pictures, backend, changes):
+    config = sized({**CONFIG, **changes}, backend)
+    expected = torch_batch(pictures, create_transform(**config, is_training=False), len(pictures))
+    batch = gpuload_batch(pictures, T.from_timm(config), len(pictures), backend=backend)
+    assert shape_of(batch) == shape_of(expected)
+    assert levels_apart(batch[0], expected[0]).max() <= resized_within(backend, config["interpolation"])
 
 
-def test_evaluation_by_a_models_name(images):
+def test_timm_evaluation_of_a_models_config_equals_timms(images):
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False)
     config = timm.data.resolve_model_data_config(model)
-    expected = theirs(images, create_transform(**config), len(images))
-    found = ours(images, T.from_timm(config), len(images))
+    expected = torch_batch(images, create_transform(**config), len(images))
+    batch = gpuload_batch(images, T.from_timm(config), len(images))
     std = torch.tensor(config["std"])[:, None, None] * 255
-    assert ((found[0] - expected[0]).abs() * std).max() <= 2
+    assert ((batch[0] - expected[0]).abs() * std).max() <= 2
 
 
-# Arguments of timm, and how far results may lie apart in levels: mean and greatest. The mean that contrast refers to
-# may be rounded to another level; hues are kept in 8 bits; a blend may lie on the other side of a whole number.
+# Arguments of timm, and the greatest mean and maximum of differences in levels. The mean for contrast may be rounded to
+# another level; hues have 8 bits; a blend may be on the other side of an integer.
 TRAINING = {
     "jitter": ({"interpolation": "random"}, 0.5, 3),
     "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.02, 40),
@@ -76,31 +85,31 @@ TRAINING = {
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_training(pictures, backend, name):
-    """Behind the crop, which may differ by one level, our draws do what timm's operations do by torchvision."""
-    arguments, mean, most = TRAINING[name]
+def test_timm_training_equals_timms_for_the_same_draws(pictures, backend, name):
+    """The crop may differ by one level; after it, operations equal torchvision's."""
+    arguments, max_mean, max_level = TRAINING[name]
     config = sized(SMALL, backend)
     chain = T.from_timm(config, True, **arguments)
     after = 2 if name == "rkrr" else 1
-    check_replay(chain, pictures, mean=mean, most=most, after=after, backend=backend)
+    check_replay(chain, pictures, max_mean=max_mean, max_level=max_level, after=after, backend=backend)
     if backend == "torch":
         check_runners(chain, pictures, after=after)
-    check_replay(chain, pictures, mean=1, most=255 if "rand" in name else 20, backend=backend)
+    check_replay(chain, pictures, max_mean=1, max_level=255 if "rand" in name else 20, backend=backend)
     original = create_transform(**{**config, **arguments}, is_training=True)
-    assert shape_of(ours(pictures, chain, 4, backend=backend)) == shape_of(theirs(pictures, original, 4))
+    assert shape_of(gpuload_batch(pictures, chain, 4, backend=backend)) == shape_of(torch_batch(pictures, original, 4))
 
 
 @pytest.mark.parametrize("mode", ["pixel", "rand"])
-def test_erasing_with_random_numbers(images, mode):
-    """They are in units of the normalised image; everything else of it is as without."""
-    plain = ours(images, T.from_timm(SMALL, True), len(images))[0]
-    erased = ours(images, T.from_timm(SMALL, True, re_prob=1.0, re_mode=mode), len(images))[0]
+def test_timm_erasing_changes_only_its_box(images, mode):
+    """Random values are in units of the normalized image; other pixels do not change."""
+    plain = gpuload_batch(images, T.from_timm(SMALL, True), len(images))[0]
+    erased = gpuload_batch(images, T.from_timm(SMALL, True, re_prob=1.0, re_mode=mode), len(images))[0]
     changed = erased[(plain != erased).expand_as(erased)]
     assert 0.01 < len(changed) / erased.numel() < 0.4
     if mode == "pixel":
         assert abs(float(changed.mean())) < 0.02
         assert abs(float(changed.std()) - 1) < 0.02
     else:
-        for one, other in zip(plain, erased, strict=True):
-            for before, channel in zip(one, other, strict=True):
+        for plain_image, erased_image in zip(plain, erased, strict=True):
+            for before, channel in zip(plain_image, erased_image, strict=True):
                 assert len(channel[before != channel].unique()) == 1

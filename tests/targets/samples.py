@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from dataloader.common import Made
 from helpers.generated_images import encode
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 
 
 def only_batch(function, length=3, **options):
     options = {"device": "cpu", "num_workers": 0, "batch_size": length, **options}
-    with gl.Loader(Made(function, length), **options) as loader:
+    with gl.Loader(MapDataset(function, length), **options) as loader:
         [batch] = list(loader)
     return batch
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 from targets.samples import boxes, image, only_batch, pixels, png
@@ -135,7 +135,7 @@ def test_collate_fn_receives_targets_as_plain_tensors(workers):
 
 def test_samples_without_a_batch_size_contain_plain_tensors():
     with gl.Loader(
-        Made(lambda i: (image(), {"boxes": gl.Boxes(boxes(i))}), 3), None, num_workers=0, device="cpu"
+        MapDataset(lambda i: (image(), {"boxes": gl.Boxes(boxes(i))}), 3), None, num_workers=0, device="cpu"
     ) as loader:
         assert [tuple(target["boxes"].shape) for _, target in loader] == [(0, 4), (1, 4), (2, 4)]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from targets.samples import image, only_batch, pixels
 
@@ -281,7 +281,7 @@ def test_sanitize_drops_instance_masks_that_are_nested_deeper_than_boxes():
 
 def test_iou_crop_drops_masks_of_boxes_without_a_batch_size():
     sample = lambda i: (image(), 7, with_boxes(labels=numbers(), masks=instances()))  # noqa: E731
-    with gl.Loader(Made(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
+    with gl.Loader(MapDataset(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
         targets = [target for _, _, target in loader]
     assert min(len(target["boxes"]) for target in targets) < 3
     for target in targets:

@@ -1,4 +1,4 @@
-"""Images that are not 8-bit RGB, from the dataset to the batch: floats, 16 bits, and more channels than four."""
+"""Images that are not 8-bit RGB: floats, 16 bits, and more than four channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 from PIL import Image
 
 import gpuload as gl
@@ -47,7 +48,7 @@ SCENES = {
 
 @dataclass(frozen=True)
 class Gain(T.Custom):
-    """A factor of its own for each image."""
+    """A transform that multiplies each image by a random factor."""
 
     def draw(self, uniforms, sizes_hw):
         return 0.5 + uniforms(1)[:, 0] / 2
@@ -70,9 +71,8 @@ CHAINS = {
 
 
 def batches(make, transforms, **options):
-    options = {"batch_size": 4, "device": "cpu", "num_workers": 0, **options}
-    with gl.Loader(Made(lambda index: (make(index), index), COUNT), transforms=transforms, **options) as loader:
-        return list(loader)
+    dataset = MapDataset(lambda index: (make(index), index), COUNT)
+    return gpuload_batches(dataset, transforms=transforms, **{"batch_size": 4, **options})
 
 
 @pytest.mark.usefixtures("warm")
@@ -81,41 +81,39 @@ def batches(make, transforms, **options):
     ("scenes", "chain"),
     [*((scenes, "geometry") for scenes in SCENES), ("uint8", "nothing"), ("uint16", "own"), ("float32", "mixed")],
 )
-def test_workers_and_batch_sizes_change_no_bit(scenes, chain):
-    one = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
+def test_pixels_of_any_format_do_not_depend_on_workers_or_batch_size(scenes, chain):
+    images_ = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
     for options in ({"num_workers": 2}, {"num_workers": 2, "batch_size": 10}):
-        other = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain], **options)])
-        assert torch.equal(one, other)
+        others = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain], **options)])
+        assert torch.equal(images_, others)
     first = SCENES[scenes](0)
     dtype = torch.uint16 if isinstance(first, gl.Encoded) else getattr(torch, first.hwc.dtype.name)
-    assert one.dtype == (torch.float32 if chain in ("own", "mixed") else dtype)
-    assert one.shape == (COUNT, 1 if isinstance(first, gl.Encoded) else CHANNELS, 32, 32)
-    assert len(one.flatten(1).float().mean(1).unique()) > COUNT // 2
+    assert images_.dtype == (torch.float32 if chain in ("own", "mixed") else dtype)
+    assert images_.shape == (COUNT, 1 if isinstance(first, gl.Encoded) else CHANNELS, 32, 32)
+    assert len(images_.flatten(1).float().mean(1).unique()) > COUNT // 2
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 @pytest.mark.parametrize("scenes", ["float32", "uint16", "uint16 PNG"])
 @pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_without_transforms_images_come_as_they_are(scenes, ragged, workers):
+def test_images_of_any_format_without_transforms_are_unchanged(scenes, ragged, workers):
     dtype, channels = scenes.split()[0], 1 if "PNG" in scenes else CHANNELS
-    for found, numbers in batches(SCENES[scenes], [], ragged=ragged, num_workers=workers):
+    for images, numbers in batches(SCENES[scenes], [], ragged=ragged, num_workers=workers):
         for row, i in enumerate(numbers.tolist()):
-            wanted = torch.from_numpy(pixels(i, dtype, channels).transpose(2, 0, 1).copy())
-            image = found[row] if ragged == "list" else found[0][row][:, : wanted.shape[1], : wanted.shape[2]]
-            assert torch.equal(image, wanted)
+            expected = torch.from_numpy(pixels(i, dtype, channels).transpose(2, 0, 1).copy())
+            image = images[row] if ragged == "list" else images[0][row][:, : expected.shape[1], : expected.shape[2]]
+            assert torch.equal(image, expected)
 
 
-def test_images_of_a_ring_too_small_for_a_batch():
-    """Parts that are moved out of a full ring are put together in memory where each begins at an aligned address."""
-    wanted = batches(lambda i: gl.Image(pixels(i, "float32", 3)), [T.CenterCrop(40)], batch_size=22)
+def test_float_images_in_a_ring_smaller_than_a_batch_are_unchanged():
+    """Parts that are moved out of a full ring are merged in memory in which each part is aligned."""
+    expected = batches(lambda i: gl.Image(pixels(i, "float32", 3)), [T.CenterCrop(40)], batch_size=22)
     options = {"batch_size": 22, "num_workers": 1, "ring_bytes": 1 << 20}
-    found = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
-    assert torch.equal(found[0][0][0], wanted[0][0])
+    batch = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
+    assert torch.equal(batch[0][0][0], expected[0][0])
 
 
-def test_several_images_of_a_sample_have_dtypes_of_their_own():
-    """A photograph beside its depths: each comes in its own dtype, and one draw moves both."""
-
+def test_two_images_of_a_sample_keep_their_dtypes_and_share_draws():
     def make(i):
         height, width = 50 + i, 60
         column = np.broadcast_to(np.arange(width)[None, :, None], (height, width, 1))
@@ -136,7 +134,7 @@ def test_masks_follow_float_images():
         assert torch.equal(masks, (images[:, 0] > 0).long())
 
 
-def test_images_of_several_dtypes_in_one_batch_are_refused():
+def test_images_of_different_dtypes_in_a_batch_raise():
     def make(i):
         return gl.Image(pixels(i, "float32" if i == 2 else "uint8", 3))
 
@@ -147,7 +145,7 @@ def test_images_of_several_dtypes_in_one_batch_are_refused():
         batches(make, [], ragged="list")
 
 
-def test_colour_operations_refuse_floats_by_name():
+def test_color_jitter_of_float_images_raises():
     def make(i):
         return gl.Image(np.abs(pixels(i, "float32", 3)) % 1)
 
@@ -157,13 +155,13 @@ def test_colour_operations_refuse_floats_by_name():
 
 
 @pytest.mark.parametrize("scenes", SCENES)
-def test_images_are_turned_by_quarters_as_numpy_turns_them(scenes):
-    ways = set()
-    for found, numbers in batches(SCENES[scenes], [T.RandomRotate90(p=1)], ragged="list"):
-        for image, i in zip(found, numbers.tolist(), strict=True):
+def test_random_rotate90_equals_numpys_rot90(scenes):
+    turns_seen = set()
+    for images, numbers in batches(SCENES[scenes], [T.RandomRotate90(p=1)], ragged="list"):
+        for image, i in zip(images, numbers.tolist(), strict=True):
             dtype, channels = scenes.split()[0], 1 if "PNG" in scenes else CHANNELS
-            turned = [np.rot90(pixels(i, dtype, channels), turns) for turns in range(4)]
-            same = [np.array_equal(image.permute(1, 2, 0).numpy(), wanted) for wanted in turned]
+            rotated = [np.rot90(pixels(i, dtype, channels), turns) for turns in range(4)]
+            same = [np.array_equal(image.permute(1, 2, 0).numpy(), expected) for expected in rotated]
             assert sum(same) == 1
-            ways.add(same.index(True))
-    assert ways == {0, 1, 2, 3}
+            turns_seen.add(same.index(True))
+    assert turns_seen == {0, 1, 2, 3}

@@ -1,4 +1,4 @@
-"""A sample is read once, also while it is not known yet how large samples are."""
+"""Each sample is read once, even while the size of samples is unknown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataloader.common import alike
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from dataloader.streams import worker_share
+from helpers.both_loaders import alike
+from torch.utils.data import IterableDataset, default_collate
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.workers import feed as module
+from gpuload.workers import feed as feed_module
 from gpuload.workers.feed import Feed, SlotSize
 
 pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.processes]
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.processes]
 COUNT = 26
 
 
-class Noting:
-    """Notes in a file, which processes share, each sample that is made."""
+class ReadLog:
+    """Part of a dataset that logs each read in a file, which processes share."""
 
     def __init__(self, make: Any, path: Path) -> None:
         self.make, self.path = make, str(path)
@@ -34,13 +35,13 @@ class Noting:
         os.close(file)
         return self.make(index)
 
-    def noted(self) -> list[int]:
+    def take_log(self) -> list[int]:
         numbers = sorted(map(int, Path(self.path).read_text().split()))
         os.unlink(self.path)
         return numbers
 
 
-class Mapped(Noting):
+class Mapped(ReadLog):
     def __len__(self) -> int:
         return COUNT
 
@@ -53,11 +54,10 @@ class Batched(Mapped):
         return [self.read(index) for index in indices]
 
 
-class Streamed(Noting, IterableDataset):
+class Streamed(ReadLog, IterableDataset):
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (self.read(index) for index in range(first, COUNT, step))
+        worker, workers = worker_share()
+        return map(self.read, range(worker, COUNT, workers))
 
 
 def photograph(index: int) -> Any:
@@ -68,8 +68,8 @@ def array(index: int) -> Any:
     return np.full(200_000, index, np.float32), index
 
 
-def both(index: int) -> Any:
-    """The pixels of a chunk fit its slot, but not what comes behind them."""
+def image_and_array(index: int) -> Any:
+    """Return a sample whose pixels fit in a chunk's slot, but whose array does not."""
     return gl.Image(np.full((300, 300, 3), index, np.uint8)), np.full((index % 3 + 1) * 60_000, index, np.float32)
 
 
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "crops of images": (Mapped, photograph, {"transforms": [T.RandomCrop(400)]}),
     "arrays": (Mapped, array, {}),
     "arrays, several at a time": (Batched, array, {}),
-    "images, and arrays of any length": (Mapped, both, {"collate_fn": list}),
+    "images, and arrays of any length": (Mapped, image_and_array, {"collate_fn": list}),
     "a collate_fn": (Mapped, array, {"collate_fn": default_collate}),
     "a collate_fn for images": (Mapped, photograph, {"collate_fn": default_collate}),
     "long texts": (Mapped, lambda index: f"{index:02}" * 300_000, {}),
@@ -90,40 +90,39 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_each_sample_is_read_once_in_the_first_epoch_too(name, workers, tmp_path, monkeypatch):
-    """And is what it is where slots are large enough from the start."""
+def test_each_sample_is_read_once_while_slot_sizes_are_unknown(name, workers, tmp_path, monkeypatch):
     kind, make, options = CASES[name]
-    dataset, found = kind(make, tmp_path / "noted"), []
+    dataset, epochs = kind(make, tmp_path / "log"), []
     enlarged = []
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: enlarged.append(need_bytes))
     shuffle = {} if kind is Streamed else {"shuffle": True}
-    for size in (SlotSize, partial(SlotSize, guess_bytes=4 << 20)):
-        monkeypatch.setattr(module, "SlotSize", size)
+    for slot_size in (SlotSize, partial(SlotSize, guess_bytes=4 << 20)):
+        monkeypatch.setattr(feed_module, "SlotSize", slot_size)
         with gl.Loader(dataset, 8, num_workers=workers, device="cpu", seed=3, **shuffle, **options) as loader:
-            found.append(list(loader))
-            assert dataset.noted() == list(range(COUNT))
-    assert alike(*found)
+            epochs.append(list(loader))
+            assert dataset.take_log() == list(range(COUNT))
+    assert alike(*epochs)
     assert enlarged == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Mapped, Streamed])
-def test_what_may_not_have_so_much_memory_of_its_own_is_done_again_and_right(kind, workers, tmp_path, monkeypatch):
+def test_chunk_too_large_for_its_slot_and_for_memory_of_its_own_is_repeated(kind, workers, tmp_path, monkeypatch):
     enlarged, enlarge = [], Feed._enlarge
     monkeypatch.setattr(Feed, "_enlarge", lambda *args: enlarged.append(args) or enlarge(*args))
-    dataset = kind(array, tmp_path / "noted")
+    dataset = kind(array, tmp_path / "log")
     with gl.Loader(dataset, 8, num_workers=workers, device="cpu", chunk_size=4, ring_bytes=6 << 20) as loader:
-        found = {int(label): row for rows, labels in loader for row, label in zip(rows, labels, strict=True)}
-    assert sorted(found) == list(range(COUNT))
-    assert all((row == label).all() for label, row in found.items())
+        rows_by_label = {int(label): row for rows, labels in loader for row, label in zip(rows, labels, strict=True)}
+    assert sorted(rows_by_label) == list(range(COUNT))
+    assert all((row == label).all() for label, row in rows_by_label.items())
     assert enlarged
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_descriptors_and_mappings_are_as_before_after_many_of_them(workers, tmp_path, monkeypatch):
-    """Slots stay as small as they were first guessed."""
+def test_chunks_larger_than_their_slots_leave_no_descriptors_or_mappings(workers, tmp_path, monkeypatch):
+    """Slots keep the size that was guessed first."""
     monkeypatch.setattr(SlotSize, "grow_for", lambda size, nbytes, rows: None)
-    dataset, counts = Mapped(array, tmp_path / "noted"), []
+    dataset, counts = Mapped(array, tmp_path / "log"), []
 
     def count() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
@@ -134,5 +133,5 @@ def test_descriptors_and_mappings_are_as_before_after_many_of_them(workers, tmp_
             for _ in loader:
                 pass
             counts.append(count())
-    assert dataset.noted() == sorted([*range(COUNT)] * 8)
+    assert dataset.take_log() == sorted([*range(COUNT)] * 8)
     assert counts == [(counts[0][0], 0)] * 8

@@ -1,4 +1,4 @@
-"""Iterable datasets on several ranks: what they can ask, what they draw, and what is noticed if they do not ask."""
+"""Iterable datasets on several ranks: worker info, seeds, and warnings if samples repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made, gpuload_batches
+from helpers.both_loaders import gpuload_batches
+from helpers.map_datasets import MapDataset
 from helpers.warm_interpreters import TOO
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -23,7 +24,7 @@ LIMIT_S = 300
 pytestmark = pytest.mark.usefixtures("warm")
 
 PROGRAM = '''
-"""One of two ranks of a process group; prints for each case what a stream gave, and what was warned of."""
+"""One of two ranks of a process group. Prints for each case the samples of a stream, warnings and the error."""
 import json, os, sys, warnings
 from itertools import islice
 
@@ -37,8 +38,8 @@ for name in ("RANK", "WORLD_SIZE"):
     os.environ.pop(name, None)
 
 
-class Asks(IterableDataset):
-    """Shares itself out as torch's documentation has it."""
+class AsksTorch(IterableDataset):
+    """A stream that divides itself as in torch's documentation."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -47,8 +48,8 @@ class Asks(IterableDataset):
         return islice(range(40), rank * workers + worker, None, ranks * workers)
 
 
-class AsksUs:
-    """Not torch's: importing that takes a worker longer than all else."""
+class AsksGpuload:
+    """Not an IterableDataset of torch, whose import would take a worker longer than all else."""
 
     def __iter__(self):
         info = gl.get_worker_info()
@@ -62,15 +63,15 @@ class AsksTheEnvironment(IterableDataset):
         return islice(range(40), share, None, int(os.environ["WORLD_SIZE"]) * info.num_workers)
 
 
-class AsksNobody(IterableDataset):
-    """Not for its rank."""
+class IgnoresRank(IterableDataset):
+    """A stream that is divided among workers only."""
 
     def __iter__(self):
         info = get_worker_info()
         return islice(range(40), 0 if info is None else info.id, None, 1 if info is None else info.num_workers)
 
 
-class Talks(IterableDataset):
+class Communicates(IterableDataset):
     def __iter__(self):
         yield dist.get_backend()
         dist.barrier()
@@ -79,8 +80,8 @@ class Talks(IterableDataset):
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
 
-def told(case, workers):
-    options = {"rank": 0, "world_size": 1} if case == "AsksNobody, on purpose" else {}
+def run(case, workers):
+    options = {"rank": 0, "world_size": 1} if case == "IgnoresRank, on purpose" else {}
     stream = globals()[case.split(",")[0]]()
     numbers, error = [], ""
     with warnings.catch_warnings(record=True) as caught:
@@ -92,23 +93,23 @@ def told(case, workers):
                         numbers += batch if isinstance(batch, list) else batch.tolist()
                 except gl.SampleError as failed:
                     error = failed.cause
-    return {"numbers": numbers, "warnings": [str(one.message) for one in caught], "error": error}
+    return {"numbers": numbers, "warnings": [str(warning.message) for warning in caught], "error": error}
 
 
-found = [told(*case) for case in cases]
-dist.barrier()  # the store is one of them's
-print(json.dumps(found))
+results = [run(*case) for case in cases]
+dist.barrier()  # since the process that owns the store must not end first
+print(json.dumps(results))
 dist.destroy_process_group()
 '''
 
 
-SHARED = [("Asks", 1), ("Asks", 0), ("AsksUs", 2), ("AsksUs", 0), ("AsksTheEnvironment", 1)]
-CASES = [*SHARED, ("AsksNobody", 0), ("AsksNobody", 1), ("AsksNobody, on purpose", 0), ("Talks", 1)]
+SHARED = [("AsksTorch", 1), ("AsksTorch", 0), ("AsksGpuload", 2), ("AsksGpuload", 0), ("AsksTheEnvironment", 1)]
+CASES = [*SHARED, ("IgnoresRank", 0), ("IgnoresRank", 1), ("IgnoresRank, on purpose", 0), ("Communicates", 1)]
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory, warm_popen):
-    """What each of two ranks printed, for each case: of all in one process group, which takes long to come up."""
+    """Return what each of two ranks printed for each case. One process group runs all cases, since it starts slowly."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
     processes = [
@@ -131,41 +132,43 @@ def on_two_ranks(tmp_path_factory, warm_popen):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", SHARED, ids=str)
-def test_each_rank_gets_its_share(on_two_ranks, case):
-    ranks = on_two_ranks[case]
-    assert [one["warnings"] for one in ranks] == [[], []]
+def test_stream_that_asks_for_its_rank_is_divided_among_ranks(on_two_ranks, case):
+    results = on_two_ranks[case]
+    assert [result["warnings"] for result in results] == [[], []]
     for half in (slice(20), slice(20, 40)):
-        first, second = (one["numbers"][half] for one in ranks)
+        first, second = (result["numbers"][half] for result in results)
         assert sorted(first + second) == list(range(40))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ranks_that_give_the_same_samples_are_told_of_it_once(on_two_ranks, workers):
-    ranks = on_two_ranks["AsksNobody", workers]
-    assert sorted(ranks[0]["numbers"]) == sorted(ranks[1]["numbers"]) == sorted([*range(40)] * 2)
-    [text] = ranks[0]["warnings"] + ranks[1]["warnings"]
+def test_ranks_with_equal_samples_warn_once(on_two_ranks, workers):
+    results = on_two_ranks["IgnoresRank", workers]
+    assert sorted(results[0]["numbers"]) == sorted(results[1]["numbers"]) == sorted([*range(40)] * 2)
+    [text] = results[0]["warnings"] + results[1]["warnings"]
     assert "of 2 yielded the same first 8 samples: each rank iterates over the entire dataset" in text
     assert "get `rank` and `world_size` from gpuload.get_worker_info()" in text
 
 
 @pytest.mark.processes
-def test_ranks_that_are_to_give_the_same_say_so(on_two_ranks):
-    assert [one["warnings"] for one in on_two_ranks["AsksNobody, on purpose", 0]] == [[], []]
+def test_ranks_with_equal_samples_do_not_warn_if_world_size_is_1(on_two_ranks):
+    assert [result["warnings"] for result in on_two_ranks["IgnoresRank, on purpose", 0]] == [[], []]
 
 
 @pytest.mark.processes
-def test_a_worker_knows_its_group_and_cannot_talk_to_it(on_two_ranks):
-    for one in on_two_ranks["Talks", 1]:
-        assert one["numbers"] == []
-        assert one["error"].startswith("RuntimeError: torch.distributed.barrier was called in a gpuload worker process")
+def test_worker_knows_its_process_group_but_cannot_communicate(on_two_ranks):
+    for result in on_two_ranks["Communicates", 1]:
+        assert result["numbers"] == []
+        assert result["error"].startswith(
+            "RuntimeError: torch.distributed.barrier was called in a gpuload worker process"
+        )
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------------
 
 
 class Seeds:
-    """Which worker this is, its seed as gpuload and torch tell it, and what a generator of it draws."""
+    """A stream of one sample: the worker's number, its seed, and a random number drawn with this seed."""
 
     def __iter__(self):
         import torch
@@ -173,43 +176,43 @@ class Seeds:
 
         import gpuload as gl
 
-        info, theirs = gl.get_worker_info(), get_worker_info()
-        seed = info.seed if theirs is None else theirs.seed
+        info, torch_info = gl.get_worker_info(), get_worker_info()
+        seed = info.seed if torch_info is None else torch_info.seed
         assert seed == info.seed == torch.initial_seed()
         yield info.id, seed, float(np.random.default_rng(seed).random())
 
 
 @pytest.mark.processes
-def test_a_workers_seed_is_its_own_in_each_epoch_rank_and_run():
+def test_worker_seed_differs_between_epochs_ranks_workers_and_seeds():
     options = {"batch_size": None, "num_workers": 1, "epochs": 2, "seed": 5, "collate_fn": tuple}
 
-    def drawn(**changes):
+    def seeds_of(**changes):
         return gpuload_batches(Seeds(), **{**options, "world_size": 2, **changes})
 
-    other_rank = drawn(rank=1)
-    seeds = [seed for _, seed, _ in other_rank + drawn(rank=0, num_workers=2) + drawn(rank=0, seed=6)]
+    other_rank = seeds_of(rank=1)
+    seeds = [seed for _, seed, _ in other_rank + seeds_of(rank=0, num_workers=2) + seeds_of(rank=0, seed=6)]
     assert len(set(seeds)) == 8
     assert all(0 <= seed < 2**32 for seed in seeds)
-    assert drawn(rank=1) == other_rank
+    assert seeds_of(rank=1) == other_rank
 
 
-def test_without_workers_too():
+def test_seed_without_workers_differs_between_epochs():
     first = gpuload_batches(Seeds(), None, epochs=3, collate_fn=tuple)
     assert len({seed for _, seed, _ in first}) == 3
 
 
 @pytest.mark.processes
-def test_worker_init_fn_is_given_the_seed_that_torch_has():
+def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
     def check(worker):
         import torch
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
         assert info.seed == torch.initial_seed()
-        info.dataset.found = (worker, info.seed)
+        info.dataset.at_start = (worker, info.seed)
 
-    class Found(torch.utils.data.Dataset):
-        found = (-1, -1)
+    class RecordsSeeds(torch.utils.data.Dataset):
+        at_start = (-1, -1)
 
         def __len__(self):
             return 6
@@ -217,88 +220,91 @@ def test_worker_init_fn_is_given_the_seed_that_torch_has():
         def __getitem__(self, index):
             from torch.utils.data import get_worker_info
 
-            return (*self.found, get_worker_info().seed)
+            return (*self.at_start, get_worker_info().seed)
 
-    found = []
+    observed = []
     for rank in range(2):
         options = {"num_workers": 2, "rank": rank, "world_size": 2, "collate_fn": tuple, "chunk_size": 1}
-        batches = gpuload_batches(Found(), None, worker_init_fn=check, epochs=2, **options)
-        found += [(rank, number // 3, *batch) for number, batch in enumerate(batches)]  # three samples an epoch
-    # Which worker gives which sample, and whether both give some, is left to chance.
-    assert all((now == begun) == (epoch == 0) for _, epoch, _, begun, now in found)
-    assert len({begun for _, _, _, begun, _ in found}) == len({(rank, worker) for rank, _, worker, _, _ in found})
-    assert len({now for *_, now in found}) == len({(rank, epoch, worker) for rank, epoch, worker, _, _ in found})
+        batches = gpuload_batches(RecordsSeeds(), None, worker_init_fn=check, epochs=2, **options)
+        observed += [(rank, number // 3, *batch) for number, batch in enumerate(batches)]  # three samples an epoch
+    # Which worker reads which sample, and whether both read any, is left to chance.
+    assert all((seed_now == seed_at_start) == (epoch == 0) for _, epoch, _, seed_at_start, seed_now in observed)
+    assert len({seed_at_start for _, _, _, seed_at_start, _ in observed}) == len(
+        {(rank, worker) for rank, _, worker, _, _ in observed}
+    )
+    assert len({seed_now for *_, seed_now in observed}) == len(
+        {(rank, epoch, worker) for rank, epoch, worker, _, _ in observed}
+    )
 
 
-def test_nobody_is_told_outside_of_a_dataset():
+def test_get_worker_info_is_none_outside_of_a_dataset():
     class Nested:
         def __iter__(self):
             outer = gl.get_worker_info()
-            inner = gpuload_batches(Made(lambda index: gl.get_worker_info().rank, 1), rank=1, world_size=2)
+            inner = gpuload_batches(MapDataset(lambda index: gl.get_worker_info().rank, 1), rank=1, world_size=2)
             assert gl.get_worker_info() is outer
             yield outer.rank, outer.world_size, int(inner[0])
 
     assert gl.get_worker_info() is None
     with gl.Loader(Nested(), None, rank=2, world_size=4, device="cpu", collate_fn=tuple) as loader:
-        for found in loader:
+        for batch in loader:
             assert gl.get_worker_info() is None
-            assert found == (2, 4, 1)
+            assert batch == (2, 4, 1)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ranks_that_come_up_between_two_epochs_are_told(monkeypatch, workers):
-    class Told:
+def test_get_worker_info_shows_ranks_that_were_set_between_epochs(monkeypatch, workers):
+    class Ranks:
         def __iter__(self):
             info = gl.get_worker_info()
             yield info.rank, info.world_size
 
-    with gl.Loader(Told(), None, num_workers=workers, device="cpu", collate_fn=tuple) as loader:
+    with gl.Loader(Ranks(), None, num_workers=workers, device="cpu", collate_fn=tuple) as loader:
         assert list(loader) == list(loader) == [(0, 1)]
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert list(loader) == list(loader) == [(1, 2)]
 
 
-# -- what is noticed --------------------------------------------------------------------------------------------------
+# -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_a_datapipe_that_waits_to_be_shared_out_is_told():
+def test_datapipe_with_sharding_filter_warns_that_samples_repeat():
     pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
     with gl.Loader(pipe, 4, num_workers=2, device="cpu") as loader:
-        with pytest.warns(
-            RuntimeWarning, match=r"sharding_filter\(\), which DataLoader configures .* appears 2 times"
-        ) as caught:
+        message = r"sharding_filter\(\), which DataLoader configures .* appears 2 times"
+        with pytest.warns(RuntimeWarning, match=message) as caught:
             batches = list(loader) + list(loader)
         assert len(caught) == 1
     assert sorted(torch.cat(batches).tolist()) == sorted([*range(8)] * 4)
     assert len(gpuload_batches(pipe, 4)) == 2  # in one process there is nothing to divide
 
 
-class TestTheEnvironment:
+class TestRanksFromTheEnvironment:
     @pytest.fixture(autouse=True)
     def environment(self, monkeypatch):
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
 
-    def test_an_epoch_shared_out_because_of_it_alone_is_told_once(self):
+    def test_epoch_divided_because_of_the_environment_warns_once(self):
         with gl.Loader(range(10), 5, device="cpu", num_workers=0) as loader:
-            with pytest.warns(
-                RuntimeWarning, match=r"split among 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 to get all"
-            ):
+            message = r"split among 2 ranks.*RANK=0 and WORLD_SIZE=2.* world_size=1 to get all"
+            with pytest.warns(RuntimeWarning, match=message):
                 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
             assert len(list(loader)) == 1
 
     @pytest.mark.parametrize(
-        "options", [{"rank": 0, "world_size": 1}, {"rank": 1, "world_size": 2}, {"sampler": range(10)}]
+        ("options", "batches"),
+        [({"rank": 0, "world_size": 1}, 2), ({"rank": 1, "world_size": 2}, 1), ({"sampler": range(10)}, 2)],
     )
-    def test_not_where_the_loader_was_told(self, options):
+    def test_epoch_divided_because_of_an_argument_does_not_warn(self, options, batches):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            gpuload_batches(range(10), 5, **options)
+            assert len(gpuload_batches(range(10), 5, **options)) == batches
 
-    def test_nor_for_a_stream_which_shares_itself_out(self):
+    def test_stream_does_not_warn(self):
         class Numbers(IterableDataset):
             def __iter__(self):
                 return iter(range(3))

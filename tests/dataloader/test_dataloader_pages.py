@@ -1,4 +1,4 @@
-"""docs/dataloader.md says how each promise is kept, docs/dataloader-tests.md which tests show it; none is missing."""
+"""docs/dataloader.md has a row for each behavior of DataLoader, docs/dataloader-tests.md the tests for each row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 # The classes of PyTorch's test/test_dataloader.py, and of torchdata's test/stateful_dataloader/test_state_dict.py.
-OF_DATALOADER = [
+TORCH_TEST_CLASSES = [
     "TestDatasetRandomSplit",
     "TestTensorDataset",
     "TestStackDataset",
@@ -35,7 +35,7 @@ OF_DATALOADER = [
     "TestConvAfterFork",
     "TestOutOfOrderDataLoader",
 ]
-OF_STATE = [
+TORCHDATA_TEST_CLASSES = [
     "TestStatefulDataLoaderIterable_shard0",
     "TestStatefulDataLoaderMap_shard1",
     "TestStatefulSampler_shard1",
@@ -63,7 +63,7 @@ OF_STATE = [
 
 
 def rows(page: str, section: str) -> list[list[str]]:
-    """The cells of a section's table."""
+    """Return the cells of a section's table, row by row."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     body = text.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in body.splitlines() if line.startswith("|")]
@@ -71,10 +71,7 @@ def rows(page: str, section: str) -> list[list[str]]:
 
 
 ARGUMENTS = rows("dataloader.md", "Arguments")
-PROMISES = [
-    *rows("dataloader.md", "What DataLoader does"),
-    *rows("dataloader.md", "What StatefulDataLoader does"),
-]
+PROMISES = [*rows("dataloader.md", "What DataLoader does"), *rows("dataloader.md", "What StatefulDataLoader does")]
 DATALOADER = rows("dataloader-tests.md", "What PyTorch's tests of DataLoader cover")
 STATE = rows("dataloader-tests.md", "What torchdata's tests of StatefulDataLoader cover")
 TESTS = [*rows("dataloader-tests.md", "Arguments"), *DATALOADER, *STATE]
@@ -88,7 +85,7 @@ def functions(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", [*ARGUMENTS, *PROMISES], ids=lambda row: row[0].strip("`"))
-def test_each_row_for_users_says_how_it_is(row):
+def test_each_row_for_users_begins_with_the_same_or_differs(row):
     _, answer = row
     assert answer.startswith(("the same", "differs"))
     assert not TEST.search(answer)
@@ -97,39 +94,45 @@ def test_each_row_for_users_says_how_it_is(row):
 @pytest.mark.parametrize("row", TESTS, ids=lambda row: row[0].strip("`"))
 def test_each_row_names_tests_that_exist(row):
     named = TEST.findall(row[-1])
-    assert named
+    assert named, "the row lists no tests"
     assert TEST.sub("", row[-1]).strip(", ") == ""
-    assert [name for path, name in named if name not in functions(path)] == []
+    missing = [f"{path}::{name}" for path, name in named if name not in functions(path)]
+    assert missing == [], "docs/dataloader-tests.md names tests that do not exist"
 
 
 def test_each_row_for_users_has_its_tests():
-    assert {row[0] for row in ARGUMENTS} <= {row[0] for row in TESTS}
-    assert sorted(row[0] for row in PROMISES) == sorted(row[1] for row in [*DATALOADER, *STATE])
+    assert {row[0] for row in ARGUMENTS} <= {row[0] for row in TESTS}, "add rows to docs/dataloader-tests.md"
+    described, tested = (sorted(row[i] for row in table) for i, table in enumerate((PROMISES, [*DATALOADER, *STATE])))
+    assert described == tested, "docs/dataloader.md and docs/dataloader-tests.md must have the same rows"
 
 
-def test_each_argument_of_dataloader_has_a_row_and_no_other_has():
+def test_argument_rows_are_the_arguments_of_dataloader():
     arguments = list(inspect.signature(DataLoader.__init__).parameters)[1:]
-    assert sorted(row[0].strip("`") for row in ARGUMENTS) == sorted(arguments)
+    documented = sorted(row[0].strip("`") for row in ARGUMENTS)
+    assert documented == sorted(arguments), "edit the table Arguments of docs/dataloader.md"
 
 
-def test_each_class_of_their_tests_has_a_row_and_no_other_has():
+def test_class_rows_are_the_classes_of_torchs_and_torchdatas_tests():
     def names(table):
         return [re.match(r"`(\w+)`", row[0])[1] for row in table]
 
-    assert set(names(DATALOADER)) == set(OF_DATALOADER)
-    assert sorted(names(STATE)) == sorted(OF_STATE)
+    assert set(names(DATALOADER)) == set(TORCH_TEST_CLASSES), "edit docs/dataloader-tests.md or TORCH_TEST_CLASSES"
+    assert sorted(names(STATE)) == sorted(TORCHDATA_TEST_CLASSES), "edit the page or TORCHDATA_TEST_CLASSES"
 
 
 def test_each_argument_of_loader_is_documented():
     text = inspect.getdoc(gl.Loader).split("Args:")[1].split("Raises:")[0]
-    found = re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE)
-    documented = [name.strip() for names in found for name in names.split(",")]
-    assert sorted(documented) == sorted(list(inspect.signature(gl.Loader.__init__).parameters)[1:])
+    argument_lines = re.findall(r"^ {4}(\w[\w, ]*): ", text, re.MULTILINE)
+    documented = [name.strip() for names in argument_lines for name in names.split(",")]
+    arguments = list(inspect.signature(gl.Loader.__init__).parameters)[1:]
+    assert sorted(documented) == sorted(arguments), "edit the section Args of Loader's docstring"
 
 
-def test_one_argument_is_missing_and_one_is_switched_the_other_way_by_default():
+def test_loader_lacks_pin_memory_device_and_only_persistent_workers_defaults_differently():
     theirs = inspect.signature(DataLoader.__init__).parameters
     ours = inspect.signature(gl.Loader.__init__).parameters
-    other = {name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)}
-    assert other == {"persistent_workers"}
+    different_defaults = {
+        name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)
+    }
+    assert different_defaults == {"persistent_workers"}
     assert set(theirs) - set(ours) == {"pin_memory_device"}

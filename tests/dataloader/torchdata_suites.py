@@ -1,9 +1,9 @@
-"""Runs a file of torchdata's tests with `gpuload.Loader` in the place of its `StatefulDataLoader`.
+"""Run a file of torchdata's tests with `gpuload.Loader` in place of its `StatefulDataLoader`.
 
-    python tests/dataloader/suites.py FOLDER/test_state_dict.py [-k NAME]
+    python tests/dataloader/torchdata_suites.py FOLDER/test_state_dict.py [-k NAME]
 
 The files are not part of this repository: FOLDER is ``test/stateful_dataloader`` of a checkout of pytorch/data v0.11.
-Which of their tests fail, and why, stands in `test_suites.py`.
+`test_torchdata_suites.py` lists the tests that fail, and why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEST_LIMIT_S = 300
 
 
 def outcomes(path: Path, *arguments: str) -> dict[str, str]:
-    """For each test of a file, ``Class.test``: "passed", "skipped", or how it failed."""
+    """Run a file and return for each test, ``Class.test``, "passed", "skipped", or the message of its failure."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, __file__, str(path), f"--junit-xml={report}", *arguments]
@@ -41,21 +41,21 @@ def _name(case: ElementTree.Element) -> str:
 
 def _outcome(case: ElementTree.Element) -> str:
     for kind in ("failure", "error"):
-        if (found := case.find(kind)) is not None:
-            return found.attrib.get("message", kind)
+        if (failure := case.find(kind)) is not None:
+            return failure.attrib.get("message", kind)
     return "passed" if case.find("skipped") is None else "skipped"
 
 
-def _in_their_words(worker: dict[str, Any]) -> dict[str, Any]:
+def _worker_snapshot(worker: dict[str, Any]) -> dict[str, Any]:
     from gpuload.loader.state import from_json
 
-    own = {whose: from_json(state, whose) for whose, state in (worker["state"] or {}).items()}
-    fetcher = {"dataset_iter_state": own.get("iterator"), "fetcher_ended": worker.get("ended")}
-    return {"dataset_state": own.get("dataset"), "fetcher_state": fetcher}
+    states = {owner: from_json(state, owner) for owner, state in (worker["state"] or {}).items()}
+    fetcher = {"dataset_iter_state": states.get("iterator"), "fetcher_ended": worker.get("ended")}
+    return {"dataset_state": states.get("dataset"), "fetcher_state": fetcher}
 
 
 def _run(arguments: list[str]) -> int:
-    """In a process of its own: put `Loader` in place, then run pytest."""
+    """Put `Loader` in place and run pytest. Runs in a separate process."""
     import cloudpickle
     import pytest
     import torchdata.stateful_dataloader as theirs
@@ -63,26 +63,30 @@ def _run(arguments: list[str]) -> int:
     import gpuload as gl
 
     class StatefulDataLoader(gl.Loader):
-        """Takes `snapshot_every_n_steps`, and adds to a state what is in it under torchdata's private names, which some
-        tests look into; nothing is read from those."""
+        """A loader that accepts `snapshot_every_n_steps`. Its states repeat their content under torchdata's private
+        names, which some tests inspect; nothing is read from these copies."""
 
-        def __init__(self, *given, snapshot_every_n_steps=1, **options):
-            super().__init__(*given, **{"device": "cpu", "num_workers": 0, **options})
+        def __init__(self, *arguments, snapshot_every_n_steps=1, **options):
+            super().__init__(*arguments, **{"device": "cpu", "num_workers": 0, **options})
             self._auto_collation = self.batch_size is not None or self.batch_sampler is not None
 
         def state_dict(self):
             state = super().state_dict()
             workers = state.get("stream", {}).get("workers") or [{"state": None}] * max(1, self.num_workers)
-            snapshots = [_in_their_words(worker) for worker in workers]
+            snapshots = [_worker_snapshot(worker) for worker in workers]
             if not self.num_workers:
                 return {**state, **snapshots[0]}
-            snapshot = {"_worker_snapshots": {f"worker_{number}": each for number, each in enumerate(snapshots)}}
+            snapshot = {
+                "_worker_snapshots": {
+                    f"worker_{number}": worker_snapshot for number, worker_snapshot in enumerate(snapshots)
+                }
+            }
             return {**state, "_snapshot": snapshot}
 
     theirs.StatefulDataLoader = StatefulDataLoader  # pyright: ignore[reportAttributeAccessIssue]
 
     class ByValue:
-        """Workers need not import the file, and torch's own test tools with it."""
+        """A plugin that pickles the file by value, so that workers do not import it and torch's test tools."""
 
         def pytest_collection_finish(self) -> None:
             cloudpickle.register_pickle_by_value(sys.modules[Path(arguments[0]).stem])
