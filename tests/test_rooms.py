@@ -88,7 +88,7 @@ ABOUT_SEVERAL = {
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_sampler",
-    "loader/test_scale",
+    "loader/test_scaled_decoding",
     "order/test_weights",
     "stage/fused/test_bounds",
     "stage/fused/test_compiling",

@@ -34,13 +34,13 @@ RECIPE = (
 )
 
 
-def epoch(dataset, **options) -> list:
+def load_epoch(dataset, **options) -> list:
     options = {"device": "cpu", "num_workers": 0, **options}
     with gl.Loader(dataset, **options) as loader:
         return list(loader)
 
 
-def children() -> set[int]:
+def child_processes() -> set[int]:
     pid = os.getpid()
     return {int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
@@ -49,8 +49,8 @@ def children() -> set[int]:
 
 
 @pytest.mark.processes
-def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
-    batches = epoch(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
+def test_loader_of_an_image_folder_yields_float_images_and_labels(jpeg_folder):
+    batches = load_epoch(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
     assert [tuple(images.shape) for images, _ in batches] == [(10, 3, 64, 64)] * 4 + [(8, 3, 64, 64)]
     images, labels = batches[0]
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
@@ -60,12 +60,12 @@ def test_a_folder_of_jpegs_becomes_batches_of_floats_and_labels(jpeg_folder):
 
 @pytest.mark.processes
 @matrix(strength=1, workers=[0, 1, 2, 4], chunk=[1, 5, 16])
-def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
+def test_batches_have_equal_bits_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
     options = {"batch_size": 20, "shuffle": True, "transforms": RECIPE, "seed": 3, "info": True}
     dataset = gl.ImageFolder(jpeg_folder)
-    expected = epoch(dataset, num_workers=0, chunk_size=16, **options)
+    expected = load_epoch(dataset, num_workers=0, chunk_size=16, **options)
     for ((images, labels), info), ((images_, labels_), info_) in zip(
-        epoch(dataset, num_workers=workers, chunk_size=chunk, **options), expected, strict=True
+        load_epoch(dataset, num_workers=workers, chunk_size=chunk, **options), expected, strict=True
     ):
         assert torch.equal(images, images_)
         assert torch.equal(labels, labels_)
@@ -73,37 +73,37 @@ def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_fold
 
 
 @pytest.mark.slow
-def test_a_sample_is_augmented_the_same_whatever_the_batch_size(jpeg_folder):
+def test_augmentation_does_not_depend_on_the_batch_size(jpeg_folder):
     dataset = gl.ImageFolder(jpeg_folder)
-    whole = torch.cat([images for images, _ in epoch(dataset, batch_size=48, shuffle=True, transforms=RECIPE)])
+    expected = torch.cat([images for images, _ in load_epoch(dataset, batch_size=48, shuffle=True, transforms=RECIPE)])
     for size in (1, 7):
-        parts = epoch(dataset, batch_size=size, shuffle=True, transforms=RECIPE)
-        assert torch.equal(torch.cat([images for images, _ in parts]), whole)
+        parts = load_epoch(dataset, batch_size=size, shuffle=True, transforms=RECIPE)
+        assert torch.equal(torch.cat([images for images, _ in parts]), expected)
 
 
-def test_without_transforms_an_image_is_what_pillow_decodes(jpeg_folder):
+def test_image_without_transforms_is_what_pillow_decodes(jpeg_folder):
     [path, *_] = gl.ImageFiles(jpeg_folder).paths
     with PILImage.open(jpeg_folder / path) as image:
         expected = np.asarray(image.convert("RGB"))
-    [images] = epoch(Made(lambda i: gl.read(jpeg_folder / path), 1))
+    [images] = load_epoch(Made(lambda i: gl.read(jpeg_folder / path), 1))
     assert images.dtype == torch.uint8
     difference = np.abs(images[0].permute(1, 2, 0).numpy().astype(int) - expected)
     assert difference.max() <= 2
 
 
-def test_shuffling_gives_each_sample_once_and_another_order_each_epoch():
+def test_shuffle_yields_each_sample_once_in_another_order_each_epoch():
     with gl.Loader(Made(lambda i: i, 100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
         orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
         loader.set_epoch(1)
-        again = torch.cat(list(loader)).tolist()
+        repeated = torch.cat(list(loader)).tolist()
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
-    assert again == orders[1]
-    [other] = [torch.cat(epoch(Made(lambda i: i, 100), batch_size=7, shuffle=True, seed=1))]
+    assert repeated == orders[1]
+    [other] = [torch.cat(load_epoch(Made(lambda i: i, 100), batch_size=7, shuffle=True, seed=1))]
     assert other.tolist() != orders[0]
 
 
-def test_info_says_where_each_batch_stands():
+def test_info_holds_epoch_step_positions_and_indices():
     with gl.Loader(Made(lambda i: i, 10), 4, shuffle=True, num_workers=0, device="cpu", info=True) as loader:
         list(loader)
         for step, (values, info) in enumerate(loader):
@@ -115,7 +115,7 @@ def test_info_says_where_each_batch_stands():
 
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
-def test_the_length_counts_batches(drop_last, steps):
+def test_length_is_the_number_of_remaining_batches(drop_last, steps):
     with gl.Loader(Made(lambda i: i), 4, drop_last=drop_last, num_workers=0, device="cpu") as loader:
         assert len(loader) == steps
         iterator = iter(loader)
@@ -128,12 +128,12 @@ def test_the_length_counts_batches(drop_last, steps):
 # -- samples of any kind ----------------------------------------------------------------------------------------------
 
 
-def picture(index: int) -> np.ndarray:
+def make_picture(index: int) -> np.ndarray:
     return smooth_image(40, 50, index)
 
 
-def jpeg(index: int) -> gl.Encoded:
-    return gl.Encoded(jpeg_bytes(picture(index), quality=95, subsampling="4:4:4"))
+def make_jpeg(index: int) -> gl.Encoded:
+    return gl.Encoded(jpeg_bytes(make_picture(index), quality=95, subsampling="4:4:4"))
 
 
 @pytest.mark.usefixtures("warm")
@@ -141,31 +141,31 @@ def jpeg(index: int) -> gl.Encoded:
 @pytest.mark.parametrize(
     "make",
     [
-        picture,
-        lambda i: PILImage.fromarray(picture(i)),
-        lambda i: torch.from_numpy(picture(i)).permute(2, 0, 1),
-        lambda i: gl.Image(picture(i)),
-        lambda i: gl.Image(picture(i).transpose(2, 0, 1), layout="CHW"),
+        make_picture,
+        lambda i: PILImage.fromarray(make_picture(i)),
+        lambda i: torch.from_numpy(make_picture(i)).permute(2, 0, 1),
+        lambda i: gl.Image(make_picture(i)),
+        lambda i: gl.Image(make_picture(i).transpose(2, 0, 1), layout="CHW"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_decoded_images_of_any_kind_are_taken(make, workers):
+def test_decoded_images_of_any_kind_give_equal_batches(make, workers):
     transforms = [T.RandomCrop(24)]
-    [expected] = epoch(Made(lambda i: gl.Image(picture(i)), 4), batch_size=4, transforms=transforms)
-    [images] = epoch(Made(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
+    [expected] = load_epoch(Made(lambda i: gl.Image(make_picture(i)), 4), batch_size=4, transforms=transforms)
+    [images] = load_epoch(Made(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
     assert images.shape == (4, 3, 24, 24)
     assert torch.equal(images, expected)
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-def test_nesting_is_kept_as_default_collate_keeps_it():
+def test_collation_keeps_the_nesting_of_samples():
     from collections import namedtuple
 
     Pair = namedtuple("Pair", "image, more")
-    sample = lambda i: {"a": Pair(gl.Image(picture(i)), [i, float(i)]), "name": f"n{i}", "v": np.arange(3) * i}  # noqa: E731
+    sample = lambda i: {"a": Pair(gl.Image(make_picture(i)), [i, float(i)]), "name": f"n{i}", "v": np.arange(3) * i}  # noqa: E731
     for workers in (0, 1):
-        [batch] = epoch(Made(sample, 2), batch_size=2, num_workers=workers)
+        [batch] = load_epoch(Made(sample, 2), batch_size=2, num_workers=workers)
         assert batch["a"].image.shape == (2, 3, 40, 50)
         assert type(batch["a"]).__name__ == "Pair"
         assert batch["a"].more[0].tolist() == [0, 1]
@@ -175,39 +175,39 @@ def test_nesting_is_kept_as_default_collate_keeps_it():
 
 
 @pytest.mark.slow
-def test_all_images_of_a_sample_share_its_draws():
-    [(left, right, _)] = epoch(
-        Made(lambda i: (gl.Image(picture(i)), gl.Image(picture(i)), i), 8), batch_size=8, transforms=RECIPE
+def test_images_of_one_sample_share_their_draws():
+    [(left, right, _)] = load_epoch(
+        Made(lambda i: (gl.Image(make_picture(i)), gl.Image(make_picture(i)), i), 8), batch_size=8, transforms=RECIPE
     )
     assert torch.equal(left, right)
 
 
 @pytest.mark.processes
-def test_the_users_own_random_numbers_are_a_function_of_the_position():
+def test_random_numbers_of_a_dataset_depend_only_on_the_position():
     import random
 
     noisy = lambda i: np.array([random.random(), np.random.rand(), float(torch.rand(()))])  # noqa: E731
-    [expected] = epoch(Made(noisy, 6), batch_size=6)
+    [expected] = load_epoch(Made(noisy, 6), batch_size=6)
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    [here] = epoch(Made(noisy, 6), batch_size=6)
+    [in_process] = load_epoch(Made(noisy, 6), batch_size=6)
     assert random.getstate() == state[0]
     assert np.random.get_state()[1].tolist() == state[1]
     assert torch.equal(torch.get_rng_state(), state[2])
-    [there] = epoch(Made(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
-    assert torch.equal(here, expected)
-    assert torch.equal(there, expected)
+    [in_workers] = load_epoch(Made(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
+    assert torch.equal(in_process, expected)
+    assert torch.equal(in_workers, expected)
     assert len(expected.unique()) == 18
 
 
 # -- ragged -----------------------------------------------------------------------------------------------------------
 
 
-def sized(index: int) -> gl.Image:
+def make_sized_image(index: int) -> gl.Image:
     return gl.Image(smooth_image(20 + index, 30, index))
 
 
-def test_a_batch_that_is_padded_to_multiples_and_its_replay():
-    with gl.Loader(Made(sized, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
+def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample():
+    with gl.Loader(Made(make_sized_image, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
         [(padded, sizes)] = list(loader)
         alone = loader.replay(0, 1).sample
     assert padded.shape == (3, 3, 32, 32)
@@ -219,32 +219,32 @@ def test_a_batch_that_is_padded_to_multiples_and_its_replay():
 
 
 @pytest.mark.processes
-def test_a_batch_that_is_kept_keeps_its_values(jpeg_folder):
+def test_batch_keeps_its_values_after_later_batches_and_close(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=RECIPE, num_workers=1, device="cpu") as loader:
-        kept = [images for images, _ in loader]
-        copies = [images.clone() for images in kept]
+        batches = [images for images, _ in loader]
+        copies = [images.clone() for images in batches]
         list(loader)
-        assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(batches, copies, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batches, copies, strict=True))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_ring_smaller_than_a_batch_gives_the_same_batches(jpeg_folder, workers):
+def test_ring_smaller_than_a_batch_gives_equal_batches(jpeg_folder, workers):
     options = {"batch_size": 24, "transforms": [T.Resize((64, 64))], "num_workers": workers}
     dataset = gl.ImageFolder(jpeg_folder)
-    expected = epoch(dataset, **options)
-    small = epoch(dataset, ring_bytes=256 * 1024, **options)
+    expected = load_epoch(dataset, **options)
+    small = load_epoch(dataset, ring_bytes=256 * 1024, **options)
     for (images, labels), (images_, labels_) in zip(small, expected, strict=True):
         assert torch.equal(images, images_)
         assert torch.equal(labels, labels_)
 
 
-def test_an_image_larger_than_the_ring_says_what_to_do(jpeg_folder):
+def test_image_larger_than_the_ring_raises_with_the_remedy(jpeg_folder):
     with pytest.raises(
         gl.SampleError, match=r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536 allows; raise"
     ):
-        epoch(Made(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
+        load_epoch(Made(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
 
 
 def snapshot(earlier: set[int]) -> tuple[int, int, int]:
@@ -256,15 +256,15 @@ def snapshot(earlier: set[int]) -> tuple[int, int, int]:
         if flags.endswith("s") or "memfd:" in line:
             low, high = (int(x, 16) for x in span.split("-"))
             mapped += high - low
-    return len(os.listdir("/proc/self/fd")), len(children() - earlier), mapped
+    return len(os.listdir("/proc/self/fd")), len(child_processes() - earlier), mapped
 
 
 @pytest.mark.processes
-def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_folder):
+def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
     with gl.Loader(
         gl.ImageFolder(jpeg_folder), 4, shuffle=True, transforms=RECIPE, num_workers=2, device="cpu"
     ) as loader:
-        first, earlier = None, children()
+        first, earlier = None, child_processes()
         for _ in range(10):
             for step, _ in enumerate(loader):
                 if step == 6:
@@ -276,16 +276,16 @@ def test_ten_epochs_broken_off_in_the_middle_leave_what_the_first_left(jpeg_fold
 
 
 @pytest.mark.processes
-def test_closing_leaves_nothing_and_the_next_iter_starts_anew(jpeg_folder):
+def test_close_leaves_nothing_behind_and_iter_starts_again(jpeg_folder):
     fork_server.close()  # that of an earlier test: pytest has changed the environment
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as first:
         list(first)  # starts the fork server, which stays
-    earlier = children()  # those that other tests left may end meanwhile
+    earlier = child_processes()  # those that other tests left may end meanwhile
     before = snapshot(earlier)
     loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
     assert snapshot(earlier) == before
     assert len(list(loader)) == 12
-    assert children() <= earlier  # the template is forked from the fork server, and workers from the template
+    assert child_processes() <= earlier  # the template is forked from the fork server, and workers from the template
     loader.close()
     loader.close()
     assert snapshot(earlier) == before
@@ -295,7 +295,7 @@ def test_closing_leaves_nothing_and_the_next_iter_starts_anew(jpeg_folder):
 
 
 @pytest.mark.processes
-def test_workers_stay_from_epoch_to_epoch(jpeg_folder):
+def test_workers_persist_between_epochs(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
         list(loader)
         first = loader._session.engine.pids
@@ -306,12 +306,12 @@ def test_workers_stay_from_epoch_to_epoch(jpeg_folder):
 SECOND = r"has ended: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, create a second Loader"
 
 
-def test_two_epochs_at_once_are_told_to_take_a_second_loader():
+def test_second_iterator_of_a_loader_ends_the_first_with_an_error():
     with gl.Loader(Made(lambda i: i), 2, num_workers=0, device="cpu") as loader:
         with pytest.raises(RuntimeError, match=SECOND):
             next(zip(loader, loader, strict=True))
         with pytest.raises(RuntimeError, match=SECOND):
-            [(one, other) for one in loader for other in loader]
+            [(_, other) for _ in loader for other in loader]
 
 
 SCRIPT = """
@@ -333,38 +333,40 @@ SCRIPT = """
 
 @pytest.mark.processes
 @pytest.mark.parametrize("end", ["pass", "break", "import sys; sys.exit(0)"])
-def test_a_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
+def test_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT.format(end=end)))
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("[0, 2, 4, 6]\n")
+    process = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.startswith("[0, 2, 4, 6]\n")
 
 
 @pytest.mark.processes
-def test_code_without_a_file_runs_as_in_a_notebook():
+def test_code_from_standard_input_can_start_workers():
     code = textwrap.dedent(SCRIPT.format(end="pass"))
-    done = subprocess.run([sys.executable, "-W", "error", "-"], input=code, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "[0, 2, 4, 6]\n[8, 10, 12, 14]\n[16, 18]\n"
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-"], input=code, capture_output=True, text=True, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout == "[0, 2, 4, 6]\n[8, 10, 12, 14]\n[16, 18]\n"
 
 
 @pytest.mark.slow
-def test_a_folder_dataset_with_read_as_its_loader_is_decoded_by_region(jpeg_folder):
+def test_read_within_a_dataset_gives_the_images_of_image_files(jpeg_folder):
     """As torchvision's ``ImageFolder(root, loader=gpuload.read)``: samples are tuples of what the loader gives."""
     paths = gl.ImageFiles(jpeg_folder).paths
-    with_read = epoch(Made(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
-    without = epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
+    with_read = load_epoch(Made(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
+    without = load_epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
     assert torch.equal(with_read[0][0], without[0])
 
 
 @pytest.mark.processes
-def test_importing_gpuload_is_light():
+def test_import_gpuload_imports_neither_torch_nor_pillow():
     code = (
         "import sys, gpuload; gpuload.ImageFolder, gpuload.Encoded; print('torch' in sys.modules, 'PIL' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.split() == ["False", "False"]
 
 
 # -- what is wrong is said --------------------------------------------------------------------------------------------
@@ -401,12 +403,12 @@ def test_importing_gpuload_is_light():
         ),
     ],
 )
-def test_wrong_arguments_are_refused_when_the_loader_is_made(options, error, text):
+def test_loader_with_wrong_arguments_raises(options, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(Made(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
 
 
-def loaders():
+def make_loaders():
     dataset = Made(lambda i: i)
     return {
         "DataLoader": torch.utils.data.DataLoader(dataset),
@@ -415,27 +417,27 @@ def loaders():
     }
 
 
-TAKERS = {
+ENTRY_POINTS = {
     "Loader": lambda dataset: gl.Loader(dataset, device="cpu"),
     "Cached": lambda dataset: gl.Cached(dataset, 1 << 20),
     "wrap": gl.wrap,
 }
 
 
-@pytest.mark.parametrize("taker", TAKERS)
-def test_a_loader_or_a_class_is_no_dataset(taker):
-    for name, loader in loaders().items():
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_loader_or_class_as_a_dataset_raises(entry_point):
+    for name, loader in make_loaders().items():
         text = f"the dataset is a {name}, which yields batches; pass its dataset, loader.dataset, and give "
         with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
-            TAKERS[taker](loader)
+            ENTRY_POINTS[entry_point](loader)
     for cls in (Made, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
         text = f"the dataset is the class {cls.__name__} itself; pass an instance, {cls.__name__}(…)"
         with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-            TAKERS[taker](cls)
+            ENTRY_POINTS[entry_point](cls)
 
 
 @pytest.mark.parametrize("path", ["photos/train", Path("photos/train"), os.curdir])
-def test_a_path_is_no_dataset(path):
+def test_path_as_a_dataset_raises_and_names_image_folder(path):
     name = str(path)
     text = (
         f"the dataset is a path, {name!r}; to read the images of a folder pass "
@@ -462,54 +464,54 @@ def test_a_path_is_no_dataset(path):
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
     ],
 )
-def test_a_path_in_a_sample_is_told_how_it_is_read(sample, text):
+def test_sample_without_an_image_raises_and_names_the_function_to_use(sample, text):
     with pytest.raises(gl.SampleError, match=re.escape(text)):
-        epoch([sample, sample], num_workers=0, transforms=[T.CenterCrop(8)])
+        load_epoch([sample, sample], num_workers=0, transforms=[T.CenterCrop(8)])
 
 
-def test_paths_without_transforms_are_told_too():
+def test_path_samples_without_transforms_raise_and_name_read():
     text = (
         "has a PosixPath (default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(Path())}); return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles"
     )
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        epoch([Path("cat.jpg"), Path("dog.jpg")], num_workers=0)
+        load_epoch([Path("cat.jpg"), Path("dog.jpg")], num_workers=0)
 
 
-def test_dicts_of_other_keys_are_shown():
-    samples = [{"image": picture(0), "mask": 1, "x": 2}, {"image": picture(1), "x": 2, "label": 3}]
+def test_dicts_with_different_keys_raise_and_name_the_keys():
+    samples = [{"image": make_picture(0), "mask": 1, "x": 2}, {"image": make_picture(1), "x": 2, "label": 3}]
     text = "(the keys of the sample differ: 'mask' in the first only, 'label' in the second only): all samples"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        epoch(samples, batch_size=2, num_workers=0)
-    nested = [(picture(0), {"a": {"b": 1}}), (picture(1), {"a": {}})]
+        load_epoch(samples, batch_size=2, num_workers=0)
+    nested = [(make_picture(0), {"a": {"b": 1}}), (make_picture(1), {"a": {}})]
     text = "(the keys of '1.a' differ: 'b' in the first only, none in the second only; collate_fn=gpuload.keep('1.a') k"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        epoch(nested, batch_size=2, num_workers=0)
+        load_epoch(nested, batch_size=2, num_workers=0)
 
 
-def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
-    samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
+def test_leaves_of_different_lengths_raise_and_name_what_pads_them():
+    samples = [{"image": make_picture(i), "caption": np.arange(3 + i)} for i in range(2)]
     text = (
         "field 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
         "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
         "collate_fn=gpuload.pad('caption') pads them"
     )
     with pytest.raises(gl.CollateError, match=f"^{re.escape(text)}$"):
-        epoch(samples, batch_size=2, num_workers=0)
-    boxes = [(picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
+        load_epoch(samples, batch_size=2, num_workers=0)
+    boxes = [(make_picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
     text = "collate_fn=gpuload.pad('1.boxes') pads them; boxes returned as gpuload.Boxes(array"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        epoch(boxes, batch_size=2, num_workers=0)
-    lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
+        load_epoch(boxes, batch_size=2, num_workers=0)
+    lists = [(make_picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
     text = (
         "('1.tokens' has length 3 in the first, 4 in the second; collate_fn=gpuload.pad('1.tokens') pads a list of "
         "numbers, gpuload.keep('1.tokens') keeps any list): all samples of a batch"
     )
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        epoch(lists, batch_size=2, num_workers=0)
+        load_epoch(lists, batch_size=2, num_workers=0)
 
 
-def test_a_number_is_a_cuda_device(monkeypatch):
+def test_device_number_means_a_cuda_device(monkeypatch):
     monkeypatch.setattr(devices, "is_available", lambda: False)
     for device in (0, torch.device("cuda:0")):
         with pytest.raises(
@@ -519,32 +521,32 @@ def test_a_number_is_a_cuda_device(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu:0", "cpu:1", torch.device("cpu", 3)])
-def test_a_cpu_has_no_number(device):
-    with gl.Loader(Made(picture), 2, transforms=[T.CenterCrop(8)], num_workers=0, device=device) as loader:
+def test_cpu_device_ignores_its_number(device):
+    with gl.Loader(Made(make_picture), 2, transforms=[T.CenterCrop(8)], num_workers=0, device=device) as loader:
         assert next(iter(loader)).device == torch.device("cpu")
         assert str(loader.plan()).startswith("backend torch on cpu\n")
 
 
-def test_a_dataset_of_length_0_is_refused():
+def test_empty_dataset_raises():
     with pytest.raises(ValueError, match=r"the dataset is empty: len\(dataset\) is 0"):
         gl.Loader([], device="cpu")
 
 
-def test_a_dataset_without_a_length_is_refused():
+def test_generator_as_a_dataset_raises():
     with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over only once"):
         gl.Loader((i for i in range(3)), device="cpu")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_exception_of_the_dataset_arrives_with_index_position_and_traceback(workers):
+def test_exception_of_the_dataset_becomes_a_sample_error_with_index_and_traceback(workers):
     def fail_at_5(index):
         if index == 5:
             raise ZeroDivisionError("five is too many")
         return index
 
     with pytest.raises(gl.SampleError) as caught:
-        epoch(Made(fail_at_5), batch_size=3, num_workers=workers)
+        load_epoch(Made(fail_at_5), batch_size=3, num_workers=workers)
     error = caught.value
     assert (error.index, error.position, error.source) == (5, 5, None)
     assert str(error).startswith(
@@ -564,7 +566,7 @@ BAD_FILES = {
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", BAD_FILES)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, workers):
+def test_bad_file_raises_a_sample_error_with_its_path(tmp_path, capfd, kind, workers):
     content, cause = BAD_FILES[kind]
     folder = tmp_path / "root" / "class"
     folder.mkdir(parents=True)
@@ -578,7 +580,7 @@ def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, worke
     else:
         bad.write_bytes(good[: len(good) // 2] if content == "truncated" else content)
     with pytest.raises(gl.SampleError) as caught:
-        epoch(dataset, batch_size=3, num_workers=workers)
+        load_epoch(dataset, batch_size=3, num_workers=workers)
     assert (caught.value.index, caught.value.source) == (1, str(bad))
     assert caught.value.cause.startswith(cause)
     assert str(bad) in str(caught.value)
@@ -587,16 +589,21 @@ def test_a_bad_file_is_a_sample_error_with_its_path(tmp_path, capfd, kind, worke
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_smaller_than_the_crop_names_the_sample(workers):
+def test_image_smaller_than_the_crop_raises_a_sample_error(workers):
     with pytest.raises(gl.SampleError, match=r"sample 0.*at position 0"):
-        epoch(Made(lambda i: gl.Image(picture(i)), 3), batch_size=3, transforms=[T.RandomCrop(64)], num_workers=workers)
+        load_epoch(
+            Made(lambda i: gl.Image(make_picture(i)), 3),
+            batch_size=3,
+            transforms=[T.RandomCrop(64)],
+            num_workers=workers,
+        )
 
 
 # -- odd surroundings -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
+def test_epoch_after_too_many_worker_deaths_starts_again(tmp_path):
     mark = tmp_path / "healed"
 
     def die_until_healed(index):
@@ -607,20 +614,20 @@ def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
     with gl.Loader(Made(die_until_healed, 64), 1, num_workers=1, device="cpu") as loader:
         iterator = iter(loader)
 
-        def until_the_end():
+        def drain():
             while True:
                 with contextlib.suppress(gl.SampleError):
                     next(iterator)
 
         with pytest.raises(gl.WorkerError, match="more than max_restarts=10 allows"):
-            until_the_end()
+            drain()
         with pytest.raises(gl.WorkerError, match="this epoch has failed"):
             next(iterator)
         mark.touch()
         assert torch.cat(list(loader)).tolist() == list(range(64))
 
 
-class Falls:
+class FailsToUnpickle:
     """Goes to pieces when it is unpickled."""
 
     def __reduce__(self):
@@ -629,8 +636,8 @@ class Falls:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(workers):
-    falls = lambda i: Falls() if i == 3 else i  # noqa: E731
+def test_sample_that_cannot_be_unpickled_raises_a_sample_error(workers):
+    falls = lambda i: FailsToUnpickle() if i == 3 else i  # noqa: E731
     with gl.Loader(Made(falls, 6), 2, num_workers=workers, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
@@ -641,7 +648,7 @@ def test_an_object_that_cannot_be_unpickled_here_is_an_error_of_its_samples(work
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(workers):
+def test_loader_in_a_forked_child_raises_and_the_child_lives(workers):
     loader = gl.Loader(Made(lambda i: i), 2, num_workers=workers, device="cpu")
     iterator = iter(loader)
     next(iterator)
@@ -653,10 +660,10 @@ def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(worke
                 use()
             except RuntimeError as error:
                 os.write(write_end, str(error).encode() + b"|")
-        filled = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # memory that may lie where the ring was
+        arrays = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # memory that may lie where the ring was
         del iterator
         loader.close()
-        os.write(write_end, str(sum(int(a.sum()) for a in filled)).encode())
+        os.write(write_end, str(sum(int(a.sum()) for a in arrays)).encode())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     *texts, total = os.read(read_end, 10_000).decode().split("|")
@@ -670,7 +677,7 @@ def test_in_a_forked_child_the_loader_says_whose_it_is_and_the_child_lives(worke
 
 
 @pytest.mark.slow
-def test_batches_made_in_inference_mode_are_ordinary_tensors_and_so_are_later_ones(jpeg_folder):
+def test_batches_loaded_in_inference_mode_are_ordinary_tensors(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 16, transforms=RECIPE, num_workers=0, device="cpu") as loader:
         with torch.inference_mode():
             inside = [images for images, _ in loader]
@@ -681,31 +688,31 @@ def test_batches_made_in_inference_mode_are_ordinary_tensors_and_so_are_later_on
 
 
 @pytest.mark.slow
-def test_torchs_global_defaults_change_nothing(jpeg_folder):
+def test_global_defaults_of_torch_do_not_change_batches(jpeg_folder):
     options = {"batch_size": 16, "transforms": RECIPE}
-    expected = epoch(gl.ImageFolder(jpeg_folder), **options)
+    expected = load_epoch(gl.ImageFolder(jpeg_folder), **options)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        found = epoch(gl.ImageFolder(jpeg_folder), **options)
+        batches = load_epoch(gl.ImageFolder(jpeg_folder), **options)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    for (images, _), (images_, _) in zip(found, expected, strict=True):
+    for (images, _), (images_, _) in zip(batches, expected, strict=True):
         assert images.dtype == torch.float32
         assert torch.equal(images, images_)
 
 
 @pytest.mark.processes
-def test_paths_that_are_no_strings_in_the_import_path_do_not_matter(monkeypatch, tmp_path):
+def test_workers_start_with_a_path_object_in_sys_path(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
-    assert len(epoch(Made(lambda i: i), num_workers=1)) == 10
+    assert len(load_epoch(Made(lambda i: i), num_workers=1)) == 10
 
 
-def test_a_draw_that_fails_behind_a_whole_image_transform_names_the_sample():
+def test_failing_draw_after_a_whole_image_transform_raises_a_sample_error():
     small_at_2 = lambda i: gl.Image(smooth_image(40 if i != 2 else 20, 50, i))  # noqa: E731
     with pytest.raises(gl.SampleError, match=r"sample 2.*RandomCrop.*smaller than the crop"):
-        epoch(Made(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
+        load_epoch(Made(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
 
 
 # -- in notebooks -----------------------------------------------------------------------------------------------------
@@ -713,35 +720,35 @@ def test_a_draw_that_fails_behind_a_whole_image_transform_names_the_sample():
 SHOWN = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
 
 
-def shown(loader):
+def notebook_rows(loader):
     return dict(Cells(loader._repr_html_()).rows)
 
 
-def test_a_loader_in_a_notebook():
+def test_loader_in_a_notebook_shows_its_options_and_epoch():
     loader = gl.Loader(SHOWN, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
-    found = shown(loader)
-    assert found["samples"] == "6"
-    assert found["shuffle, seed"] == "False, 7"
-    assert found["transforms"] == "CenterCrop(size=(16, 16))"
-    assert found["epoch"] == "0, not begun"
+    rows = notebook_rows(loader)
+    assert rows["samples"] == "6"
+    assert rows["shuffle, seed"] == "False, 7"
+    assert rows["transforms"] == "CenterCrop(size=(16, 16))"
+    assert rows["epoch"] == "0, not begun"
     with loader:
         next(iter(loader))
-        assert shown(loader)["epoch"] == "0, begun"
+        assert notebook_rows(loader)["epoch"] == "0, begun"
 
 
-def test_names_of_the_users_own_are_escaped_and_cut():
+def test_dataset_repr_in_a_notebook_is_escaped_and_shortened():
     class Named(list):
         def __repr__(self):
             return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"
 
     loader = gl.Loader(Named(SHOWN), num_workers=0, device="cpu")
     assert "<img" not in loader._repr_html_()
-    assert shown(loader)["dataset"].startswith("<img src=x")
-    assert shown(loader)["dataset"].endswith("the end")  # cut in the middle
-    assert len(shown(loader)["dataset"]) == 100
+    assert notebook_rows(loader)["dataset"].startswith("<img src=x")
+    assert notebook_rows(loader)["dataset"].endswith("the end")  # cut in the middle
+    assert len(notebook_rows(loader)["dataset"]) == 100
 
 
-def test_a_long_list_is_not_written_out():
+def test_long_list_as_a_dataset_is_shown_shortened():
     class Counted:
         calls = 0
 
@@ -750,16 +757,16 @@ def test_a_long_list_is_not_written_out():
             return "one"
 
     loader = gl.Loader([Counted()] * 1000, num_workers=0, device="cpu")
-    assert shown(loader)["dataset"] == "[one, one, one, one, one, one, ...]"
+    assert notebook_rows(loader)["dataset"] == "[one, one, one, one, one, one, ...]"
     assert Counted.calls == 6
 
 
-def test_no_device_is_asked(monkeypatch):
+def test_loader_in_a_notebook_queries_no_device(monkeypatch):
     loader = gl.Loader(SHOWN, num_workers=0)
 
-    def ask(*given):
+    def fail(*args):
         raise AssertionError("a device was asked")
 
-    monkeypatch.setattr(torch.accelerator, "current_device_index", ask)
-    monkeypatch.setattr(torch.cuda, "is_available", ask)
-    assert shown(loader)["device"] == "the current GPU, or the CPU"
+    monkeypatch.setattr(torch.accelerator, "current_device_index", fail)
+    monkeypatch.setattr(torch.cuda, "is_available", fail)
+    assert notebook_rows(loader)["device"] == "the current GPU, or the CPU"

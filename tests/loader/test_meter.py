@@ -29,7 +29,7 @@ def rig(monkeypatch):
     return now, engine, transfer, meter
 
 
-def test_waiting_is_apart_from_what_next_does(rig):
+def test_meter_separates_waiting_from_the_rest_of_next(rig):
     now, engine, transfer, meter = rig
     meter.begin()
     with meter:
@@ -47,7 +47,7 @@ def test_waiting_is_apart_from_what_next_does(rig):
     assert (meter.last_waited_s, meter.time_s) == (1.0, 18.0)
 
 
-def test_time_between_epochs_does_not_count(rig):
+def test_meter_excludes_the_time_between_epochs(rig):
     now, engine, _, meter = rig
     now.s += 1.0
     assert meter.time_s == 0.0

@@ -18,22 +18,22 @@ HEIGHT, WIDTH = 603, 811
 EXACT, FAST = gl.Decode(), gl.Decode(scale="fast")
 
 
-def slopes() -> np.ndarray:
+def make_slopes() -> np.ndarray:
     """603×811×3, rising evenly to the right, downwards, and to the left."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     return np.rint(255 * np.stack([x / WIDTH, y / HEIGHT, 1 - x / WIDTH], -1)).astype(np.uint8)
 
 
-JPEG = jpeg_bytes(slopes(), quality=98)
+JPEG = jpeg_bytes(make_slopes(), quality=98)
 
 
 @pytest.fixture
-def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image is decoded smaller wherever it may be."""
     monkeypatch.setattr("gpuload.decode.scaled.SCALED_NS", -1e9)
 
 
-class Photographs:
+class Photos:
     """Eight times the same photograph, and its number."""
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class Photographs:
         return gl.Encoded(JPEG), index
 
 
-class Scenes(Photographs):
+class ScenesWithTargets(Photos):
     """With a mask, boxes and keypoints."""
 
     def __getitem__(self, index: int) -> Any:
-        mask = (slopes()[:, :, 0] // 16).astype(np.uint8)
+        mask = (make_slopes()[:, :, 0] // 16).astype(np.uint8)
         boxes = np.array([[100, 200, 500, 590], [300, 10, 800, 500]], np.float32)
         return {
             "image": gl.Encoded(JPEG),
@@ -57,17 +57,17 @@ class Scenes(Photographs):
         }
 
 
-def loader(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> gl.Loader:
+def make_loader(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> gl.Loader:
     options = {"batch_size": 4, "num_workers": 0, "device": "cpu", "seed": 5, **options}
     return gl.Loader(dataset, transforms=transforms, decode=decode, **options)
 
 
-def images(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> tuple[torch.Tensor, int]:
+def load_images(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> tuple[torch.Tensor, int]:
     """All images of an epoch, and how many were decoded smaller."""
-    made = loader(dataset, transforms, decode, **options)
-    with made:
-        batches = torch.cat([batch[0] for batch in made])
-        return batches, made.stats().decode.counts.get("scaled", 0)
+    loader = make_loader(dataset, transforms, decode, **options)
+    with loader:
+        batches = torch.cat([batch[0] for batch in loader])
+        return batches, loader.stats().decode.counts.get("scaled", 0)
 
 
 CHAINS = {
@@ -84,12 +84,12 @@ CHAINS = {
 }
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
+@pytest.mark.usefixtures("always_scale")
 @pytest.mark.parametrize("name", CHAINS)
-def test_images_are_those_of_exact_decoding_but_for_a_few_levels(name):
-    exact, none = images(Photographs(), CHAINS[name], EXACT)
-    fast, scaled = images(Photographs(), CHAINS[name], FAST)
-    assert none == 0
+def test_scale_fast_changes_images_by_at_most_a_few_levels(name):
+    exact, scaled_exact = load_images(Photos(), CHAINS[name], EXACT)
+    fast, scaled = load_images(Photos(), CHAINS[name], FAST)
+    assert scaled_exact == 0
     assert scaled == 8
     difference = fast.float() - exact.float()
     steep = 2.0 if "whole" in name else 1.0
@@ -97,80 +97,84 @@ def test_images_are_those_of_exact_decoding_but_for_a_few_levels(name):
     assert difference.mean(dim=(2, 3)).abs().max() < 0.6 * steep, "an image lies beside its place"
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
-def test_the_filter_is_that_of_the_transform():
+@pytest.mark.usefixtures("always_scale")
+def test_scale_fast_keeps_the_filter_of_the_transform():
     noise = jpeg_bytes(
         np.random.default_rng(0).integers(0, 256, (HEIGHT // 9, WIDTH // 9, 3), np.uint8).repeat(9, 0).repeat(9, 1)
     )
-    found = {}
+    images = {}
     for filter in ("bilinear", "lanczos"):
         for decode in (EXACT, FAST):
             chain = [T.Resize((40, 40), interpolation=filter)]
-            found[filter, decode] = images([gl.Encoded(noise)], chain, decode, batch_size=1)[0][0].float()
+            images[filter, decode] = load_images([gl.Encoded(noise)], chain, decode, batch_size=1)[0][0].float()
     for filter, other in (("bilinear", "lanczos"), ("lanczos", "bilinear")):
-        own, others = ((found[filter, FAST] - found[name, EXACT]).abs().mean() for name in (filter, other))
-        assert own < 0.6 * others, (own, others)
+        same_filter, other_filter = (
+            (images[filter, FAST] - images[name, EXACT]).abs().mean() for name in (filter, other)
+        )
+        assert same_filter < 0.6 * other_filter, (same_filter, other_filter)
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
-def test_images_that_are_put_together_are_decoded_as_they_are():
+@pytest.mark.usefixtures("always_scale")
+def test_scale_fast_of_combined_images_decodes_at_full_size():
     chain, batches = [T.Resize((32, 32)), T.Mosaic(32)], []
     for decode in (EXACT, FAST):
-        made = loader(Scenes(), chain, decode, ragged="list")
-        batches.append(next(iter(made)))
-        assert "scaled" not in made.stats().decode.counts
+        loader = make_loader(ScenesWithTargets(), chain, decode, ragged="list")
+        batches.append(next(iter(loader)))
+        assert "scaled" not in loader.stats().decode.counts
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["image"], fast["image"])
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
-def test_targets_move_as_with_exact_decoding():
+@pytest.mark.usefixtures("always_scale")
+def test_scale_fast_moves_targets_as_exact_decoding_does():
     chain = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.ClampBoundingBoxes()]
     batches = []
     for decode in (EXACT, FAST):
-        made = loader(Scenes(), chain, decode)
-        batches.append(next(iter(made)))
-        assert made.stats().decode.counts.get("scaled", 0) == (0 if decode is EXACT else 4)
+        loader = make_loader(ScenesWithTargets(), chain, decode)
+        batches.append(next(iter(loader)))
+        assert loader.stats().decode.counts.get("scaled", 0) == (0 if decode is EXACT else 4)
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["mask"], fast["mask"])
         assert torch.equal(exact["boxes"], fast["boxes"])
         assert torch.equal(exact["points"], fast["points"])
         assert (fast["image"].float() - exact["image"].float()).abs().mean() < 1
         # The mask was made of the image's first channel, so it says where the image should be.
-        shown = fast["image"][0].float() / 16 - fast["mask"].float()
-        assert (shown.mean() - 0.5).abs() < 0.1
+        difference = fast["image"][0].float() / 16 - fast["mask"].float()
+        assert (difference.mean() - 0.5).abs() < 0.1
 
 
-class Mixed(Photographs):
+class MixedFiles(Photos):
     """Files that are decoded smaller between others that are not, all of one picture; the last is no file."""
 
     def __len__(self) -> int:
         return 12
 
     def __init__(self) -> None:
-        picture = Image.fromarray(slopes())
+        picture = Image.fromarray(make_slopes())
         self.files = [JPEG]
         for kind, mode in (("PNG", "RGB"), ("JPEG", "CMYK"), ("WEBP", "RGB")):
             file = io.BytesIO()
             picture.convert(mode).save(file, kind, quality=98)
             self.files.append(file.getvalue())
-        self.files.append(jpeg_bytes(slopes()[:60, :70], quality=98))
+        self.files.append(jpeg_bytes(make_slopes()[:60, :70], quality=98))
 
     def __getitem__(self, index: int) -> Any:
         kind = index % 6
-        return (gl.Image(slopes()) if kind == 5 else gl.Encoded(self.files[kind])), index
+        return (gl.Image(make_slopes()) if kind == 5 else gl.Encoded(self.files[kind])), index
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
-def test_other_images_of_a_batch_are_decoded_as_they_are():
-    (exact, _), (fast, scaled) = (images(Mixed(), [T.RandomResizedCrop(32)], decode) for decode in (EXACT, FAST))
+@pytest.mark.usefixtures("always_scale")
+def test_scale_fast_decodes_other_formats_at_full_size():
+    (exact, _), (fast, scaled) = (
+        load_images(MixedFiles(), [T.RandomResizedCrop(32)], decode) for decode in (EXACT, FAST)
+    )
     kinds = np.arange(12) % 6
     assert scaled == 2, "the first kind; the last JPEG is too small"
     assert torch.equal(fast[kinds != 0], exact[kinds != 0])
     assert not torch.equal(fast[kinds == 0], exact[kinds == 0])
 
 
-@pytest.mark.usefixtures("whatever_it_costs")
+@pytest.mark.usefixtures("always_scale")
 @pytest.mark.parametrize(
     ("chain", "reason"),
     [
@@ -187,62 +191,62 @@ def test_other_images_of_a_batch_are_decoded_as_they_are():
         ([T.Normalize([0.5], [0.5])], "no transform resizes"),
     ],
 )
-def test_chains_that_do_not_begin_with_a_resize(chain, reason):
-    made = loader(Photographs(), chain, FAST)
-    assert str(made.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"
+def test_scale_fast_without_a_resize_first_decodes_at_full_size_and_says_why(chain, reason):
+    loader = make_loader(Photos(), chain, FAST)
+    assert str(loader.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"
     if "no transform" not in reason and "combined" not in reason:
         batches = []
         for decode in (EXACT, FAST):
-            made = loader(Photographs(), chain, decode)
-            batches.append(next(iter(made))[0])
-            assert "scaled" not in made.stats().decode.counts
+            loader = make_loader(Photos(), chain, decode)
+            batches.append(next(iter(loader))[0])
+            assert "scaled" not in loader.stats().decode.counts
         assert all(map(torch.equal, *(batch if isinstance(batch, list) else [batch] for batch in batches)))
 
 
-def test_the_plan_says_so_where_images_may_be_decoded_smaller():
+def test_plan_says_where_scale_fast_decodes_smaller():
     fast = "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
     chain = [T.RandomResizedCrop(32), T.Normalize([0.5], [0.5])]
-    plan = loader(Photographs(), chain, FAST).plan()
+    plan = make_loader(Photos(), chain, FAST).plan()
     assert str(plan).splitlines()[-1] == fast
     assert plan._repr_html_().endswith("<p>decode scale=&#x27;fast&#x27;: JPEGs at 1/2, 1/4 or 1/8 of their size "
                                        "where that costs less, else at full size</p>")  # fmt: skip
-    assert "scale" not in str(loader(Photographs(), chain, EXACT).plan())
+    assert "scale" not in str(make_loader(Photos(), chain, EXACT).plan())
 
 
-def test_bits_do_not_depend_on_workers_chunks_or_resuming():
+def test_scale_fast_gives_equal_bits_with_any_workers_chunks_and_resuming():
     chain, options = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()], {"shuffle": True}
-    expected, scaled = images(Photographs(), chain, FAST, **options)
-    with loader(Photographs(), chain, FAST, **options, num_workers=2, chunk_size=3) as apart:
-        found = [batch[0] for batch in apart]
-        assert apart.stats().decode.counts["scaled"] == scaled > 1
-    assert torch.equal(torch.cat(found), expected)
-    begun = loader(Photographs(), chain, FAST, **options)
-    next(iter(begun))
-    resumed = loader(Photographs(), chain, FAST, **options, batch_size=8)
-    resumed.load_state_dict(begun.state_dict())
+    expected, scaled = load_images(Photos(), chain, FAST, **options)
+    with make_loader(Photos(), chain, FAST, **options, num_workers=2, chunk_size=3) as with_workers:
+        batches = [batch[0] for batch in with_workers]
+        assert with_workers.stats().decode.counts["scaled"] == scaled > 1
+    assert torch.equal(torch.cat(batches), expected)
+    interrupted = make_loader(Photos(), chain, FAST, **options)
+    next(iter(interrupted))
+    resumed = make_loader(Photos(), chain, FAST, **options, batch_size=8)
+    resumed.load_state_dict(interrupted.state_dict())
     assert torch.equal(next(iter(resumed))[0], expected[4:])
 
 
-def test_a_slot_holds_the_result_and_not_the_region():
-    made = {}
+def test_scale_fast_decodes_into_slots_of_the_result_size():
+    decoded_bytes = {}
     for decode in (EXACT, FAST):
-        chain = loader(Photographs(), [T.Resize((32, 32))], decode)
-        list(chain)
-        made[decode] = chain.stats().decode.bytes
-    assert made[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
-    assert made[FAST] == 8 * 32 * 32 * 3
+        loader = make_loader(Photos(), [T.Resize((32, 32))], decode)
+        list(loader)
+        decoded_bytes[decode] = loader.stats().decode.bytes
+    assert decoded_bytes[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
+    assert decoded_bytes[FAST] == 8 * 32 * 32 * 3
 
 
-def test_damage_is_reported_as_with_exact_decoding():
-    class Damaged(Photographs):
+def test_scale_fast_reports_damage_as_exact_decoding_does():
+    class Damaged(Photos):
         def __getitem__(self, index: int) -> Any:
             return gl.Encoded(JPEG[: len(JPEG) // 3] if index == 5 else JPEG, source=f"{index}.jpg"), index
 
     errors = []
     for decode in (EXACT, FAST):
-        made = loader(Damaged(), [T.Resize((32, 32))], decode, faults=gl.Faults(on_error="skip"))
+        loader = make_loader(Damaged(), [T.Resize((32, 32))], decode, faults=gl.Faults(on_error="skip"))
         with pytest.warns(RuntimeWarning, match="sample 5"):
-            assert sum(len(batch[0]) for batch in made) == 7
-        errors.append([(record.source, record.cause) for record in made.errors])
+            assert sum(len(batch[0]) for batch in loader) == 7
+        errors.append([(record.source, record.cause) for record in loader.errors])
     assert errors[0] == errors[1]
     assert errors[0][0][0] == "5.jpg"
