@@ -78,7 +78,7 @@ MOST_ENTRIES = 17
 
 # Test files that are about no single module, but about what several do together.
 ABOUT_SEVERAL = {
-    "batches/test_waits",
+    "batches/test_host_waits",
     "datasets/stores/test_remote_datasets",
     "decode/test_corpus",
     "decode/test_damage",

@@ -24,7 +24,7 @@ FUSED = ("classification", "erasing_of_finished_images", "mixup", "tones")
 SIZES = [(30, 40), (50, 31), (33, 33), (47, 60)] * 3
 
 
-class Shifted(T.Custom):
+class ShiftByOne(T.Custom):
     """Moves images and masks by a pixel."""
 
     def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
@@ -34,41 +34,41 @@ class Shifted(T.Custom):
         return masks.roll(1, dims=-1)
 
 
-def image(number: int) -> np.ndarray:
+def make_image(number: int) -> np.ndarray:
     height, width = SIZES[number % len(SIZES)]
     return np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def scene(number: int) -> tuple[Any, dict[str, Any]]:
+def make_scene(number: int) -> tuple[Any, dict[str, Any]]:
     """An image with its boxes, and masks of another number in each sample."""
     height, width = SIZES[number % len(SIZES)]
     count = 1 + number % 3
     boxes = np.array([[at, at, at + 12, at + 9] for at in range(count)], np.float32)
     masks = np.ones((count, height, width), np.uint8)
-    return gl.Image(image(number), layout="HWC"), {
+    return gl.Image(make_image(number), layout="HWC"), {
         "boxes": gl.Boxes(boxes, "xyxy"),
         "masks": gl.Mask(masks),
         "labels": torch.arange(count),
     }
 
 
-def segmented(number: int) -> tuple[Any, Any]:
+def make_segmented(number: int) -> tuple[Any, Any]:
     height, width = SIZES[number % len(SIZES)]
-    return gl.Image(image(number), layout="HWC"), gl.Mask(np.full((height, width), number, np.int32))
+    return gl.Image(make_image(number), layout="HWC"), gl.Mask(np.full((height, width), number, np.int32))
 
 
-def labelled(number: int) -> tuple[Any, int]:
-    return (gl.Encoded(DAMAGED) if number == 2 else gl.Image(image(number), layout="HWC")), number % 5
+def make_labeled(number: int) -> tuple[Any, int]:
+    return (gl.Encoded(DAMAGED) if number == 2 else gl.Image(make_image(number), layout="HWC")), number % 5
 
 
-def on_the_device(samples: list[Any]) -> Any:
+def collate_on_device(samples: list[Any]) -> Any:
     """A user's collate_fn that brings the labels along."""
     images, labels = zip(*samples, strict=True)
-    whole = torch.tensor(labels).pin_memory().to(images[0].device, non_blocking=True)
-    return torch.stack(images), torch.nn.functional.one_hot(whole, 5).float()
+    labels_on_device = torch.tensor(labels).pin_memory().to(images[0].device, non_blocking=True)
+    return torch.stack(images), torch.nn.functional.one_hot(labels_on_device, 5).float()
 
 
-class Blocks:
+class BlocksWithFault:
     """Arrays of one shape, which come in blocks; one sample is damaged."""
 
     def __len__(self) -> int:
@@ -80,59 +80,63 @@ class Blocks:
         return {"x": np.full((70, 40), number, np.float32), "y": torch.full((70, 40), number)}
 
 
-MORE: dict[str, dict[str, Any]] = {
+EXTRA_CASES: dict[str, dict[str, Any]] = {
     "ragged_pad_with_targets": {
-        "dataset": [scene(number) for number in range(8)],
+        "dataset": [make_scene(number) for number in range(8)],
         "transforms": [T.RandomIoUCrop(), T.SanitizeBoundingBoxes(min_size=3)],
         "ragged": "pad",
     },
-    "ragged_pad_with_masks": {"dataset": [segmented(number) for number in range(8)], "ragged": "pad"},
-    "ragged_pad_to_multiples": {"dataset": [segmented(number) for number in range(8)], "ragged": "pad", "pad_to": 32},
+    "ragged_pad_with_masks": {"dataset": [make_segmented(number) for number in range(8)], "ragged": "pad"},
+    "ragged_pad_to_multiples": {
+        "dataset": [make_segmented(number) for number in range(8)],
+        "ragged": "pad",
+        "pad_to": 32,
+    },
     "masks_through_a_call": {
-        "dataset": [segmented(number) for number in range(8)],
-        "transforms": [T.Resize((20, 20)), Shifted(), T.RandomHorizontalFlip()],
+        "dataset": [make_segmented(number) for number in range(8)],
+        "transforms": [T.Resize((20, 20)), ShiftByOne(), T.RandomHorizontalFlip()],
     },
     "labels_on_the_device": {
-        "dataset": [(gl.Image(image(number), layout="HWC"), number % 5) for number in range(8)],
+        "dataset": [(gl.Image(make_image(number), layout="HWC"), number % 5) for number in range(8)],
         "transforms": [T.RandomResizedCrop(16), T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)],
-        "collate_fn": on_the_device,
+        "collate_fn": collate_on_device,
     },
     "skipped_images": {
-        "dataset": [labelled(number) for number in range(8)],
+        "dataset": [make_labeled(number) for number in range(8)],
         "transforms": [T.RandomResizedCrop(16)],
         "faults": gl.Faults(on_error="skip"),
         "info": True,
     },
-    "skipped_blocks": {"dataset": Blocks(), "faults": gl.Faults(on_error="skip")},
+    "skipped_blocks": {"dataset": BlocksWithFault(), "faults": gl.Faults(on_error="skip")},
 }
 
 
-def waits_of(options: dict[str, Any], backend: str) -> Counter[str]:
+def count_waits(options: dict[str, Any], backend: str) -> Counter[str]:
     """Where and how often the host waits for the simulated device, from the first batch to the last."""
-    given = {"batch_size": 4, "device": "cuda", "backend": backend, **options, "num_workers": 0}
+    loader_options = {"batch_size": 4, "device": "cuda", "backend": backend, **options, "num_workers": 0}
     with simulated("lazy") as cuda, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with gl.Loader(given.pop("dataset"), **given) as loader:
+        with gl.Loader(loader_options.pop("dataset"), **loader_options) as loader:
             batches = iter(loader)
             cuda.waits.clear()  # what is made once, before the first batch
             assert sum(1 for _ in batches)
             return Counter(wait.where.partition(":")[0] for wait in cuda.waits)
 
 
-def tried() -> list[Any]:
-    found: list[Any] = [(name, "torch") for name in MORE]
-    of_kornia = [name for name, case in CASES.items() if case.drive is None and "kornia" in case.runs]
-    found += [pytest.param(name, "kornia", marks=pytest.mark.slow) for name in of_kornia]
-    return found + [pytest.param(name, "fused", marks=pytest.mark.slow) for name in FUSED]
+def list_cases() -> list[Any]:
+    cases: list[Any] = [(name, "torch") for name in EXTRA_CASES]
+    kornia_names = [name for name, case in CASES.items() if case.drive is None and "kornia" in case.runs]
+    cases += [pytest.param(name, "kornia", marks=pytest.mark.slow) for name in kornia_names]
+    return cases + [pytest.param(name, "fused", marks=pytest.mark.slow) for name in FUSED]
 
 
-@pytest.mark.parametrize(("name", "backend"), tried())
-def test_no_batch_waits(name, backend):
+@pytest.mark.parametrize(("name", "backend"), list_cases())
+def test_batches_never_make_the_host_wait_for_the_device(name, backend):
     needs(backend)
-    options = MORE[name] if name in MORE else CASES[name].make(Samples(small=backend == "fused"))
-    waits = waits_of(options, backend)
-    for place, most in ALLOWED.items():
-        assert waits.pop(place, 0) <= most, place
+    options = EXTRA_CASES[name] if name in EXTRA_CASES else CASES[name].make(Samples(small=backend == "fused"))
+    waits = count_waits(options, backend)
+    for place, max_waits in ALLOWED.items():
+        assert waits.pop(place, 0) <= max_waits, place
     if name == "pasted_instances":  # which instances are left is asked of the device, once for each record of a batch
         waits.pop("combined_targets.py", None)
     assert not waits
