@@ -1,6 +1,6 @@
-"""CPUs, open files, processes and memory, read from a made-up tree of control groups; and workers near their GPU.
+"""CPUs, open files, processes and memory, read from a simulated tree of control groups; and workers near their GPU.
 
-For real: tests/faults/test_limits.py.
+tests/faults/test_limits.py tests the limits of a real system.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import resource
-import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import torch
 from helpers import lacking
 from helpers.cpu_device import Device
+from loader.affinity_samples import AffinitySamples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -51,7 +51,7 @@ V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n
 
 @pytest.fixture
 def make_machine(tmp_path: Path):
-    """A function that makes a machine of a membership, mounts and files under /sys/fs/cgroup; returns its root."""
+    """Return a function that writes files of /proc and /sys/fs/cgroup, and returns their root."""
 
     def make(membership: str | None, mounts: str | None, files: dict[str, str]) -> str:
         texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
@@ -85,63 +85,53 @@ def memory_v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, st
     }
 
 
-def test_memory_left_is_the_limit_less_the_usage(make_machine):
-    assert memory_left_bytes(make_machine("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB))) == 300 * MB
+FILE_PAGES = (
+    "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
+    "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
+)
+TOTALS = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
+DOCKER = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+POD = V2.replace(" / /sys", " /pod /sys")
+MEMORY = {
+    "limit less usage": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB), 300),
+    "file pages, but not shared memory": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, FILE_PAGES), 335),
+    "parent with the least left": (
+        "0::/a/b/c\n",
+        V2,
+        memory_v2("a/b/c", "max", 10) | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB),
+        100,
+    ),
+    "container": ("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB), 300),
+    "version 1, totals of child groups": (
+        "9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n",
+        V1,
+        memory_v1("job", 500 * MB, 200 * MB, TOTALS) | memory_v1("", 9223372036854771712, 10**9),
+        330,
+    ),
+    "version 1, container": ("4:memory:/docker/3f2\n", DOCKER, memory_v1("", 500 * MB, 200 * MB), 300),
+    "version 1, within a container": (
+        "4:memory:/docker/3f2/in\n",
+        DOCKER,
+        memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB),
+        100,
+    ),
+    "parent of the mount": ("0::/../other\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
+    "group outside the mount": ("0::/elsewhere\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
+    "space in the mount point": (
+        "0::/job\n",
+        V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine"),
+        memory_v2("of mine/job", 500 * MB, 200 * MB),
+        300,
+    ),
+    "no mountinfo": ("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB), 300),
+    "version 1, no mountinfo": ("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB), 200),
+    "usage above the limit": ("0::/job\n", V2, memory_v2("job", 500 * MB, 600 * MB), 0),
+}
 
 
-def test_memory_left_counts_file_pages_and_not_shared_memory(make_machine):
-    stat = (
-        "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
-        "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
-    )
-    assert memory_left_bytes(make_machine("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, stat))) == 335 * MB
-
-
-def test_memory_left_is_that_of_the_group_with_the_least_left(make_machine):
-    files = memory_v2("a/b/c", "max", 10) | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB)
-    assert memory_left_bytes(make_machine("0::/a/b/c\n", V2, files)) == 100 * MB
-
-
-def test_memory_left_in_a_container_is_read_at_the_root(make_machine):
-    assert memory_left_bytes(make_machine("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_memory_left_of_cgroup_v1_uses_the_totals_of_its_stat_file(make_machine):
-    stat = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
-    membership = "9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n"
-    files = memory_v1("job", 500 * MB, 200 * MB, stat) | memory_v1("", 9223372036854771712, 10**9)
-    assert memory_left_bytes(make_machine(membership, V1, files)) == 330 * MB
-
-
-def test_memory_left_of_cgroup_v1_in_a_container_is_read_at_the_mount(make_machine):
-    mount = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    assert (
-        memory_left_bytes(make_machine("4:memory:/docker/3f2\n", mount, memory_v1("", 500 * MB, 200 * MB))) == 300 * MB
-    )
-    assert (
-        memory_left_bytes(make_machine("4:memory:/docker/3f2/in\n", mount, memory_v1("in", 300 * MB, 200 * MB)))
-        == 100 * MB
-    )
-
-
-def test_memory_left_of_a_group_outside_the_mount_is_that_of_the_mount(make_machine):
-    for membership in ("0::/../other\n", "0::/elsewhere\n"):
-        mount = V2.replace(" / /sys", " /pod /sys")
-        assert memory_left_bytes(make_machine(membership, mount, memory_v2("", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_memory_left_unescapes_spaces_in_mount_points(make_machine):
-    mount = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
-    assert memory_left_bytes(make_machine("0::/job\n", mount, memory_v2("of mine/job", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_memory_left_without_mountinfo_is_read_at_the_usual_place(make_machine):
-    assert memory_left_bytes(make_machine("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB))) == 300 * MB
-    assert memory_left_bytes(make_machine("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB))) == 200 * MB
-
-
-def test_memory_left_above_the_limit_is_zero(make_machine):
-    assert memory_left_bytes(make_machine("0::/job\n", V2, memory_v2("job", 500 * MB, 600 * MB))) == 0
+@pytest.mark.parametrize(("membership", "mounts", "files", "left_mb"), MEMORY.values(), ids=MEMORY)
+def test_memory_left_is_that_of_the_control_group(make_machine, membership, mounts, files, left_mb):
+    assert memory_left_bytes(make_machine(membership, mounts, files)) == left_mb * MB
 
 
 @pytest.mark.parametrize(
@@ -186,7 +176,7 @@ def test_check_memory_error_names_the_need_the_group_and_the_remedies(make_machi
 
 @pytest.fixture
 def limit_open_files(monkeypatch):
-    """Pretend that so many files may be open beyond those that are."""
+    """Return a function that pretends that this many more files may be opened."""
 
     def set_limit(more: int, hard: int = 4096) -> int:
         listed = os.listdir("/proc/self/fd")
@@ -197,7 +187,7 @@ def limit_open_files(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
         return soft
 
-    gc.collect()  # what earlier tests left open is not closed meanwhile
+    gc.collect()  # so that no file of an earlier test is closed during this one
     gc.disable()
     yield set_limit
     gc.enable()
@@ -219,7 +209,7 @@ def test_descriptors_left_ignores_a_descriptor_above_the_limit(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     before = descriptors_left() or 0
     high = os.dup2(os.open("/dev/null", os.O_RDONLY), limit + 100)
-    assert descriptors_left() == before - 1  # of the two, the one below
+    assert descriptors_left() == before - 1  # the descriptor of /dev/null, not its duplicate
     os.close(high)
     os.close(lowest)
 
@@ -315,20 +305,19 @@ def test_processes_left_counts_the_users_threads_except_for_root(monkeypatch):
     before = processes_left_count()
     assert 0 < before <= 90_000 - threads
     assert "90,000 that this user may have (RLIMIT_NPROC, `ulimit -u`)" in str(processes_left())
-    monkeypatch.setattr(limits.os, "scandir", only_this_process(os.scandir))
+    scandir = os.scandir  # so that only this process is counted
+    monkeypatch.setattr(
+        limits.os, "scandir", lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
+    )
     before = processes_left_count()
     thread.start()
     started.wait()
     assert processes_left_count() == before - 1
     stop.set()
     thread.join()
-    monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # not asked
+    monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # must not be called
     limit_processes(monkeypatch, 90_000, user=0)
     assert "RLIMIT_NPROC" not in str(processes_left())
-
-
-def only_this_process(scandir):
-    return lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
 
 
 def test_check_processes_error_names_the_limit_and_the_remedies(make_machine, monkeypatch):
@@ -355,26 +344,32 @@ def test_limits_of_this_machine_are_not_negative():
     assert (lockable_bytes() or 0) >= 0
 
 
-def test_usable_cpus_without_a_quota_is_the_size_of_the_affinity_mask(make_machine):
-    assert usable_cpus(make_machine("0::/job\n", V2, {"job/cpu.max": "max 100000\n"})) == AFFINITY
-    assert usable_cpus("/nowhere") == AFFINITY
+CPU_V1 = "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+CPU_V1_FILES = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+CPUS = {
+    "no quota": ("0::/job\n", V2, {"job/cpu.max": "max 100000\n"}, AFFINITY),
+    "half a CPU": ("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"}, 1),
+    "quota of a parent": (
+        "0::/pod/job\n",
+        V2,
+        {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"},
+        1,
+    ),
+    "version 1": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES, 1),
+    "version 1, no quota": (
+        "4:cpu,cpuacct:/job\n",
+        CPU_V1,
+        CPU_V1_FILES | {"cpu/job/cpu.cfs_quota_us": "-1\n"},
+        AFFINITY,
+    ),
+    "version 1, no mountinfo": ("4:cpu,cpuacct:/job\n", None, CPU_V1_FILES, 1),
+    "no control group": (None, None, {}, AFFINITY),
+}
 
 
-def test_usable_cpus_of_half_a_cpu_is_one(make_machine):
-    assert usable_cpus(make_machine("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"})) == 1
-
-
-def test_usable_cpus_respects_the_quota_of_a_parent_group(make_machine):
-    files = {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}
-    assert usable_cpus(make_machine("0::/pod/job\n", V2, files)) == 1
-
-
-@pytest.mark.parametrize("mounts", [None, "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"])
-def test_usable_cpus_respects_quotas_of_cgroup_v1(make_machine, mounts):
-    files = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
-    assert usable_cpus(make_machine("4:cpu,cpuacct:/job\n", mounts, files)) == 1
-    files["cpu/job/cpu.cfs_quota_us"] = "-1\n"
-    assert usable_cpus(make_machine("4:cpu,cpuacct:/job\n", mounts, files)) == AFFINITY
+@pytest.mark.parametrize(("membership", "mounts", "files", "cpus"), CPUS.values(), ids=CPUS)
+def test_usable_cpus_is_the_affinity_mask_or_the_quota(make_machine, membership, mounts, files, cpus):
+    assert usable_cpus(make_machine(membership, mounts, files)) == cpus
 
 
 @pytest.mark.parametrize(
@@ -390,7 +385,7 @@ NVIDIA, ASPEED = "0x10de", "0x1a03"
 
 
 class NumaMachine:
-    """A made-up machine: CPUs of each node, and GPUs by node, ``0000:1n:00.0`` the n-th."""
+    """A simulated machine with the CPUs of each node, and GPUs by node; ``0000:1n:00.0`` is the n-th GPU."""
 
     def __init__(self, root: Path, nodes: list[str], gpus: list[int], *, cpuset: str = "", version: int = 2) -> None:
         self.root = root
@@ -398,7 +393,10 @@ class NumaMachine:
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
         self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
-        devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]  # no GPUs
+        devices += [
+            ("0000:00:01.0", 0, ASPEED, "0x030000"),
+            ("0000:00:02.0", 0, NVIDIA, "0x068000"),
+        ]  # neither is a GPU
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
             self.write(f"{folder}/numa_node", str(node))
@@ -448,9 +446,9 @@ def test_placement_of_more_workers_than_the_node_has_cpus_uses_all_cpus(tmp_path
     ("gpus", "ranks", "max_workers"),
     [
         (EIGHT, 8, 8),  # four ranks share a node's 32 CPUs
-        ([0] * 8, 8, 4),  # all eight do, and the other node is nobody's
-        (EIGHT, 2, 16),  # both may be here
-        (EIGHT, 16, 4),  # two for each GPU
+        ([0] * 8, 8, 4),  # all eight do, and none uses the other node
+        (EIGHT, 2, 16),  # both may use this node
+        (EIGHT, 16, 4),  # two ranks for each GPU
         ([0, 1], 1, 32),
         ([0, 1], 2, 32),
     ],
@@ -461,10 +459,8 @@ def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, g
     assert placement.cpus_for(max_workers) == parse_cpu_list(TWO[0])
     assert not placement.cpus_for(max_workers + 1)
     if max_workers < 32:
-        assert (
-            f"{max_workers + 1} workers run on all CPUs, since that node has only 32, of which {max_workers} are for this rank"
-            in placement.describe(max_workers + 1)
-        )
+        expected = f"since that node has only 32, of which {max_workers} are for this rank"
+        assert f"{max_workers + 1} workers run on all CPUs, {expected}" in placement.describe(max_workers + 1)
 
 
 @pytest.mark.parametrize(
@@ -517,28 +513,12 @@ def test_pci_address_is_none_without_pci_properties(monkeypatch):
     assert devices.pci_address(torch.device("cuda", 0)) is None
 
 
-# -- for real: workers of this machine, which is told that its GPU is near its last CPU -----------------------------
+# -- workers of this machine, whose GPU seems to be near its last CPU ------------------------------------------------
 
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = max(OWN)
 OTHERS = format_cpu_list(OWN - {LAST})
 several = lacking.mark("two CPUs", len(OWN) < 2)
-
-
-class AffinitySamples:
-    """Samples that say where they are read; reading number 3 for the first time kills the worker, if asked to."""
-
-    def __init__(self, marker: str = "") -> None:
-        self.marker = marker
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int):
-        if index == 3 and self.marker and not os.path.exists(self.marker):
-            open(self.marker, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.zeros((4, 4, 3), np.uint8), sum(1 << cpu for cpu in os.sched_getaffinity(0)), os.getpid()
 
 
 @pytest.fixture
@@ -550,7 +530,7 @@ def gpu_near_last_cpu(tmp_path, monkeypatch):
 
 
 def cpu_masks(loader) -> set[int]:
-    return {int(mask) for _, cpu_masks, _ in loader for mask in cpu_masks}
+    return {int(mask) for _, masks, _ in loader for mask in masks}
 
 
 @several
@@ -608,7 +588,7 @@ def test_workers_without_affinity_or_too_many_for_the_node_run_on_all_cpus(gpu_n
 
 @several
 def test_ring_slots_are_page_locked_on_the_cpus_near_the_gpu(gpu_near_last_cpu, monkeypatch):
-    """Page-locking touches memory for the first time, and so decides on which node it lies."""
+    """Page-locking touches memory for the first time, which decides its node."""
     device = Device()
     affinities, lock = [], device.lock
     monkeypatch.setattr(device, "lock", lambda *at: (affinities.append(os.sched_getaffinity(0)), lock(*at))[1])

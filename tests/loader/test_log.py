@@ -1,4 +1,4 @@
-"""What a loader writes to the log."""
+"""The log of a loader: session, decoders, plan, resuming, growth of the ring, restarted workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import lacking
-from loader.test_limits import AffinitySamples
+from loader.affinity_samples import AffinitySamples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -26,8 +26,7 @@ def make_loader(**options):
 
 
 class ThreadLogHandler(logging.Handler):
-    """What this thread logs to gpuload's loggers from now on: not what anybody else in this process does, who may be of
-    an earlier test. It is heard at "gpuload" itself, whatever others have done to the handlers of the root."""
+    """A handler of the log records of this thread. Loaders of earlier tests may log in other threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +43,10 @@ class ThreadLogHandler(logging.Handler):
 
 @pytest.fixture
 def listen():
-    """Listen from a level on, and collect no garbage: a loader that an earlier test left is closed before."""
+    """Return a function that starts to record at a level.
+
+    Garbage is collected before, and not during the test, since closing a loader of an earlier test would log.
+    """
     logger, handler = logging.getLogger("gpuload"), ThreadLogHandler()
     level = logger.level
     gc.collect()
@@ -156,5 +158,5 @@ def test_restarted_worker_is_logged_as_a_warning(listen, tmp_path):
 
 def test_warning_without_a_configured_handler_prints_nothing(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
-    logging.getLogger("gpuload.workers").warning("unasked")
+    logging.getLogger("gpuload.workers").warning("a warning")
     assert capsys.readouterr().err == ""
