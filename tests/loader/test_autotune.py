@@ -1,7 +1,4 @@
-"""The rule of "auto" on simulated loaders: it finds what is best, soon, and stays there. No clock, no process.
-
-And the tuner of a running loader: what is measured and done, and that the data never change by it.
-"""
+"""The rule of "auto" in simulated time, where it must find the best numbers soon; and the tuner of a loader."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ from gpuload import transforms as T
 from gpuload.loader import autotune
 from gpuload.loader.autotune import MAX_AHEAD, Autotune, Load, Room, Setting, Step, Tuner
 
-START_S = 0.3  # of a worker
+START_S = 0.3  # the time a worker takes to start
 
 
 @dataclass
-class SimulatedLoader:
-    """A loader, its data and a training loop, in simulated time.
+class Simulation:
+    """A loader, its data and a training loop in simulated time.
 
-    `chunk_s(workers, number)` is how long a worker is at a chunk while so many are at work, `cpu` which part of that it
-    computes, `step_s(batch)` what the loop does with a batch. Workers take chunks in order; those of a batch can begin
-    once it is among the `ahead` next ones. A device that is `device_s` at each batch runs beside the loop, which may be
-    two steps ahead of it.
+    `chunk_s(workers, number)` is the time a worker takes for a chunk while this many work, `cpu` the fraction of it
+    that is spent computing, `step_s(batch)` the time the loop takes for a batch. Workers take chunks in order, and may
+    begin a batch once it is among the next `ahead` batches. A device that takes `device_s` per batch runs
+    asynchronously, at most two steps behind the loop.
     """
 
     chunk_s: Callable[[int, int], float]
@@ -45,13 +42,13 @@ class SimulatedLoader:
     cpu: float = 1.0
     ahead: int = 2
     device_s: float = 0.0
-    device_ends: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], 2))  # of the last two steps
+    device_ends: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], 2))  # the ends of the last two steps
     now: float = 0.0
     yielded: int = 0
     free: list[float] = field(default_factory=list)  # when each worker is free
     queue: deque[tuple[int, int, float]] = field(default_factory=deque)  # batch, chunk number, since when
-    ends: dict[int, list[float]] = field(default_factory=dict)  # of the chunks of each batch
-    spans: list[tuple[float, float]] = field(default_factory=list)  # at chunks
+    ends: dict[int, list[float]] = field(default_factory=dict)  # the ends of the chunks of each batch
+    spans: list[tuple[float, float]] = field(default_factory=list)  # the start and end of each chunk
     admitted: int = 0
     number: int = 0
 
@@ -61,7 +58,7 @@ class SimulatedLoader:
         self.free += [self.now + START_S] * (workers - len(self.free))
 
     def next(self) -> tuple[float, float]:
-        """Seconds of a batch, and how long the loop waited for it."""
+        """Return the seconds of a batch, and how long the loop waited for it."""
         began = self.now
         self.now += self.step_s(self.yielded)
         self.now = max(self.now, self.device_ends[0])
@@ -85,7 +82,7 @@ class SimulatedLoader:
             self.admitted += 1
 
     def _take(self, until: float) -> None:
-        """Let workers take chunks: all that they do until then, or one if that is for ever."""
+        """Let workers take all chunks that they can begin until then, or one chunk if `until` is infinite."""
         while self.queue:
             batch, number, since = self.queue[0]
             worker = min(range(len(self.free)), key=self.free.__getitem__)
@@ -106,13 +103,13 @@ class SimulatedLoader:
         return Load(busy, busy * self.cpu)
 
 
-def decoding_chunk_s(cpus: int, seconds: float = 0.04) -> Callable[[int, int], float]:
-    """A chunk is work for a processor, of which there are so many."""
+def decoding(cpus: int, seconds: float = 0.04) -> Callable[[int, int], float]:
+    """Return the time of a chunk that computes, on a machine with this number of CPUs."""
     return lambda workers, number: seconds * max(1.0, workers / cpus)
 
 
-def noisy_chunk_s(chunk_s: Callable[[int, int], float], sigma: float, seed: int = 0) -> Callable[[int, int], float]:
-    """The same, but no two chunks take the same time."""
+def noisy(chunk_s: Callable[[int, int], float], sigma: float, seed: int = 0) -> Callable[[int, int], float]:
+    """Vary the time of each chunk."""
     rng = random.Random(seed)
     return lambda workers, number: chunk_s(workers, number) * rng.lognormvariate(0, sigma)
 
@@ -120,13 +117,13 @@ def noisy_chunk_s(chunk_s: Callable[[int, int], float], sigma: float, seed: int 
 @dataclass
 class Tuning:
     steps: list[tuple[int, Step]]
-    settled: list[int]  # the batches after which it was settled
-    seconds: list[float]  # of each batch
+    settled: list[int]  # the batches after which the rule was settled
+    seconds: list[float]  # the seconds of each batch
     auto: Autotune
 
     @property
     def rate(self) -> float:
-        """Batches a second, in the second half."""
+        """Return batches per second in the second half."""
         return rate(self.seconds)
 
     @property
@@ -135,7 +132,7 @@ class Tuning:
 
 
 def tune(
-    simulated: SimulatedLoader,
+    simulated: Simulation,
     batches: int = 300,
     *,
     cpus: int = 8,
@@ -143,17 +140,17 @@ def tune(
     start: int = 1,
     workers: bool = True,
     ahead: bool = False,
-    change: Callable[[SimulatedLoader], None] = lambda simulated: None,
+    change: dict[str, Any] | None = None,
     at: int = -1,
 ) -> Tuning:
-    """What a `Tuner` does, in the plant's time."""
+    """Do what a `Tuner` does, in simulated time; change attributes of the simulated loader at batch `at`."""
     auto = Autotune(Setting(start, simulated.ahead), cpus=cpus, workers=workers, ahead=ahead)
     auto.chunks = simulated.chunks
     simulated.resize(start)
     tuning, ready, skip, since = Tuning([], [], [], auto), START_S, 1, 0.0
     for number in range(batches):
         if number == at:
-            change(simulated)
+            vars(simulated).update(change or {})
         seconds, waited = simulated.next()
         tuning.seconds.append(seconds)
         if simulated.now < ready:
@@ -179,12 +176,12 @@ def tune(
     return tuning
 
 
-def best_rate(make_simulated: Callable[[], SimulatedLoader], most: int = 64, batches: int = 600) -> float:
-    """The rate with the best fixed number of workers."""
+def best_rate(make: Callable[[], Simulation], most: int = 64, batches: int = 600) -> float:
+    """Return the rate with the best fixed number of workers."""
     rates = []
     for workers in sorted({1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, most}):
         if workers <= most:
-            simulated = make_simulated()
+            simulated = make()
             simulated.resize(workers)
             rates.append(rate([simulated.next()[0] for _ in range(batches)]))
     return max(rates)
@@ -195,37 +192,35 @@ def rate(seconds: list[float]) -> float:
     return len(half) / sum(half)
 
 
-# -- what it finds ----------------------------------------------------------------------------------------------------
+# -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def quick_step_s(batch: int) -> float:
+def quick_step(batch: int) -> float:
     return 0.001
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
 @pytest.mark.parametrize("cpus", [1, 2, 4, 8, 16])
 def test_autotune_with_cpu_bound_decoding_takes_as_many_workers_as_cpus(cpus, sigma):
-    make_simulated = lambda: SimulatedLoader(
-        noisy_chunk_s(decoding_chunk_s(cpus), sigma), quick_step_s, chunks=max(4, cpus // 2)
-    )  # noqa: E731
-    tuning = tune(make_simulated(), cpus=cpus, start=min(8, max(1, cpus - 1)))
+    make = lambda: Simulation(noisy(decoding(cpus), sigma), quick_step, chunks=max(4, cpus // 2))  # noqa: E731
+    tuning = tune(make(), cpus=cpus, start=min(8, max(1, cpus - 1)))
     assert tuning.auto.setting.workers == cpus
     assert tuning.auto.verdict == "the loop waits {:.0%} of the time, and workers are limited by CPUs".format(
         float(tuning.auto.verdict.split()[3].rstrip("%")) / 100
     )
-    assert tuning.rate > 0.95 * best_rate(make_simulated, 2 * cpus)
+    assert tuning.rate > 0.95 * best_rate(make, 2 * cpus)
     assert len(tuning.steps) <= 1
 
 
 def test_autotune_reaches_64_workers_within_20_batches():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(64), quick_step_s, chunks=64), 100, cpus=64, start=8)
+    tuning = tune(Simulation(decoding(64), quick_step, chunks=64), 100, cpus=64, start=8)
     assert tuning.workers == [32, 64]
     assert tuning.steps[-1][0] <= 20
     assert tuning.rate > 0.95 / 0.04
 
 
 def test_autotune_with_a_slow_step_keeps_only_the_workers_needed():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(8), lambda batch: 0.3), start=7)
+    tuning = tune(Simulation(decoding(8), lambda batch: 0.3), start=7)
     assert tuning.auto.setting.workers in (1, 2)
     assert tuning.rate == pytest.approx(1 / 0.3, rel=0.001)
     assert tuning.settled[0] <= 30
@@ -233,7 +228,7 @@ def test_autotune_with_a_slow_step_keeps_only_the_workers_needed():
 
 
 def test_autotune_stops_once_the_loop_no_longer_waits():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(8), lambda batch: 0.05), start=1)  # 4 chunks of 40 ms in 50 ms
+    tuning = tune(Simulation(decoding(8), lambda batch: 0.05), start=1)  # 4 chunks of 40 ms in 50 ms
     assert tuning.workers == [4]
     assert tuning.rate == pytest.approx(1 / 0.05, rel=0.001)
     assert tuning.settled[0] <= 20
@@ -241,17 +236,17 @@ def test_autotune_stops_once_the_loop_no_longer_waits():
 
 @pytest.mark.parametrize("step_s", [0.005, 0.01])
 def test_autotune_with_an_asynchronous_device_keeps_a_worker_that_gains_20_percent(step_s):
-    """One worker takes 60 ms for a batch, and the device 50: the loop waits nearly always, and two workers give 20%."""
-    make_simulated = lambda: SimulatedLoader(decoding_chunk_s(8, 0.015), lambda batch: step_s, device_s=0.05)  # noqa: E731
-    tuning = tune(make_simulated(), 600)
+    """A worker takes 60 ms per batch and the device 50 ms: the loop nearly always waits, and two workers gain 20%."""
+    make = lambda: Simulation(decoding(8, 0.015), lambda batch: step_s, device_s=0.05)  # noqa: E731
+    tuning = tune(make(), 600)
     assert tuning.auto.setting.workers >= 2
     assert tuning.rate == pytest.approx(20, rel=0.001)
     assert not any("did not help" in step.reason for _, step in tuning.steps)
 
 
 def test_autotune_with_sleeping_workers_takes_more_workers_than_cpus():
-    make_simulated = lambda: SimulatedLoader(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
-    tuning = tune(make_simulated(), cpus=2, most=32)
+    make = lambda: Simulation(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
+    tuning = tune(make(), cpus=2, most=32)
     assert 8 <= tuning.auto.setting.workers <= 12
     assert tuning.rate == pytest.approx(10, rel=0.01)
     assert tuning.steps[-1][0] <= 20
@@ -260,59 +255,54 @@ def test_autotune_with_sleeping_workers_takes_more_workers_than_cpus():
 @pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
 def test_autotune_with_a_saturated_disk_takes_back_its_step(streams, sigma):
-    disk = noisy_chunk_s(lambda workers, number: 0.05 * max(1, workers / streams), sigma)
-    make_simulated = lambda: SimulatedLoader(disk, lambda batch: 0.01, cpu=0.1)  # noqa: E731
-    tuning = tune(make_simulated(), 400)
+    disk = noisy(lambda workers, number: 0.05 * max(1, workers / streams), sigma)
+    make = lambda: Simulation(disk, lambda batch: 0.01, cpu=0.1)  # noqa: E731
+    tuning = tune(make(), 400)
     assert tuning.auto.setting.workers in (1, 4)
     assert tuning.auto.setting.workers >= streams
     last = tuning.steps[-1][1]
     assert last.after.workers < last.before.workers
     assert "more workers did not help: a batch took " in last.reason
     assert last.reason.endswith("; not tried again for 500 batches")
-    assert tuning.rate > 0.93 * best_rate(make_simulated)
+    assert tuning.rate > 0.93 * best_rate(make)
 
 
 def test_autotune_retries_a_step_that_did_not_help_ever_more_rarely():
-    tuning = tune(SimulatedLoader(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1), 8000)
+    tuning = tune(Simulation(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1), 8000)
     attempts = [number for number, step in tuning.steps if step.after.workers > step.before.workers][1:]
     assert len(attempts) == 4
     assert [after - before > 400 * 2**n for n, (before, after) in enumerate(pairwise(attempts))] == [True] * 3
 
 
 def test_autotune_retries_more_workers_once_the_data_changes():
-    def become_faster(simulated: SimulatedLoader) -> None:
-        simulated.chunk_s = lambda workers, number: 0.025
-
-    disk = SimulatedLoader(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1)
-    tuning = tune(disk, 300, change=become_faster, at=100)
+    disk = Simulation(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1)
+    tuning = tune(disk, 300, change={"chunk_s": lambda workers, number: 0.025}, at=100)
     before = [step for number, step in tuning.steps if number < 100]
     assert before[-1].after.workers == 1
     assert tuning.auto.setting.workers >= 10  # 4 chunks of 25 ms in 10 ms
 
 
 def test_autotune_stops_at_the_room_and_names_its_limit():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(8), quick_step_s), cpus=8, most=3)
+    tuning = tune(Simulation(decoding(8), quick_step), cpus=8, most=3)
     assert tuning.auto.setting.workers == 3
     assert tuning.auto.verdict.endswith("and workers are limited by the memory")
 
 
 @pytest.mark.parametrize("every", [5, 13])
 def test_autotune_with_single_slow_samples_prefetches_more_instead_of_adding_workers(every):
-    make_simulated = lambda: SimulatedLoader(
-        lambda workers, number: 0.5 if number % (4 * every) == 7 else 0.02, lambda batch: 0.1
-    )  # noqa: E731
-    tuning = tune(make_simulated(), start=4, ahead=True)
+    make = lambda: Simulation(lambda workers, number: 0.5 if number % (4 * every) == 7 else 0.02, lambda batch: 0.1)  # noqa: E731
+    tuning = tune(make(), start=4, ahead=True)
     assert tuning.auto.setting.workers <= 4
     assert tuning.auto.setting.ahead == 8
     assert tuning.rate > 0.98 * 10
-    fixed = tune(make_simulated(), start=4, workers=False)
+    fixed = tune(make(), start=4, workers=False)
     assert fixed.rate < 0.92 * 10
 
 
 @pytest.mark.parametrize(("every", "slow_s", "step_s"), [(5, 0.5, 0.1), (8, 0.8, 0.06), (13, 0.5, 0.06)])
 def test_autotune_raises_both_numbers_where_one_alone_does_not_help(every, slow_s, step_s):
     slow = lambda workers, number: slow_s if number % (4 * every) == 7 else 0.02  # noqa: E731
-    tuning = tune(SimulatedLoader(slow, lambda batch: step_s), 400, start=1, ahead=True)
+    tuning = tune(Simulation(slow, lambda batch: step_s), 400, start=1, ahead=True)
     assert tuning.auto.setting.workers >= 3
     assert tuning.auto.setting.ahead >= 8
     assert tuning.rate > 0.97 / step_s  # waits of up to 3% are left alone
@@ -320,47 +310,37 @@ def test_autotune_raises_both_numbers_where_one_alone_does_not_help(every, slow_
 
 def test_autotune_doubles_prefetch_factor_twice_before_it_gives_up():
     slow = lambda workers, number: 1.2 if number % 48 == 7 else 0.02  # noqa: E731
-    tuning = tune(SimulatedLoader(slow, lambda batch: 0.1), 400, start=3, workers=False, ahead=True)
+    tuning = tune(Simulation(slow, lambda batch: 0.1), 400, start=3, workers=False, ahead=True)
     assert tuning.auto.setting.ahead == 16
     assert tuning.rate > 0.98 * 10
 
 
 def test_autotune_takes_back_a_prefetch_factor_that_did_not_help():
     waits = lambda batch: 0.1 if batch % 2 else 0.001  # noqa: E731
-    tuning = tune(
-        SimulatedLoader(lambda workers, number: 0.05 * workers, waits, cpu=0.1), 300, workers=False, ahead=True
-    )
+    tuning = tune(Simulation(lambda workers, number: 0.05 * workers, waits, cpu=0.1), 300, workers=False, ahead=True)
     assert tuning.auto.setting == Setting(1, 2)
 
 
 def test_autotune_lowers_prefetch_factor_once_samples_become_even():
-    simulated = SimulatedLoader(lambda workers, number: 0.5 if number % 20 == 7 else 0.02, lambda batch: 0.1)
-
-    def become_even(simulated: SimulatedLoader) -> None:
-        simulated.chunk_s = lambda workers, number: 0.02
-
-    tuning = tune(simulated, 1600, start=4, workers=False, ahead=True, change=become_even, at=200)
+    simulated = Simulation(lambda workers, number: 0.5 if number % 20 == 7 else 0.02, lambda batch: 0.1)
+    even = {"chunk_s": lambda workers, number: 0.02}
+    tuning = tune(simulated, 1600, start=4, workers=False, ahead=True, change=even, at=200)
     assert max(step.after.ahead for _, step in tuning.steps) == 8
     assert tuning.auto.setting.ahead == 2
 
 
 def test_autotune_adds_no_worker_while_workers_wait_for_cpus():
-    """Beside other programs, two workers have a quarter of two CPUs; what they wait for is not a disk."""
-    simulated = SimulatedLoader(
-        decoding_chunk_s(2, 0.16), lambda batch: 0.001, cpu=1.0
-    )  # `Load.cpus` has what they wait for a CPU, too
+    """Other programs leave two workers a quarter of two CPUs; the workers do not wait for a disk."""
+    # `Load.cpus` includes the time waiting for a CPU.
+    simulated = Simulation(decoding(2, 0.16), lambda batch: 0.001, cpu=1.0)
     assert max(tune(simulated, 200, cpus=2, start=2).workers, default=2) <= 2
-    simulated = SimulatedLoader(decoding_chunk_s(2, 0.16), lambda batch: 0.001, cpu=0.25)  # what they had of them alone
+    simulated = Simulation(decoding(2, 0.16), lambda batch: 0.001, cpu=0.25)  # only the CPU time they got
     assert max(tune(simulated, 200, cpus=2, start=2).workers) > 2
 
 
 def test_autotune_follows_a_loop_that_becomes_faster():
-    simulated = SimulatedLoader(decoding_chunk_s(16), lambda batch: 0.3)
-
-    def become_quick(simulated: SimulatedLoader) -> None:
-        simulated.step_s = lambda batch: 0.02
-
-    tuning = tune(simulated, 400, cpus=16, start=8, change=become_quick, at=200)
+    simulated = Simulation(decoding(16), lambda batch: 0.3)
+    tuning = tune(simulated, 400, cpus=16, start=8, change={"step_s": lambda batch: 0.02}, at=200)
     before = [step for number, step in tuning.steps if number < 200]
     after = [(number, step) for number, step in tuning.steps if number >= 200]
     assert before[-1].after.workers <= 2
@@ -370,29 +350,27 @@ def test_autotune_follows_a_loop_that_becomes_faster():
 
 
 def test_autotune_ignores_pauses_of_the_loop():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
+    tuning = tune(Simulation(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
     assert tuning.workers == [4]
 
 
 @pytest.mark.parametrize("every", [10, 40])
 def test_autotune_does_not_count_workers_as_idle_during_pauses(every):
-    tuning = tune(
-        SimulatedLoader(decoding_chunk_s(8), lambda batch: 60.0 if batch % every == every - 1 else 0.05), 800, start=4
-    )
+    tuning = tune(Simulation(decoding(8), lambda batch: 60.0 if batch % every == every - 1 else 0.05), 800, start=4)
     assert all(workers >= 3 for workers in tuning.workers)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_autotune_with_noisy_times_settles(seed):
     steps = random.Random(seed)
-    chunks = noisy_chunk_s(decoding_chunk_s(8), 0.4, seed)
-    tuning = tune(SimulatedLoader(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
+    chunks = noisy(decoding(8), 0.4, seed)
+    tuning = tune(Simulation(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
     assert sum(number > 60 for number, _ in tuning.steps) <= 4
     assert tuning.rate > 0.9 / (0.05 * math.exp(0.3**2 / 2))
 
 
 def window_lengths(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
-    """How many batches each window has, of these again and again."""
+    """Return how many batches each window has, repeating these batches."""
     lengths, since = [], 0
     for number in range(60):
         if auto.add_batch(*batches[number % len(batches)]):
@@ -405,11 +383,11 @@ def window_lengths(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
 def test_window_is_long_enough_for_its_figures():
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.1, 0.01))[:2] == [4, 4]
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # a tenth of a second
-    growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # its halves never agree
+    growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # the halves of a window never agree
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), *growing)[:2] == [12, 12]
     assert (
         window_lengths(Autotune(Setting(8, 2), cpus=8), (0.1, 0.01))[0] == 32
-    )  # of one chunk a batch: four waves of 8
+    )  # one chunk per batch: four rounds of 8 workers
 
 
 def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window():
@@ -425,7 +403,7 @@ def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window(
 
 
 def test_autotune_with_equal_times_decides_equally_and_gives_its_reason():
-    runs = [tune(SimulatedLoader(noisy_chunk_s(decoding_chunk_s(8), 0.4), quick_step_s), cpus=8) for _ in range(2)]
+    runs = [tune(Simulation(noisy(decoding(8), 0.4), quick_step), cpus=8) for _ in range(2)]
     assert runs[0].steps == runs[1].steps
     assert runs[0].steps[0][1].reason == (
         "the loop waits 99% of the time ({:.1f} of {:.1f} ms per batch), and 1.0 of 1 workers are busy".format(
@@ -435,9 +413,8 @@ def test_autotune_with_equal_times_decides_equally_and_gives_its_reason():
 
 
 def test_autotune_of_neither_number_changes_nothing():
-    tuning = tune(SimulatedLoader(decoding_chunk_s(8), quick_step_s), workers=False, ahead=False)
-    assert tuning.steps == []
-    assert tuning.auto.setting == Setting(1, 2)
+    tuning = tune(Simulation(decoding(8), quick_step), workers=False, ahead=False)
+    assert (tuning.steps, tuning.auto.setting) == ([], Setting(1, 2))
 
 
 def test_accept_limit_ends_the_trial_at_the_workers_that_started():
@@ -456,11 +433,11 @@ def test_accept_limit_ends_the_trial_at_the_workers_that_started():
     assert auto.verdict.endswith("limited by the maximum of 2")
 
 
-# -- a tuner ----------------------------------------------------------------------------------------------------------
+# -- a loader with "auto" ---------------------------------------------------------------------------------------------
 
 
 class NoiseImages:
-    """Sample i is an image of its own size, with noise drawn from the global generator, and its number."""
+    """A dataset whose sample i is an image of its own size, with noise from the global generator, and the number i."""
 
     def __init__(self, samples: int = 400) -> None:
         self.samples = samples
@@ -490,26 +467,23 @@ def four_cpus(monkeypatch):
 
 @pytest.fixture
 def script_rule(monkeypatch):
-    """Let a rule say, batch after batch, what this list says."""
+    """Return a function that replaces the rule by a list of decisions, one per batch."""
 
     def script(*settings: Setting) -> list[Setting]:
         remaining = list(settings)
 
         def decide(self: Autotune, load: Load, room: Any) -> Step | None:
             if not remaining:
-                self.is_settled, self.verdict = True, "that is all"
+                self.is_settled, self.verdict = True, "script ended"
                 return None
             before, self.setting = self.setting, remaining.pop(0)
-            return Step(before, self.setting, "so it is written", 0)
+            return Step(before, self.setting, "scripted", 0)
 
         monkeypatch.setattr(Autotune, "add_batch", lambda self, seconds, waited_s: True)
         monkeypatch.setattr(Autotune, "decide", decide)
         return remaining
 
     return script
-
-
-# -- the data ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -528,8 +502,8 @@ def test_batches_have_equal_bits_while_the_number_of_workers_changes(four_cpus, 
         assert numbers == {1, 2, 3, 4}
         assert (auto.num_workers, auto.prefetch_factor) == (1, 1)
     messages = [record.message for record in caplog.records if record.levelno == logging.INFO]
-    assert "num_workers 2 → 1, prefetch_factor 2 → 4: so it is written" in messages
-    assert "settled at num_workers=1, prefetch_factor=1: that is all" in messages
+    assert "num_workers 2 → 1, prefetch_factor 2 → 4: scripted" in messages
+    assert "settled at num_workers=1, prefetch_factor=1: script ended" in messages
 
 
 @pytest.mark.processes
@@ -548,16 +522,13 @@ def test_load_state_dict_with_auto_resumes_with_the_settled_numbers(four_cpus, s
         auto.load_state_dict(state)
         batches = iter(auto)
         assert auto._session is not None
-        assert auto._session.engine.size == 2  # from its beginning
+        assert auto._session.engine.size == 2  # the settled numbers apply from the start
         assert auto._session.feed.workers == 2
         batches_seen += list(batches)
     with make_loader(num_workers=0) as fixed:
         fixed.load_state_dict(state)
         assert torch.equal(next(iter(fixed))[0], expected[30][0])
     assert all(torch.equal(ours[0], theirs[0]) for ours, theirs in zip(batches_seen, expected, strict=True))
-
-
-# -- a loader with "auto" ----------------------------------------------------------------------------------------------
 
 
 def test_num_workers_with_auto_is_the_current_number_and_cannot_be_set(four_cpus):
@@ -586,11 +557,11 @@ def test_autotune_of_a_loader_changes_only_the_arguments_set_to_auto(options, tu
     assert auto._tunes == tunes
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
+# -- the tuner --------------------------------------------------------------------------------------------------------
 
 
 class TunerRig:
-    """A pool, a feed and a stage that do nothing, and a clock that goes when told to."""
+    """A tuner whose pool, feed and stage do nothing, with a clock that the test moves."""
 
     def __init__(self, monkeypatch: Any, workers: int = 2) -> None:
         self.now, self.max_workers, self.size, self.is_steady = 100.0, 8, workers, True
@@ -629,7 +600,7 @@ def make_rig(monkeypatch, four_cpus):
 
 @pytest.fixture
 def rule_inputs(monkeypatch):
-    """What the rule is given: windows of three batches; it changes nothing."""
+    """Record the input of a rule that has windows of three batches and changes nothing."""
     inputs: list[Any] = []
     monkeypatch.setattr(Autotune, "add_batch", lambda self, *batch: inputs.append(batch) or len(inputs) % 4 == 3)
     monkeypatch.setattr(Autotune, "decide", lambda self, load, room: inputs.append(load))
@@ -639,11 +610,11 @@ def rule_inputs(monkeypatch):
 def test_window_holds_its_batches_and_what_workers_did_in_its_time(make_rig, rule_inputs):
     rig = make_rig()
     rig.tuner.begin()
-    rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # the first of an epoch takes as long as it takes
-    rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # the first after that one
+    rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # the first batch of an epoch does not count
+    rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # nor does the second, with which the window begins
     rig.batch(0.5, 0.125, busy=0.75, cpu=0.25)
     rig.batch(0.25, 0.0, busy=0.25)
-    rig.cpu[3] = 1000.0  # of a process that was not there before
+    rig.cpu[3] = 1000.0  # a process that is new in this window
     rig.batch(0.25, 0.25, busy=0.5)
     assert rule_inputs == [(0.5, 0.125), (0.25, 0.0), (0.25, 0.25), Load(busy=1.5, cpus=0.25)]
 
@@ -674,7 +645,7 @@ def test_window_excludes_the_time_in_which_workers_start_or_stop(make_rig, rule_
     rule_inputs.clear()
     for _ in range(3):
         rig.batch(0.5, busy=0.5)
-    assert rule_inputs[-1] == Load(busy=1.0, cpus=1.0)  # their clocks stand still, so all is taken for computing
+    assert rule_inputs[-1] == Load(busy=1.0, cpus=1.0)  # the CPU clocks do not move, so all time counts as computing
 
 
 def test_tuner_applies_and_logs_what_the_rule_decides(make_rig, script_rule, caplog):
@@ -688,8 +659,8 @@ def test_tuner_applies_and_logs_what_the_rule_decides(make_rig, script_rule, cap
     assert (rig.feed.workers, rig.feed.ahead, rig.stage.cpu_threads) == (3, 9, 1)  # a chunk is a batch
     messages = [
         record.getMessage() for record in caplog.records if record.name == "gpuload"
-    ]  # garbage may log elsewhere
-    assert messages == ["num_workers 2 → 3, prefetch_factor 2 → 5: so it is written"]
+    ]  # loaders of earlier tests may log elsewhere
+    assert messages == ["num_workers 2 → 3, prefetch_factor 2 → 5: scripted"]
 
 
 def test_tuner_accepts_a_pool_that_cannot_grow(make_rig):
@@ -707,10 +678,10 @@ def test_tuner_accepts_a_pool_that_cannot_grow(make_rig):
     ("limits", "room"),
     [
         ({}, Room(8, 8, "the maximum of 8")),
-        ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it, 45 MB each
+        ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it is used, 45 MB per worker
         ({"memory_left_bytes": 0}, Room(2, 2, "memory")),
-        ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while one is started, 5 each
-        ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them
+        ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while a worker starts, 5 per worker
+        ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them are used
     ],
 )
 def test_room_is_what_the_machine_allows(limits, room, make_rig, monkeypatch):
