@@ -1,12 +1,11 @@
-"""Transforms applied to one image, to look at them."""
+"""`transforms.apply()` and calls of a transform: results for one image."""
 
 from __future__ import annotations
-
-import io
 
 import numpy as np
 import pytest
 import torch
+from helpers.generated_images import encode
 from PIL import Image
 
 import gpuload as gl
@@ -16,15 +15,9 @@ ARRAY = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 PLANES = torch.from_numpy(ARRAY).permute(2, 0, 1)
 
 
-def encode_png() -> gl.Encoded:
-    stream = io.BytesIO()
-    Image.fromarray(ARRAY).save(stream, "PNG")
-    return gl.Encoded(stream.getvalue())
-
-
 @pytest.mark.parametrize(
     "image",
-    [ARRAY, PLANES, Image.fromarray(ARRAY), gl.Image(ARRAY), encode_png()],
+    [ARRAY, PLANES, Image.fromarray(ARRAY), gl.Image(ARRAY), gl.Encoded(encode(ARRAY, "PNG"))],
     ids=lambda image: type(image).__name__,
 )
 def test_transform_called_with_any_kind_of_image_returns_a_uint8_tensor(image):

@@ -1,4 +1,4 @@
-"""Where a loader stands, told without one: no dataset, no worker."""
+"""The cursor of a loader and the progress of an epoch, without dataset or workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuload.order.place import Place
 
 
 class Schedule:
-    """So many batches of one position each; `end` is where an epoch that nobody could count ends."""
+    """A schedule with batches of one position each. `end` is the place after an epoch of unknown length."""
 
     def __init__(self, samples: int | None = 10, end: Place | None = None) -> None:
         self.samples, self._end = samples, end
@@ -21,7 +21,7 @@ class Schedule:
         return None if self.samples is None else self.samples - place.position
 
     def batches(self, place):
-        raise AssertionError("nothing is asked for")
+        raise AssertionError("no batch should be requested")
 
     def place_after(self, epoch):
         return self._end or Place(epoch + 1, 0)
@@ -31,7 +31,7 @@ FIRST = Cursor()
 
 
 def advance(progress: Progress, count: int) -> None:
-    """As an iterator that gives so many batches of an epoch of 10."""
+    """Count batches as an iterator over an epoch of 10 does."""
     progress.has_begun = True
     for _ in range(count):
         progress.remaining_batches = None if progress.remaining_batches is None else progress.remaining_batches - 1
@@ -75,12 +75,12 @@ def test_set_epoch_keeps_the_place_in_the_loaded_epoch_and_begins_any_other():
     assert (loaded.epoch_sent, loaded.set_epoch(4, is_running=False).epoch_sent) == (-1, 4)
 
 
-@pytest.mark.parametrize("running", [False, True])
-def test_epoch_number_stays_while_a_session_is_running(running):
+@pytest.mark.parametrize(("running", "epoch"), [(False, 7), (True, 0)])
+def test_epoch_number_stays_while_a_session_is_running(running, epoch):
     cursor, progress = begin(FIRST)
     advance(progress, 1)
-    assert cursor.set_epoch(7, is_running=running).epoch == (0 if running else 7)
-    assert cursor.go_to(Place(7, 2), is_running=running).epoch == (0 if running else 7)
+    assert cursor.set_epoch(7, is_running=running).epoch == epoch
+    assert cursor.go_to(Place(7, 2), is_running=running).epoch == epoch
 
 
 def test_place_of_set_epoch_is_saved_once_the_open_epoch_has_ended():
@@ -93,7 +93,7 @@ def test_place_of_set_epoch_is_saved_once_the_open_epoch_has_ended():
 
 
 def test_end_keeps_the_first_reason():
-    FIRST.end("before there was one")
+    FIRST.end("before any epoch")
     cursor, progress = begin(FIRST)
     assert cursor.is_open
     cursor.end("a reason")

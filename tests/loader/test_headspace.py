@@ -1,8 +1,8 @@
-"""How much faster a loop could be, by a clock that only the loader and the step turn on."""
+"""`headspace()`: how much faster a loop could be, by a clock that only the loader and the step move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ def clock(monkeypatch) -> Clock:
 
 @dataclass
 class Batches:
-    """Epochs of `count` batches, each of which takes so many seconds; the first one of each epoch `start_s` more."""
+    """Epochs of `count` batches that take `each_s` seconds each; each epoch begins with another `start_s` seconds."""
 
     clock: Clock
     count: int = 100
@@ -64,7 +64,7 @@ def test_headspace_prints_and_keeps_both_rates(clock, capsys):
         "           10.00 batches/s (100.0 ms a step) with copies of one batch\n"
         "A faster loader could make this loop at most 4.00 times as fast.\n"
     )
-    with pytest.raises(StopIteration) as over:  # for who drives it by hand, and it is not printed twice
+    with pytest.raises(StopIteration) as over:  # it returns the rates, and does not print them again
         next(loop)
     assert (over.value.value, capsys.readouterr().out) == (loop.rates, "")
 
@@ -89,7 +89,7 @@ def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):
         numbers.append(labels[0].item())
         memory.add(images)
         clock.seconds += 1
-        images.fill_(-1)  # as a step that normalizes in place, or mixes labels
+        images.fill_(-1)  # as a step does that normalizes in place or mixes labels
         labels.fill_(-1)
     assert numbers == [*range(WARM_UP + STEPS), *[0] * STEPS]
     assert len(memory) == WARM_UP + 2 * STEPS
@@ -113,7 +113,7 @@ def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
 
 
 def slow_down_copies(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the host take so long to copy a tensor."""
+    """Let each copy of a tensor by the host take this time."""
     for name in ("clone", "copy_"):
         original = getattr(torch.Tensor, name)
 
@@ -135,17 +135,23 @@ def test_headspace_without_an_accelerator_excludes_the_time_to_copy_batches(cloc
     assert loop.rates == HeadspaceRates(0.5, 1.0)
 
 
-class Device:
-    """A thread that runs steps in order while the host goes on, at most two steps ahead.
+def pretend_device(monkeypatch: pytest.MonkeyPatch, synchronize: Callable[[object], None]) -> None:
+    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
+    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
 
-    It copies a page-locked batch itself. The host copies one that is not, once the thread has nothing else to do.
+
+class Device:
+    """A device that runs steps in order, asynchronously, at most two steps behind the host.
+
+    The device copies a page-locked batch itself. The host copies other batches, once the device is idle.
     """
 
     LOCKED_COPY_S, PAGEABLE_COPY_S, STEP_S = 0.004, 0.02, 0.05
 
     def __init__(self, clock: Clock, is_synchronous: bool) -> None:
         self._clock, self._is_synchronous = clock, is_synchronous
-        self._ends_s = [0.0, 0.0]  # when the last two steps end
+        self._ends_s = [0.0, 0.0]  # the ends of the last two steps
 
     def step(self, images: torch.Tensor) -> None:
         previous_s, last_s = self._ends_s
@@ -164,7 +170,7 @@ class Device:
 
 
 class LockedMemory:
-    """Page-locked tensors, by their addresses; torch needs a driver for real ones."""
+    """Page-locked tensors, known by their addresses, since torch needs a driver for real ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._tensors: dict[int, torch.Tensor] = {}
@@ -183,8 +189,6 @@ class LockedMemory:
 def test_headspace_gain_with_an_asynchronous_device_is_that_of_a_loader_without_cost(
     clock, monkeypatch, is_synchronous, is_locked, load_s
 ):
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
     memory = LockedMemory(monkeypatch)
     images = memory.copy(torch.zeros(4, 3)) if is_locked else torch.zeros(4, 3)
 
@@ -204,7 +208,7 @@ def test_headspace_gain_with_an_asynchronous_device_is_that_of_a_loader_without_
     gain = seconds_per_step(load_s) / seconds_per_step(0)
     slow_down_copies(clock, monkeypatch, 0.022)
     device = Device(clock, is_synchronous)
-    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
+    pretend_device(monkeypatch, device.synchronize)
     loop = gl.headspace(batches(load_s), 50)
     for batch in loop:
         device.step(batch)
@@ -213,14 +217,12 @@ def test_headspace_gain_with_an_asynchronous_device_is_that_of_a_loader_without_
 
 
 def test_headspace_makes_copies_before_the_clock_starts_and_rewrites_only_changed_ones(clock, monkeypatch):
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    pretend_device(monkeypatch, lambda device: None)
     slow_down_copies(clock, monkeypatch, 1000)
     loop = gl.headspace(Batches(clock, each_s=1), 8)
     for number, (images, _) in enumerate(loop):
         clock.seconds += 1
-        if number == WARM_UP + 8 + 2:  # the third copy, which comes again as the sixth
+        if number == WARM_UP + 8 + 2:  # the third copy, which is used again as the sixth
             images.add_(1)
     assert loop.rates == HeadspaceRates(0.5, 8 / 1008)
 
@@ -250,9 +252,7 @@ def test_headspace_iterates_short_epochs_and_ends_the_last_before_copies(clock):
 
 def test_headspace_synchronizes_the_device_only_at_the_ends_of_a_measurement(clock, monkeypatch):
     waits = []
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: waits.append((len(batches), str(device))))
+    pretend_device(monkeypatch, lambda device: waits.append((len(batches), str(device))))
     batches = []
     for batch in gl.headspace(Batches(clock), STEPS):
         batches.append(batch)

@@ -1,4 +1,4 @@
-"""The Loader from outside: what comes, in which order, and what is said when something is wrong."""
+"""The Loader from outside: its batches, their order, its memory and processes, and its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def child_processes() -> set[int]:
     return {int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-# -- what comes -------------------------------------------------------------------------------------------------------
+# -- batches ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -132,10 +132,6 @@ def make_picture(index: int) -> np.ndarray:
     return smooth_image(40, 50, index)
 
 
-def make_jpeg(index: int) -> gl.Encoded:
-    return gl.Encoded(jpeg_bytes(make_picture(index), quality=95, subsampling="4:4:4"))
-
-
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize(
@@ -199,15 +195,9 @@ def test_random_numbers_of_a_dataset_depend_only_on_the_position():
     assert len(expected.unique()) == 18
 
 
-# -- ragged -----------------------------------------------------------------------------------------------------------
-
-
-def make_sized_image(index: int) -> gl.Image:
-    return gl.Image(smooth_image(20 + index, 30, index))
-
-
 def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample():
-    with gl.Loader(Made(make_sized_image, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
+    dataset = Made(lambda i: gl.Image(smooth_image(20 + i, 30, i)), 3)
+    with gl.Loader(dataset, 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
         [(padded, sizes)] = list(loader)
         alone = loader.replay(0, 1).sample
     assert padded.shape == (3, 3, 32, 32)
@@ -215,7 +205,7 @@ def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample
     assert torch.equal(padded[1, :, :21, :30], alone)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory and processes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -248,7 +238,7 @@ def test_image_larger_than_the_ring_raises_with_the_remedy(jpeg_folder):
 
 
 def snapshot(earlier: set[int]) -> tuple[int, int, int]:
-    """Descriptors, child processes besides the earlier ones, and bytes mapped shared or from memfds."""
+    """Count descriptors and child processes besides the earlier ones, and bytes of shared mappings."""
     gc.collect()
     mapped = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -272,15 +262,15 @@ def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
             first = first or snapshot(earlier)
         assert snapshot(earlier) == first
         list(loader)
-        assert loader._session.ring.used_bytes == 0  # how many slots there are depends on how far workers got ahead
+        assert loader._session.ring.used_bytes == 0  # the number of slots depends on how far workers got
 
 
 @pytest.mark.processes
 def test_close_leaves_nothing_behind_and_iter_starts_again(jpeg_folder):
-    fork_server.close()  # that of an earlier test: pytest has changed the environment
+    fork_server.close()  # started by an earlier test, in another environment
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as first:
-        list(first)  # starts the fork server, which stays
-    earlier = child_processes()  # those that other tests left may end meanwhile
+        list(first)  # starts the fork server, which stays alive
+    earlier = child_processes()  # child processes of earlier tests may end during this one
     before = snapshot(earlier)
     loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
     assert snapshot(earlier) == before
@@ -353,7 +343,7 @@ def test_code_from_standard_input_can_start_workers():
 
 @pytest.mark.slow
 def test_read_within_a_dataset_gives_the_images_of_image_files(jpeg_folder):
-    """As torchvision's ``ImageFolder(root, loader=gpuload.read)``: samples are tuples of what the loader gives."""
+    """Samples are as with torchvision's ``ImageFolder(root, loader=gpuload.read)``."""
     paths = gl.ImageFiles(jpeg_folder).paths
     with_read = load_epoch(Made(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
     without = load_epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
@@ -369,7 +359,7 @@ def test_import_gpuload_imports_neither_torch_nor_pillow():
     assert process.stdout.split() == ["False", "False"]
 
 
-# -- what is wrong is said --------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -527,14 +517,16 @@ def test_cpu_device_ignores_its_number(device):
         assert str(loader.plan()).startswith("backend torch on cpu\n")
 
 
-def test_empty_dataset_raises():
-    with pytest.raises(ValueError, match=r"the dataset is empty: len\(dataset\) is 0"):
-        gl.Loader([], device="cpu")
-
-
-def test_generator_as_a_dataset_raises():
-    with pytest.raises(TypeError, match=r"the dataset is a generator, which can be iterated over only once"):
-        gl.Loader((i for i in range(3)), device="cpu")
+@pytest.mark.parametrize(
+    ("dataset", "error", "text"),
+    [
+        ([], ValueError, r"the dataset is empty: len\(dataset\) is 0"),
+        ((i for i in range(3)), TypeError, "the dataset is a generator, which can be iterated over only once"),
+    ],
+)
+def test_empty_dataset_or_generator_raises(dataset, error, text):
+    with pytest.raises(error, match=text):
+        gl.Loader(dataset, device="cpu")
 
 
 @pytest.mark.processes
@@ -599,7 +591,7 @@ def test_image_smaller_than_the_crop_raises_a_sample_error(workers):
         )
 
 
-# -- odd surroundings -------------------------------------------------------------------------------------------------
+# -- unusual environments ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -628,8 +620,6 @@ def test_epoch_after_too_many_worker_deaths_starts_again(tmp_path):
 
 
 class FailsToUnpickle:
-    """Goes to pieces when it is unpickled."""
-
     def __reduce__(self):
         return (int, ("not a number",))
 
@@ -660,7 +650,7 @@ def test_loader_in_a_forked_child_raises_and_the_child_lives(workers):
                 use()
             except RuntimeError as error:
                 os.write(write_end, str(error).encode() + b"|")
-        arrays = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # memory that may lie where the ring was
+        arrays = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # this memory may be where the ring was
         del iterator
         loader.close()
         os.write(write_end, str(sum(int(a.sum()) for a in arrays)).encode())
@@ -715,7 +705,7 @@ def test_failing_draw_after_a_whole_image_transform_raises_a_sample_error():
         load_epoch(Made(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
 
 
-# -- in notebooks -----------------------------------------------------------------------------------------------------
+# -- notebooks --------------------------------------------------------------------------------------------------------
 
 SHOWN = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
 
@@ -744,7 +734,7 @@ def test_dataset_repr_in_a_notebook_is_escaped_and_shortened():
     loader = gl.Loader(Named(SHOWN), num_workers=0, device="cpu")
     assert "<img" not in loader._repr_html_()
     assert notebook_rows(loader)["dataset"].startswith("<img src=x")
-    assert notebook_rows(loader)["dataset"].endswith("the end")  # cut in the middle
+    assert notebook_rows(loader)["dataset"].endswith("the end")  # shortened in the middle
     assert len(notebook_rows(loader)["dataset"]) == 100
 
 
@@ -765,7 +755,7 @@ def test_loader_in_a_notebook_queries_no_device(monkeypatch):
     loader = gl.Loader(SHOWN, num_workers=0)
 
     def fail(*args):
-        raise AssertionError("a device was asked")
+        raise AssertionError("a device was queried")
 
     monkeypatch.setattr(torch.accelerator, "current_device_index", fail)
     monkeypatch.setattr(torch.cuda, "is_available", fail)

@@ -1,4 +1,4 @@
-"""What `next()` takes, by a clock that the test sets."""
+"""The meter of a session, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuload.loader.meter import Meter
 
 @pytest.fixture
 def rig(monkeypatch):
-    """A clock, an engine, a transfer, and the meter of a session whose other parts are not read."""
+    """Return a clock, an engine, a transfer, and the meter of a session of which only these are read."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
     monkeypatch.setattr(Meter, "_read_counters", lambda self: None)
@@ -60,7 +60,7 @@ def test_meter_excludes_the_time_between_epochs(rig):
     meter.begin()
     now.s += 3.0
     assert meter.time_s == 5.0
-    meter.begin()  # the one before was left
+    meter.begin()  # the epoch before was left early
     with meter:
         now.s += 1.0
         engine.waited_s += 1.0

@@ -1,4 +1,4 @@
-"""Each argument of a Loader belongs to one group of options, which checks itself when it is built."""
+"""The groups of options of a Loader, which validate themselves, and arguments that other libraries' loaders have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import lacking
@@ -24,26 +23,31 @@ from gpuload.order.options import OrderOptions
 from gpuload.stage.plan import StageOptions
 from gpuload.transforms import names as transform_names
 
-# What groups hold of each other; it is no argument of a Loader.
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(gl.Loader).parameters.items()}
+# Fields that groups take from each other; they are not arguments of a Loader.
 DERIVED = {"combining_transform", "group_size", "chain", "single", "planned"}
 
 
-def make_arguments(**changes) -> dict[str, Any]:
-    """The arguments of a Loader, with its defaults."""
-    parameters = list(inspect.signature(gl.Loader).parameters.values())[1:]
-    return {"dataset": list(range(100)), **{parameter.name: parameter.default for parameter in parameters}, **changes}
+def make_options(**changes) -> Options:
+    return Options.of({**DEFAULTS, "dataset": list(range(100)), **changes})
+
+
+def set_cpus(monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: int = 1) -> None:
+    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
 
 
 def test_loader_arguments_each_belong_to_one_group_of_options():
     groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
     names = Counter(field.name for group in groups for field in dataclasses.fields(group) if field.init)
-    names.subtract(["seed", "repeats"])  # batches draw and mix by the order's
+    names.subtract(["seed", "repeats"])  # the groups of batches and of order both have these
     names["workers"] = names.pop("ray_workers")
-    assert dict.fromkeys(make_arguments(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
+    counts = {name: count for name, count in names.items() if name not in DERIVED}
+    assert counts == dict.fromkeys(DEFAULTS, 1), "edit the groups of options, or DERIVED above for a derived field"
 
 
 def test_option_groups_are_frozen():
-    options = Options.of(make_arguments(num_workers=0))
+    options = make_options(num_workers=0)
     for group in (options, options.order, options.stage, options.batches, options.workers):
         name = dataclasses.fields(group)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -61,7 +65,7 @@ def test_option_groups_are_frozen():
     ],
 )
 def test_replaced_option_group_is_validated_again(group, changes, text):
-    options = Options.of(make_arguments(num_workers=0))
+    options = make_options(num_workers=0)
     with pytest.raises(ValueError, match=text):
         dataclasses.replace(getattr(options, group), **changes)
 
@@ -84,14 +88,13 @@ def test_replaced_option_group_is_validated_again(group, changes, text):
 def test_chunk_size_is_a_workers_share_of_the_batch(changes, chunk, plain):
     if changes.get("dataset") is iter:
         changes = {**changes, "dataset": {1, 2, 3}}
-    options = Options.of(make_arguments(**changes))
+    options = make_options(**changes)
     assert (options.chunk_size, options.plain_chunk_size) == (chunk, plain)
 
 
 @pytest.mark.parametrize(("cpus", "max_workers"), [(1, 8), (2, 8), (16, 16)])
 def test_loader_with_more_workers_than_the_cpus_can_run_warns(cpus, max_workers, monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    set_cpus(monkeypatch, cpus)
     gl.Loader([1, 2], num_workers=max_workers)  # a warning would be an error
     suggested = max(1, cpus - 1)
     text = rf"num_workers={max_workers + 1}, but this process may use only {cpus} CPUs?: .* The default is {suggested};"
@@ -100,8 +103,7 @@ def test_loader_with_more_workers_than_the_cpus_can_run_warns(cpus, max_workers,
 
 
 def test_warning_about_too_many_workers_states_their_cost(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    set_cpus(monkeypatch, 2)
     with pytest.warns(RuntimeWarning) as warnings:
         gl.Loader([1, 2], num_workers=40)
     assert str(warnings[0].message) == (
@@ -127,15 +129,14 @@ def test_warning_about_too_many_workers_states_their_cost(monkeypatch):
     ],
 )
 def test_num_workers_auto_starts_with_few_workers_and_allows_more(cpus, ranks, count, max_workers, chunk, monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    options = Options.of(make_arguments(batch_size=64, num_workers="auto"))
+    set_cpus(monkeypatch, cpus, ranks)
+    options = make_options(batch_size=64, num_workers="auto")
     assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, max_workers, chunk)
 
 
 def test_batches_ahead_with_auto_is_three_chunks_per_worker_and_at_least_prefetch_factor(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
-    options = Options.of(make_arguments(batch_size=64, num_workers="auto", prefetch_factor=3))
+    set_cpus(monkeypatch, 2)
+    options = make_options(batch_size=64, num_workers="auto", prefetch_factor=3)
     ahead = [options.batches_ahead(count, 3) for count in (1, 2, 4, 8, 32)]
     assert ahead == [(3, 3), (3, 3), (3, 3), (3, 6), (3, 24)]  # chunks of 16
 
@@ -145,12 +146,13 @@ def test_batches_ahead_with_auto_is_three_chunks_per_worker_and_at_least_prefetc
     [(2, 256, 2), (15, 256, 3), (15, 64, 6), (15, 32, 12), (63, 32, 48), (4, 32, 3), (1, 32, 2), (8, 8, 2)],
 )
 def test_batches_ahead_by_default_is_three_chunks_per_worker(workers, batch_size, ahead):
-    options = Options.of(make_arguments(batch_size=batch_size, num_workers=workers))
+    options = make_options(batch_size=batch_size, num_workers=workers)
     assert options.batches_ahead(workers, 2) == (2, ahead)
     assert options.prefetch_factor(workers, 2) == ahead
-    assert Options.of(make_arguments(batch_size=batch_size, num_workers=workers, prefetch_factor=2)).batches_ahead(
-        workers, 2
-    ) == (2, 2)
+    assert make_options(batch_size=batch_size, num_workers=workers, prefetch_factor=2).batches_ahead(workers, 2) == (
+        2,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,12 +175,12 @@ def test_batches_ahead_by_default_is_three_chunks_per_worker(workers, batch_size
 )
 def test_auto_where_it_does_not_apply_raises(changes, text):
     with pytest.raises(ValueError, match=text):
-        Options.of(make_arguments(**changes))
+        make_options(**changes)
 
 
 def test_num_workers_auto_on_windows_is_zero(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
-    assert Options.of(make_arguments(num_workers="auto")).workers.count == 0
+    assert make_options(num_workers="auto").workers.count == 0
 
 
 @pytest.mark.parametrize(
@@ -190,24 +192,23 @@ def test_num_workers_auto_on_windows_is_zero(monkeypatch):
         ((256, 256, 3), 1024, 2, 64),
         ((256, 256, 3), 64, 8, 16),
         ((256, 256, 3), 4, 2, 4),
-        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each: five would be enough
-        ((4, 256, 256, 3), 256, 15, 18),  # clips are no rows
+        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each
+        ((4, 256, 256, 3), 256, 15, 18),  # clips
     ],
 )
 def test_chunk_size_of_an_array_file_is_larger(tmp_path, shape, batch_size, workers, chunk):
     path = tmp_path / "images.bin"
     path.touch()
-    os.truncate(path, 300 * math.prod(shape))  # a hole
+    os.truncate(path, 300 * math.prod(shape))  # sparse
     dataset = gl.ArrayFile(path, dtype="uint8", shape=(300, *shape))
-    assert Options.of(make_arguments(dataset=dataset, batch_size=batch_size, num_workers=workers)).chunk_size == chunk
-    usual = Options.of(make_arguments(dataset=range(300), batch_size=batch_size, num_workers=4)).chunk_size
+    assert make_options(dataset=dataset, batch_size=batch_size, num_workers=workers).chunk_size == chunk
+    usual = make_options(dataset=range(300), batch_size=batch_size, num_workers=4).chunk_size
     assert usual == min(max(batch_size // 4, 8), 64 if batch_size == 1024 else 32, batch_size)
 
 
-# -- an argument of another library's loader: the error says what to write --------------------------------------------
+# -- arguments of other libraries' loaders -----------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "moving.md"
-LOADER_ARGUMENTS = set(inspect.signature(gl.Loader).parameters)
 
 
 def error_of_arguments(**arguments) -> str:
@@ -238,7 +239,7 @@ def error_of_arguments(**arguments) -> str:
         ("hflip", "write transforms=T.from_timm(config, hflip=…)"),
         ("shufle", "did you mean shuffle?"),
         ("batchsize", "did you mean batch_size?"),
-        ("nothing", f"its arguments: {', '.join(inspect.signature(gl.Loader).parameters)}"),
+        ("nothing", f"its arguments: {', '.join(DEFAULTS)}"),
     ],
 )
 def test_unknown_argument_raises_and_names_what_to_write(name, text):
@@ -255,14 +256,12 @@ def test_unknown_argument_in_a_subclass_names_the_loader():
 
 
 def unanswered_arguments(parameters: set[str]) -> list[str]:
-    return sorted(
-        name for name in parameters - LOADER_ARGUMENTS if "; its arguments" in error_of_arguments(**{name: 1})
-    )
+    return sorted(name for name in parameters - DEFAULTS.keys() if "; its arguments" in error_of_arguments(**{name: 1}))
 
 
 def test_arguments_of_dataloader_all_have_an_answer():
     parameters = set(inspect.signature(DataLoader.__init__).parameters) - {"self"}
-    assert unanswered_arguments(parameters) == []
+    assert unanswered_arguments(parameters) == [], "add them to ARGUMENTS in gpuload/loader/options.py"
     assert parameters > {"pin_memory_device"}
 
 
@@ -283,11 +282,11 @@ def test_arguments_of_dalis_iterator_all_have_an_answer():
 
 
 def test_table_of_other_libraries_arguments_has_no_argument_of_loader():
-    assert set(ARGUMENTS) & LOADER_ARGUMENTS == set()
+    assert not set(ARGUMENTS) & DEFAULTS.keys(), "remove them from ARGUMENTS in gpuload/loader/options.py"
 
 
 def test_warning_of_a_loader_points_to_the_line_that_makes_it(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)
+    set_cpus(monkeypatch, 1)
     with pytest.warns(RuntimeWarning, match="num_workers=9") as warnings:
         gl.Loader([1, 2], num_workers=9)
     assert [warning.filename for warning in warnings] == [__file__]
@@ -299,7 +298,8 @@ def test_moving_page_has_the_answers_of_both_tables():
     for cells in rows:
         if len(cells) == 2 and (names := re.findall(r"`(\w+)`", cells[0])):
             answers |= dict.fromkeys(names, cells[1].removesuffix(" |").replace("`", ""))
-    assert answers == {**ARGUMENTS, **transform_names.TRANSFORMS, **transform_names.ARGUMENTS}
+    expected = {**ARGUMENTS, **transform_names.TRANSFORMS, **transform_names.ARGUMENTS}
+    assert answers == expected, f"edit the tables of {PAGE}"
 
 
 @pytest.mark.parametrize("text", sorted({*transform_names.TRANSFORMS.values(), *ARGUMENTS.values()}))
