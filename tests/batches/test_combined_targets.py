@@ -446,28 +446,16 @@ IMAGE = make_scene(0).image
 MASKS = gl.Mask(make_scene(0).masks)
 
 
-@pytest.mark.parametrize(
-    ("transform", "sample", "text"),
-    [
-        (
-            T.Mosaic(40),
-            (IMAGE, 7),
-            r"Mosaic combines images of several samples and their boxes or masks, but this sample has no boxes",
-        ),
-        (T.CopyPaste(), (IMAGE, make_target()), r"CopyPaste needs samples with one N×H×W gpuload.Mask.*3 boxes.*has 0"),
-        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
-        (
-            T.Mosaic(40),
-            (IMAGE, make_target(scores=np.ones(3))),
-            r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter=",
-        ),
-        (
-            T.CopyPaste(),
-            (IMAGE, make_target(masks=MASKS, names=["a", "b", "c"])),
-            r"CopyPaste moves boxes to other samples, .*'names', with 3 entries",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("transform", "sample", "text"), [
+    (T.Mosaic(40), (IMAGE, 7),
+     r"Mosaic combines images of several samples and their boxes or masks, but this sample has no boxes"),
+    (T.CopyPaste(), (IMAGE, make_target()), r"CopyPaste needs samples with one N×H×W gpuload.Mask.*3 boxes.*has 0"),
+    (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
+    (T.Mosaic(40), (IMAGE, make_target(scores=np.ones(3))),
+     r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter="),
+    (T.CopyPaste(), (IMAGE, make_target(masks=MASKS, names=["a", "b", "c"])),
+     r"CopyPaste moves boxes to other samples, .*'names', with 3 entries"),
+])  # fmt: skip
 def test_combining_samples_without_suitable_targets_raises(transform, sample, text):
     with pytest.raises(gl.SampleError, match=text), make_loader([transform], [sample] * 4) as loader:
         next(iter(loader))
@@ -484,21 +472,13 @@ def test_labels_getter_of_mosaic_names_the_fields_that_move_with_boxes():
         assert target["names"].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("second", "text"),
-    [
-        (
-            (IMAGE, {**make_target(), "more": 1}),
-            r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have",
-        ),
-        (
-            (IMAGE, {"boxes": gl.Boxes(make_scene(2).boxes), "labels": make_scene(2).labels, "area": 1.0}),
-            r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
-            r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
-            r"pass Mosaic",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("second", "text"), [
+    ((IMAGE, {**make_target(), "more": 1}), r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have"),
+    ((IMAGE, {"boxes": gl.Boxes(make_scene(2).boxes), "labels": make_scene(2).labels, "area": 1.0}),
+     r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
+     r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
+     r"pass Mosaic"),
+])  # fmt: skip
 def test_mosaic_of_samples_with_different_entries_raises(second, text):
     first = (IMAGE, make_target() if "more" in second[1] else make_target(area=np.ones(3)))
     with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], [first, second] * 2) as loader:
@@ -519,23 +499,12 @@ def test_repeats_with_mosaic_raises():
         make_loader([T.Mosaic(40)], repeats=2, shuffle=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "transform", "text"),
-    [
-        (
-            6,
-            T.Mosaic(40),
-            r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in ",
-        ),
-        (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
-        (
-            5,
-            T.CopyPaste(),
-            r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s",
-        ),
-        (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
-    ],
-)
+@pytest.mark.parametrize(("size", "transform", "text"), [
+    (6, T.Mosaic(40), r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in "),
+    (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
+    (5, T.CopyPaste(), r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s"),
+    (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
+])  # fmt: skip
 def test_batch_size_that_is_no_multiple_of_the_group_raises(size, transform, text):
     with pytest.raises(ValueError, match=text):
         make_loader([transform], batch_size=size, ragged="error")

@@ -131,61 +131,33 @@ def test_label_smoothing_applies_to_samples_that_are_not_mixed(labels, share):
     torch.testing.assert_close(smoothed[2].float(), torch.tensor([0.1, 0.8, 0.1]))
 
 
-@pytest.mark.parametrize(
-    ("batch", "arguments", "text"),
-    [
-        (
-            [torch.zeros(3)],
-            {},
-            "no labels were found in the batch, a list of 1: labels are expected as its second entry, a tensor, or "
-            "in a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, "
-            "or labels_getter=None if there are no labels",
-        ),
-        (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): labels"),
-        (
-            {"image": 1, "target": LABELS},
-            {},
-            "no labels were found in the batch, a dict with the keys 'image', 'target'",
-        ),
-        ([torch.zeros(3), ["a", "b"]], {}, "no labels were found in the batch, a list of 2"),
-        (
-            {"image": 1, "labels": ["cat", "dog", "cat"]},
-            {},
-            "MixUp: the labels must be a tensor, got a list of 3; have the dataset return a number, or pass a",
-        ),
-        ([1, LABELS], {}, "MixUp got integer labels of shape (3,); pass num_classes=… to make them soft labels"),
-        (
-            [1, LABELS],
-            {"num_classes": 2},
-            "MixUp(num_classes=2): sample 11 has the label 2, which is not in 0 … 1; increase num_classes, or",
-        ),
-        ([1, torch.tensor([0, 0, -1])], {"num_classes": 2}, "MixUp(num_classes=2): sample 12 has the label -1, which"),
-        (
-            [1, torch.zeros(3)],
-            {},
-            "MixUp: labels must be integers of shape (N,), or numbers of shape (N, classes), got torch.float32 of "
-            "shape (3,)",
-        ),
-        ([1, torch.zeros(3, 2, 2)], {}, "got torch.float32 of shape (3, 2, 2)"),
-        ([1, torch.zeros(3, dtype=torch.bool)], {}, "got torch.bool of shape (3,)"),
-        (
-            [1, torch.zeros(3, 4)],
-            {"num_classes": 3},
-            "MixUp(num_classes=3) got labels of shape (3, 4), which have 4 classes; leave num_classes out, or pass",
-        ),
-        (
-            [1, torch.zeros(2, 3)],
-            {},
-            "MixUp mixed 3 images, but the batch has 2 labels; make the collate_fn keep one label per "
-            "image, in the same order",
-        ),
-        (
-            [1, LABELS],
-            {"labels_getter": lambda batch: batch[1] + 0, "num_classes": 3},
-            "MixUp(labels_getter=…) returned a tensor of shape (3,) that is not in the batch; return",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("batch", "arguments", "text"), [
+    ([torch.zeros(3)], {},
+     "no labels were found in the batch, a list of 1: labels are expected as its second entry, a tensor, or "
+     "in a dict under a key that contains 'label'; pass a function that returns the labels as labels_getter=…, "
+     "or labels_getter=None if there are no labels"),
+    (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): labels"),
+    ({"image": 1, "target": LABELS}, {}, "no labels were found in the batch, a dict with the keys 'image', 'target'"),
+    ([torch.zeros(3), ["a", "b"]], {}, "no labels were found in the batch, a list of 2"),
+    ({"image": 1, "labels": ["cat", "dog", "cat"]}, {},
+     "MixUp: the labels must be a tensor, got a list of 3; have the dataset return a number, or pass a"),
+    ([1, LABELS], {}, "MixUp got integer labels of shape (3,); pass num_classes=… to make them soft labels"),
+    ([1, LABELS], {"num_classes": 2},
+     "MixUp(num_classes=2): sample 11 has the label 2, which is not in 0 … 1; increase num_classes, or"),
+    ([1, torch.tensor([0, 0, -1])], {"num_classes": 2}, "MixUp(num_classes=2): sample 12 has the label -1, which"),
+    ([1, torch.zeros(3)], {},
+     "MixUp: labels must be integers of shape (N,), or numbers of shape (N, classes), got torch.float32 of "
+     "shape (3,)"),
+    ([1, torch.zeros(3, 2, 2)], {}, "got torch.float32 of shape (3, 2, 2)"),
+    ([1, torch.zeros(3, dtype=torch.bool)], {}, "got torch.bool of shape (3,)"),
+    ([1, torch.zeros(3, 4)], {"num_classes": 3},
+     "MixUp(num_classes=3) got labels of shape (3, 4), which have 4 classes; leave num_classes out, or pass"),
+    ([1, torch.zeros(2, 3)], {},
+     "MixUp mixed 3 images, but the batch has 2 labels; make the collate_fn keep one label per "
+     "image, in the same order"),
+    ([1, LABELS], {"labels_getter": lambda batch: batch[1] + 0, "num_classes": 3},
+     "MixUp(labels_getter=…) returned a tensor of shape (3,) that is not in the batch; return"),
+])  # fmt: skip
 def test_soften_of_unusable_labels_raises(batch, arguments, text):
     with pytest.raises(CollateError, match=re.escape(text)):
         soften(batch, make_pairing(**arguments), sample_name)
@@ -196,17 +168,11 @@ def image_samples(labels) -> list:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("samples", "text"),
-    [
-        (image_samples([0, 1, 5, 2]), "MixUp(num_classes=5): sample 2 has the label 5, which is not in 0 … 4"),
-        ([(image,) for image, _ in image_samples(range(4))], "no labels were found in the batch, a list of 1"),
-        (
-            [image for image, _ in image_samples(range(4))],
-            "no labels were found in the batch, a tensor of shape (4, 3, 8,",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("samples", "text"), [
+    (image_samples([0, 1, 5, 2]), "MixUp(num_classes=5): sample 2 has the label 5, which is not in 0 … 4"),
+    ([(image,) for image, _ in image_samples(range(4))], "no labels were found in the batch, a list of 1"),
+    ([image for image, _ in image_samples(range(4))], "no labels were found in the batch, a tensor of shape (4, 3, 8,"),
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loader_with_unusable_labels_raises(samples, text, workers):
     transforms = [T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)]

@@ -248,47 +248,32 @@ def test_importing_pad_collate_does_not_import_torch() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (
-            [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
-            "field 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [(1, np.ones(3)), (1, None)],
-            "field '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [np.array(1), np.ones(3)],
-            "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
-            "field 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
-            "dtype",
-        ),
-        (
-            [(1, {"a": 2}), (1, {"b": 2})],
-            "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
-            "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts with any keys, in a list): "
-            "all samples of a batch must have the same structure; make the dataset return every "
-            "sample with the same structure",
-        ),
-        (
-            [[1, 2], [1]],
-            "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
-            "second): all samples of a batch must have the same structure; make the dataset return every "
-            "sample with the same structure",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("samples", "message"), [
+    ([{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
+     "field 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([(1, np.ones(3)), (1, None)],
+     "field '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([np.array(1), np.ones(3)],
+     "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
+     "field 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
+     "dtype"),
+    ([(1, {"a": 2}), (1, {"b": 2})],
+     "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
+     "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts with any keys, in a list): "
+     "all samples of a batch must have the same structure; make the dataset return every "
+     "sample with the same structure"),
+    ([[1, 2], [1]],
+     "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
+     "second): all samples of a batch must have the same structure; make the dataset return every "
+     "sample with the same structure"),
+])  # fmt: skip
 def test_pad_collate_of_samples_with_different_structure_raises(samples: list[Any], message: str) -> None:
     with pytest.raises(CollateError, match=exactly(message)):
         pad_collate(samples)
@@ -320,36 +305,23 @@ def test_pad_collate_of_unsupported_values_raises() -> None:
         pad_collate([(1,), (None,)])
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"to": (5,)},
-            ValueError,
-            "to=(5,) must have one size for each dimension of field 'boxes', whose shape is (1, 4); give each field "
-            "its own sizes: to={name: sizes}",
-        ),
-        (
-            {"to": {"box": (5, 4)}},
-            ValueError,
-            "to= names the field 'box', which is not padded; padded fields are 'boxes'",
-        ),
-        (
-            {"value": {"label": 1}},
-            ValueError,
-            "value= names the field 'label', which is not padded; padded fields are 'boxes'",
-        ),
-        ({"value": -1}, ValueError, "value=-1 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
-        ({"value": "0"}, TypeError, "value must be a number, got '0' (str)"),
-        ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None (NoneType)"),
-        ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
-        ({"to": (5, -4)}, ValueError, "to must be at least 0, got -4"),
-        ({"to": {"boxes": (5, 4.0)}}, TypeError, "to['boxes'] must be an integer, got 4.0 (float)"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"to": (5,)}, ValueError,
+     "to=(5,) must have one size for each dimension of field 'boxes', whose shape is (1, 4); give each field "
+     "its own sizes: to={name: sizes}"),
+    ({"to": {"box": (5, 4)}}, ValueError, "to= names the field 'box', which is not padded; padded fields are 'boxes'"),
+    ({"value": {"label": 1}}, ValueError,
+     "value= names the field 'label', which is not padded; padded fields are 'boxes'"),
+    ({"value": -1}, ValueError, "value=-1 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
+    ({"value": "0"}, TypeError, "value must be a number, got '0' (str)"),
+    ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None (NoneType)"),
+    ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
+    ({"to": (5, -4)}, ValueError, "to must be at least 0, got -4"),
+    ({"to": {"boxes": (5, 4.0)}}, TypeError, "to['boxes'] must be an integer, got 4.0 (float)"),
+])  # fmt: skip
 def test_pad_collate_with_wrong_options_raises(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=exactly(message)):
         pad_collate([{"boxes": np.ones((1, 4), np.uint8), "label": 3}], **options)
@@ -467,17 +439,11 @@ def test_keep_accepts_indices_of_a_tuple() -> None:
     assert pickle.loads(pickle.dumps(gl.keep("a")))([{"a": None}]) == {"a": [None]}
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: gl.keep(), TypeError, "keep() needs the names of the fields that it keeps, as in keep('meta') or"),
-        (
-            lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]),
-            ValueError,
-            "keep() names the field 'meta', which sample 1 of the batch lacks; its fields are 'mete', 'x.y'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "message"), [
+    (lambda: gl.keep(), TypeError, "keep() needs the names of the fields that it keeps, as in keep('meta') or"),
+    (lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]), ValueError,
+     "keep() names the field 'meta', which sample 1 of the batch lacks; its fields are 'mete', 'x.y'"),
+])  # fmt: skip
 def test_keep_with_wrong_arguments_raises(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         call()

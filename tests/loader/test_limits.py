@@ -463,23 +463,15 @@ def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, g
         assert f"{max_workers + 1} workers run on all CPUs, {expected}" in placement.describe(max_workers + 1)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "allowed", "why"),
-    [
-        (["0-63"], [0], "", "one NUMA node: nothing to place"),
-        (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
-        (
-            TWO,
-            [0],
-            "0-15",
-            "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0",
-        ),
-        (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
-        (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
-        (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
-    ],
-    ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"],
-)
+@pytest.mark.parametrize(("nodes", "gpus", "allowed", "why"), [
+    (["0-63"], [0], "", "one NUMA node: nothing to place"),
+    (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
+    (TWO, [0], "0-15",
+     "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0"),
+    (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
+    (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
+    (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
+], ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"])  # fmt: skip
 def test_placement_without_a_choice_of_nodes_says_why(tmp_path, nodes, gpus, allowed, why):
     placement = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
     assert not placement.cpus

@@ -362,37 +362,24 @@ def test_import_gpuload_imports_neither_torch_nor_pillow():
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"device": "CPU"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'CPU'"),
-        ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'cuda:x'"),
-        ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got -1"),
-        ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 1.5"),
-        ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
-        ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer, got 32.0"),
-        ({"pad_to": 0, "ragged": "pad"}, ValueError, "pad_to must be at least 1, got 0"),
-        (
-            {"pad_to": 32},
-            ValueError,
-            "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'error'; set "
-            "ragged='pad', or omit pad_to",
-        ),
-        (
-            {"pad_to": 32, "collate_fn": list},
-            ValueError,
-            "pad_to=32 cannot be combined with a collate_fn, which gets each image in its own size; leave out "
-            r"pad_to=32 \(gpuload.pad_collate pads\)",
-        ),
-        ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
-        ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
-        (
-            {"batch_size": 20, "drop_last": True},
-            ValueError,
-            "drop_last=True leaves no batch: the dataset has 10 samples",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "text"), [
+    ({"device": "CPU"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'CPU'"),
+    ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 'cuda:x'"),
+    ({"device": -1}, ValueError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got -1"),
+    ({"device": 1.5}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got 1.5"),
+    ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
+    ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer, got 32.0"),
+    ({"pad_to": 0, "ragged": "pad"}, ValueError, "pad_to must be at least 1, got 0"),
+    ({"pad_to": 32}, ValueError,
+     "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'error'; set "
+     "ragged='pad', or omit pad_to"),
+    ({"pad_to": 32, "collate_fn": list}, ValueError,
+     "pad_to=32 cannot be combined with a collate_fn, which gets each image in its own size; leave out "
+     r"pad_to=32 \(gpuload.pad_collate pads\)"),
+    ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
+    ({"transforms": [T.Normalize(MEAN, STD), T.ColorJitter(0.4)]}, ValueError, "ColorJitter"),
+    ({"batch_size": 20, "drop_last": True}, ValueError, "drop_last=True leaves no batch: the dataset has 10 samples"),
+])  # fmt: skip
 def test_loader_with_wrong_arguments_raises(options, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(Made(lambda i: i), **{"device": "cpu", "num_workers": 0, **options})
@@ -438,22 +425,13 @@ def test_path_as_a_dataset_raises_and_names_image_folder(path):
         gl.Loader(path, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("sample", "text"),
-    [
-        (
-            "x/cat.JPG",
-            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) instead (gpu",
-        ),
-        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
-        (
-            (b"abc", 3),
-            "for the transforms: sample[0] is a bytes object; if it holds an image file",
-        ),
-        ((np.zeros((9, 9, 6), np.uint8), 3), "uint8 array 9×9×6, counts as an image only as gpuload.Image(array)"),
-        (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
-    ],
-)
+@pytest.mark.parametrize(("sample", "text"), [
+    ("x/cat.JPG", "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) instead (gpu"),
+    ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
+    ((b"abc", 3), "for the transforms: sample[0] is a bytes object; if it holds an image file"),
+    ((np.zeros((9, 9, 6), np.uint8), 3), "uint8 array 9×9×6, counts as an image only as gpuload.Image(array)"),
+    (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),
+])  # fmt: skip
 def test_sample_without_an_image_raises_and_names_the_function_to_use(sample, text):
     with pytest.raises(gl.SampleError, match=re.escape(text)):
         load_epoch([sample, sample], num_workers=0, transforms=[T.CenterCrop(8)])

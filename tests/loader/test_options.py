@@ -155,24 +155,15 @@ def test_batches_ahead_by_default_is_three_chunks_per_worker(workers, batch_size
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        (
-            {"num_workers": "auto", "dataset": {1, 2}},
-            "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
-            "so changing the number of workers would change the data; give a number",
-        ),
-        (
-            {"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
-            "prefetch_factor='auto' needs workers on this machine",
-        ),
-        (
-            {"num_workers": "auto", "workers": gl.RayWorkers(count=2)},
-            "num_workers='auto' and workers=.* cannot be combined",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"num_workers": "auto", "dataset": {1, 2}},
+     "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
+     "so changing the number of workers would change the data; give a number"),
+    ({"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
+     "prefetch_factor='auto' needs workers on this machine"),
+    ({"num_workers": "auto", "workers": gl.RayWorkers(count=2)},
+     "num_workers='auto' and workers=.* cannot be combined"),
+])  # fmt: skip
 def test_auto_where_it_does_not_apply_raises(changes, text):
     with pytest.raises(ValueError, match=text):
         make_options(**changes)
@@ -217,31 +208,22 @@ def error_of_arguments(**arguments) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("transform", "write transforms=[…], a list from gpuload.transforms"),
-        ("num_threads", "write num_workers=…"),
-        ("device_id", "write device=…, such as 0 or 'cuda:0'"),
-        (
-            "order",
-            "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL",
-        ),
-        (
-            "pipelines",
-            "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated "
-            "automatically",
-        ),
-        ("batch", "write batch_size=…"),
-        ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches prepared ahead of the one in use"),
-        ("pin_memory_device", "leave it out: device=… says where batches go"),
-        ("pad_size_divisor", "write ragged='pad' and pad_to=…, such as 32"),
-        ("hflip", "write transforms=T.from_timm(config, hflip=…)"),
-        ("shufle", "did you mean shuffle?"),
-        ("batchsize", "did you mean batch_size?"),
-        ("nothing", f"its arguments: {', '.join(DEFAULTS)}"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("transform", "write transforms=[…], a list from gpuload.transforms"),
+    ("num_threads", "write num_workers=…"),
+    ("device_id", "write device=…, such as 0 or 'cuda:0'"),
+    ("order", "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL"),
+    ("pipelines", "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated "
+     "automatically"),
+    ("batch", "write batch_size=…"),
+    ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches prepared ahead of the one in use"),
+    ("pin_memory_device", "leave it out: device=… says where batches go"),
+    ("pad_size_divisor", "write ragged='pad' and pad_to=…, such as 32"),
+    ("hflip", "write transforms=T.from_timm(config, hflip=…)"),
+    ("shufle", "did you mean shuffle?"),
+    ("batchsize", "did you mean batch_size?"),
+    ("nothing", f"its arguments: {', '.join(DEFAULTS)}"),
+])  # fmt: skip
 def test_unknown_argument_raises_and_names_what_to_write(name, text):
     assert error_of_arguments(**{name: 1}) == f"Loader has no argument {name!r}; {text}"
 

@@ -175,22 +175,16 @@ def test_scale_fast_decodes_other_formats_at_full_size():
 
 
 @pytest.mark.usefixtures("always_scale")
-@pytest.mark.parametrize(
-    ("chain", "reason"),
-    [
-        ([T.RandomHorizontalFlip(), T.Resize((32, 32))], "RandomHorizontalFlip changes pixels before any resize"),
-        ([T.CenterCrop(32)], "CenterCrop changes pixels before any resize"),
-        (
-            [T.RandomApply([T.Resize((32, 32))], 0.5), T.Resize((32, 32))],
-            "RandomApply changes pixels before any resize",
-        ),
-        ([T.Resize((32, 32), "nearest")], "Resize samples single pixels (nearest)"),
-        ([T.Resize((32, 32), antialias=False)], "Resize samples single pixels (plain bilinear)"),
-        ([T.MultiView([[T.RandomResizedCrop(32)], [T.RandomResizedCrop(32)]])], "several views use one image"),
-        ([T.Resize((32, 32)), T.Mosaic(32)], "images of several samples are combined"),
-        ([T.Normalize([0.5], [0.5])], "no transform resizes"),
-    ],
-)
+@pytest.mark.parametrize(("chain", "reason"), [
+    ([T.RandomHorizontalFlip(), T.Resize((32, 32))], "RandomHorizontalFlip changes pixels before any resize"),
+    ([T.CenterCrop(32)], "CenterCrop changes pixels before any resize"),
+    ([T.RandomApply([T.Resize((32, 32))], 0.5), T.Resize((32, 32))], "RandomApply changes pixels before any resize"),
+    ([T.Resize((32, 32), "nearest")], "Resize samples single pixels (nearest)"),
+    ([T.Resize((32, 32), antialias=False)], "Resize samples single pixels (plain bilinear)"),
+    ([T.MultiView([[T.RandomResizedCrop(32)], [T.RandomResizedCrop(32)]])], "several views use one image"),
+    ([T.Resize((32, 32)), T.Mosaic(32)], "images of several samples are combined"),
+    ([T.Normalize([0.5], [0.5])], "no transform resizes"),
+])  # fmt: skip
 def test_scale_fast_without_a_resize_first_decodes_at_full_size_and_says_why(chain, reason):
     loader = make_loader(Photos(), chain, FAST)
     assert str(loader.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"

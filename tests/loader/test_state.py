@@ -72,56 +72,38 @@ STREAM = {"turn": 0, "step": 3, "workers": [WORKER, WORKER]}
 SAMPLER = {"batches": 2, "own": None, "generator": None}
 
 
-@pytest.mark.parametrize(
-    ("stream", "text"),
-    [
-        ({}, "the state's stream: workers must be a list of one dict per worker, got None"),
-        ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
-        ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
-        ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
-        ({**STREAM, "step": "3"}, "the state's stream: step must be an integer in 0 … 2**63 - 1, got '3'"),
-        ({**STREAM, "step": 2**63}, f"the state's stream: step must be an integer in 0 … 2**63 - 1, got {2**63}"),
-        ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
-        ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer in 0 … 2**63 - 1, got"),
-        (
-            {**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
-            "the state's stream, worker 1: samples must be an integer in 0 … 2**63 - 1, got -1",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "ended": None}]},
-            "the state's stream, worker 0: ended must be true or false, got None",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "state": {"at": 1}}]},
-            "the state's stream, worker 0: state must be None, or a dict of iterator and dataset, got {'at': 1}",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
-            "the state's stream, worker 0: dataset['at'][0] is not from state_dict(): $bytes cannot be read",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("stream", "text"), [
+    ({}, "the state's stream: workers must be a list of one dict per worker, got None"),
+    ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
+    ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
+    ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
+    ({**STREAM, "step": "3"}, "the state's stream: step must be an integer in 0 … 2**63 - 1, got '3'"),
+    ({**STREAM, "step": 2**63}, f"the state's stream: step must be an integer in 0 … 2**63 - 1, got {2**63}"),
+    ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
+    ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer in 0 … 2**63 - 1, got"),
+    ({**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
+     "the state's stream, worker 1: samples must be an integer in 0 … 2**63 - 1, got -1"),
+    ({**STREAM, "workers": [{**WORKER, "ended": None}]},
+     "the state's stream, worker 0: ended must be true or false, got None"),
+    ({**STREAM, "workers": [{**WORKER, "state": {"at": 1}}]},
+     "the state's stream, worker 0: state must be None, or a dict of iterator and dataset, got {'at': 1}"),
+    ({**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
+     "the state's stream, worker 0: dataset['at'][0] is not from state_dict(): $bytes cannot be read"),
+])  # fmt: skip
 def test_from_dict_of_a_malformed_stream_state_raises(stream, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         State.from_dict(make_state(order="stream", samples=None, stream=stream))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "text"),
-    [
-        ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
-        (
-            {**SAMPLER, "own": {"state": 1}},
-            'the state\'s sampler: own must be None, or a dict with the keys "of" and "state"',
-        ),
-        ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
-        ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
-        (
-            {**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
-            "the state's sampler: own is not from state_dict(): $ cannot be read",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sampler", "text"), [
+    ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
+    ({**SAMPLER, "own": {"state": 1}},
+     'the state\'s sampler: own must be None, or a dict with the keys "of" and "state"'),
+    ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
+    ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
+    ({**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
+     "the state's sampler: own is not from state_dict(): $ cannot be read"),
+])  # fmt: skip
 def test_from_dict_of_a_malformed_sampler_state_raises(sampler, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         State.from_dict(make_state(order="sampler", sampler=sampler))
