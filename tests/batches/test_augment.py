@@ -1,4 +1,4 @@
-"""`gl.Augment`: what a Loader makes of the same samples, for batches of any loader."""
+"""`gl.Augment` for batches of any loader, compared with a Loader of the same samples."""
 
 from __future__ import annotations
 
@@ -11,54 +11,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.augment_batches import (
+    CLASSIC,
+    GEOMETRY,
+    NORMALIZE,
+    assert_equal_batches,
+    image_batch,
+    image_sample,
+    ragged_images,
+)
 from helpers.peers import torchvision
-from torch.utils._pytree import tree_leaves, tree_structure
 
 import gpuload as gl
 from gpuload import transforms as T
 
-NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLASSIC = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
-GEOMETRY = [T.RandomResizedCrop(24), T.RandomAffine(20), T.RandomVerticalFlip(), T.GaussianBlur(3)]
 BACKENDS = ["torch", "kornia", "fused"]
-
-
-def image_batch(count: int = 6, size_hw: tuple[int, int] = (40, 56), channels: int = 3, seed: int = 0) -> torch.Tensor:
-    """Return smooth images N×C×H×W, uint8."""
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, channels, 6, 7, generator=generator) * 255
-    smooth = torch.nn.functional.interpolate(rough, size_hw, mode="bicubic", align_corners=False)
-    return smooth.round().clamp(0, 255).to(torch.uint8)
-
-
-def ragged_images(count: int = 6) -> list[torch.Tensor]:
-    return [image_batch(1, (30 + 3 * row, 52 - 2 * row), seed=row)[0] for row in range(count)]
-
-
-def image_sample(image: torch.Tensor) -> gl.Image:
-    """Return a tensor C×H×W, or a clip T×C×H×W, as a sample of a Loader has it."""
-    return gl.Image(np.ascontiguousarray(image.movedim(-3, -1).numpy()), layout="HWC")
 
 
 def load_batch(
     samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 0, size: int | None = None, **options: Any
 ) -> Any:
-    """Return a batch of a Loader over these samples, in their order."""
-    with gl.Loader(
-        samples, size or len(samples), transforms=transforms, num_workers=0, device="cpu", **options
-    ) as loader:
+    """Return a batch of a Loader over these samples in their order."""
+    options |= {"transforms": transforms, "num_workers": 0, "device": "cpu"}
+    with gl.Loader(samples, size or len(samples), **options) as loader:
         loader.set_epoch(epoch)
         return list(loader)[batch]
 
 
-def assert_equal_batches(batch: Any, other: Any) -> None:
-    leaves, others = tree_leaves(batch), tree_leaves(other)
-    assert tree_structure(batch) == tree_structure(other)
-    for leaf, expected in zip(leaves, others, strict=True):
-        if isinstance(expected, torch.Tensor):
-            torch.testing.assert_close(leaf, expected, rtol=0, atol=0)
-        else:
-            assert leaf == expected
+def make_samples(images: Any, *targets: Any) -> list[Any]:
+    """Return samples of an image, or of an image and its entry of each of the targets."""
+    rows = zip(images, *targets, strict=True)
+    return [(image_sample(image), *row) if row else image_sample(image) for image, *row in rows]
+
+
+def assert_augments_like_a_loader(transforms: Any, images: Any, *targets: Any, **options: Any) -> None:
+    expected = load_batch(make_samples(images, *targets), transforms, **options)
+    augmented = gl.Augment(transforms, **options)(images, *targets)
+    pair = [list(batch) if isinstance(batch, tuple) else batch for batch in (augmented, expected)]
+    assert_equal_batches(*pair)
 
 
 # -- the bits of a Loader ----------------------------------------------------------------------------------------------
@@ -66,9 +56,9 @@ def assert_equal_batches(batch: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("transforms", [CLASSIC, GEOMETRY], ids=["classic", "geometry"])
-def test_augment_of_images_has_the_bits_of_a_loader(backend, transforms):
+def test_augment_with_a_seed_and_an_epoch_has_the_bits_of_a_loader(backend, transforms):
     images = image_batch()
-    expected = load_batch([image_sample(image) for image in images], transforms, epoch=3, seed=7, backend=backend)
+    expected = load_batch(make_samples(images), transforms, epoch=3, seed=7, backend=backend)
     augment = gl.Augment(transforms, seed=7, backend=backend)
     assert_equal_batches(augment(images, epoch=3), expected)
 
@@ -90,12 +80,39 @@ def test_augment_accepts_images_in_any_memory_layout(backend, layout):
     assert_equal_batches(augment(images_by_layout[layout], positions=range(6)), expected)
 
 
+CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
+SIZES = [T.RandomShortestSize([20, 26])]
+VIEWS = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
+
+
+def make_clips(count: int = 5, frames: int = 4) -> torch.Tensor:
+    return torch.stack([image_batch(frames, seed=seed) for seed in range(count)])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_augment_of_floats_has_the_bits_of_a_loader(backend):
-    transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
-    images = image_batch().float() / 255
-    expected = load_batch([image_sample(image) for image in images], transforms, backend=backend)
-    assert_equal_batches(gl.Augment(transforms, backend=backend)(images), expected)
+@pytest.mark.parametrize(
+    ("transforms", "images"),
+    [(CROPS, image_batch().float() / 255), (CLASSIC, ragged_images()), (CLASSIC, make_clips())],
+    ids=["floats", "list of different sizes", "clips"],
+)
+def test_augment_has_the_bits_of_a_loader_on_each_backend(transforms, images, backend):
+    assert_augments_like_a_loader(transforms, images, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "images", "options"),
+    [
+        (CROPS, (image_batch().int() * 257).to(torch.uint16), {}),
+        (SIZES, ragged_images(), {"ragged": "list"}),
+        (SIZES, ragged_images(), {"ragged": "pad"}),
+        (SIZES, make_clips(), {"ragged": "list"}),
+        (SIZES, make_clips(), {"ragged": "pad"}),
+        (VIEWS, image_batch(), {}),
+    ],
+    ids=["uint16", "ragged list", "ragged pad", "ragged list of clips", "ragged pad of clips", "views"],
+)
+def test_augment_has_the_bits_of_a_loader(transforms, images, options):
+    assert_augments_like_a_loader(transforms, images, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -103,28 +120,6 @@ def test_augment_converts_other_floats_to_float32(dtype):
     images = (image_batch().float() / 255).to(dtype)
     transforms = [T.RandomResizedCrop(24), NORMALIZE]
     assert_equal_batches(gl.Augment(transforms)(images), gl.Augment(transforms)(images.float()))
-
-
-def test_augment_of_uint16_has_the_bits_of_a_loader():
-    images = (image_batch().int() * 257).to(torch.uint16)
-    transforms = [T.RandomResizedCrop(24), NORMALIZE]
-    assert_equal_batches(
-        gl.Augment(transforms)(images), load_batch([image_sample(image) for image in images], transforms)
-    )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_augment_of_a_list_of_sizes_has_the_bits_of_a_loader(backend):
-    images = ragged_images()
-    expected = load_batch([image_sample(image) for image in images], CLASSIC, backend=backend)
-    assert_equal_batches(gl.Augment(CLASSIC, backend=backend)(images), expected)
-
-
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_augment_with_ragged_returns_a_list_or_padded_images(ragged):
-    images, transforms = ragged_images(), [T.RandomShortestSize([20, 26])]
-    expected = load_batch([image_sample(image) for image in images], transforms, ragged=ragged)
-    assert_equal_batches(gl.Augment(transforms, ragged=ragged)(images), expected)
 
 
 def test_augment_with_pad_to_pads_to_multiples():
@@ -136,22 +131,6 @@ def test_augment_with_pad_to_pads_to_multiples():
     height, width = expected.shape[2:]
     assert_equal_batches(padded[:, :, :height, :width], expected)
     assert padded.sum() == expected.sum()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_augment_draws_once_per_clip(backend):
-    clips = torch.stack([image_batch(4, seed=seed) for seed in range(5)])
-    expected = load_batch([image_sample(clip) for clip in clips], CLASSIC, backend=backend)
-    augmented = gl.Augment(CLASSIC, backend=backend)(clips)
-    assert augmented.shape == (5, 4, 3, 24, 24)
-    assert_equal_batches(augmented, expected)
-
-
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_augment_of_clips_with_ragged_has_the_bits_of_a_loader(ragged):
-    clips, transforms = torch.stack([image_batch(4, seed=seed) for seed in range(5)]), [T.RandomShortestSize([20, 26])]
-    expected = load_batch([image_sample(clip) for clip in clips], transforms, ragged=ragged)
-    assert_equal_batches(gl.Augment(transforms, ragged=ragged)(clips), expected)
 
 
 def test_augment_shares_draws_among_the_images_of_a_sample():
@@ -169,42 +148,30 @@ def test_augment_shares_draws_among_the_images_of_a_sample():
     assert_equal_batches(gl.Augment(CLASSIC)((top, wrist)), (expected["top"], expected["wrist"]))
 
 
-def test_augment_with_multiview_returns_a_list_of_views():
-    images = image_batch()
-    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
-    expected = load_batch([image_sample(image) for image in images], transforms)
-    assert_equal_batches(gl.Augment(transforms)(images), list(expected))
-
-
 @pytest.mark.parametrize("mixing", [T.MixUp, T.CutMix])
 def test_augment_with_mixing_makes_labels_soft(mixing):
     images, labels = image_batch(), torch.tensor([0, 1, 2, 0, 1, 2])
     transforms = [T.RandomResizedCrop(24), NORMALIZE, mixing(num_classes=3)]
-    samples = [(image_sample(image), int(label)) for image, label in zip(images, labels, strict=True)]
-    expected = load_batch(samples, transforms)
+    expected = load_batch(make_samples(images, labels), transforms)
     augmented = gl.Augment(transforms)(images, labels)
     assert isinstance(augmented, tuple)
     assert_equal_batches(list(augmented), list(expected))
-    assert_equal_batches(gl.Augment(transforms)({"pixel_values": images, "labels": labels})["labels"], expected[1])
+    augmented = gl.Augment(transforms)({"pixel_values": images, "labels": labels})
+    assert_equal_batches(augmented["labels"], expected[1])
 
 
 def test_augment_mixes_clips_frame_by_frame():
-    clips, labels = torch.stack([image_batch(3, seed=seed) for seed in range(4)]), torch.tensor([0, 1, 2, 0])
     transforms = [T.RandomResizedCrop(24), NORMALIZE, T.MixUp(num_classes=3)]
-    samples = [(image_sample(clip), int(label)) for clip, label in zip(clips, labels, strict=True)]
-    assert_equal_batches(list(gl.Augment(transforms)(clips, labels)), list(load_batch(samples, transforms)))
+    assert_augments_like_a_loader(transforms, make_clips(4, 3), torch.tensor([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize("clip", [False, True])
-def test_augment_seeds_a_module_at_the_end_as_a_loader_does(clip):
+@pytest.mark.parametrize("images", [image_batch(4), make_clips(4, 2)], ids=["images", "clips"])
+def test_augment_seeds_a_module_at_the_end_as_a_loader_does(images):
     class Noise(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images + torch.rand_like(images)
 
-    images = torch.stack([image_batch(2, seed=seed) for seed in range(4)]) if clip else image_batch(4)
-    transforms = [T.RandomResizedCrop(24), NORMALIZE, Noise()]
-    expected = load_batch([image_sample(image) for image in images], transforms)
-    assert_equal_batches(gl.Augment(transforms)(images), expected)
+    assert_augments_like_a_loader([T.RandomResizedCrop(24), NORMALIZE, Noise()], images)
 
 
 def test_augment_calls_custom_transforms():
@@ -212,12 +179,10 @@ def test_augment_calls_custom_transforms():
         def apply(self, images, params):
             return 255 - images
 
-    images = image_batch()
     transforms = [T.RandomResizedCrop(24), Negative(), T.RandomHorizontalFlip(), NORMALIZE]
-    expected = load_batch([image_sample(image) for image in images], transforms)
-    augment = gl.Augment(transforms)
-    assert_equal_batches(augment(images), expected)
-    assert_equal_batches(copy.deepcopy(augment)(images, positions=range(6)), expected)
+    assert_augments_like_a_loader(transforms, image_batch())
+    images, augment = image_batch(), gl.Augment(transforms)
+    assert_equal_batches(copy.deepcopy(augment)(images), augment(images))
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -230,7 +195,7 @@ DETECTION = [
 
 
 def make_detection_batch() -> tuple[torch.Tensor, list[dict[str, Any]]]:
-    """Return images, and for each boxes, labels, keypoints, and a mask for each box."""
+    """Return images with boxes, labels and a mask for each box."""
     images, targets = image_batch(4), []
     for row, boxes in enumerate(BOXES):
         array = np.array(boxes, np.float32)
@@ -244,23 +209,19 @@ def make_detection_batch() -> tuple[torch.Tensor, list[dict[str, Any]]]:
 
 def test_augment_moves_one_dict_of_targets_per_image():
     images, targets = make_detection_batch()
-    samples = [(image_sample(image), target) for image, target in zip(images, targets, strict=True)]
-    expected_images, expected = load_batch(samples, DETECTION)
-    found_images, augmented = gl.Augment(DETECTION)(images, targets)
-    assert_equal_batches(found_images, expected_images)
-    assert sum(len(target["boxes"]) for target in augmented) < 6  # some were left out
+    expected_images, expected = load_batch(make_samples(images, targets), DETECTION)
+    augmented_images, augmented = gl.Augment(DETECTION)(images, targets)
+    assert_equal_batches(augmented_images, expected_images)
+    assert sum(len(target["boxes"]) for target in augmented) < 6  # some boxes were dropped
     assert_equal_batches(augmented, expected)
 
 
 def test_augment_moves_lists_of_boxes_labels_and_masks():
     images, targets = make_detection_batch()
-    samples = [(image_sample(image), target) for image, target in zip(images, targets, strict=True)]
-    _, expected = load_batch(samples, DETECTION)
+    _, expected = load_batch(make_samples(images, targets), DETECTION)
     batch = {name: [target[name] for target in targets] for name in ("boxes", "labels", "masks")}
     _, augmented = gl.Augment(DETECTION)(images, batch)
-    assert_equal_batches(augmented["boxes"], [target["boxes"] for target in expected])
-    assert_equal_batches(augmented["labels"], [target["labels"] for target in expected])
-    assert_equal_batches(augmented["masks"], [target["masks"] for target in expected])
+    assert_equal_batches(augmented, {name: [target[name] for target in expected] for name in batch})
     _, augmented = gl.Augment(DETECTION)(images, {name: tuple(entries) for name, entries in batch.items()})
     assert_equal_batches(augmented["labels"], tuple([target["labels"] for target in expected]))
 
@@ -283,8 +244,7 @@ def test_augment_accepts_torchvisions_boxes_and_masks():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_augment_moves_masks_in_any_form(backend, form):
     images, masks = image_batch(), image_batch(channels=1, seed=4)[:, 0] // 32
-    samples = [(image_sample(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
-    expected = load_batch(samples, GEOMETRY, backend=backend)
+    expected = load_batch(make_samples(images, map(gl.Mask, masks)), GEOMETRY, backend=backend)
     if form == "torchvision":
         torchvision()
         from torchvision import tv_tensors
@@ -293,52 +253,44 @@ def test_augment_moves_masks_in_any_form(backend, form):
     else:
         target = gl.Mask(masks) if form == "one" else [gl.Mask(mask) for mask in masks]
     augmented = gl.Augment(GEOMETRY, backend=backend)(images, {"masks": target})
-    assert_equal_batches(augmented[0], expected[0])
-    assert_equal_batches(augmented[1]["masks"], expected[1])
+    assert_equal_batches([augmented[0], augmented[1]["masks"]], list(expected))
 
 
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 def test_augment_returns_masks_in_the_form_of_their_images(ragged):
-    images, transforms = ragged_images(4), [T.RandomShortestSize([20, 26])]
-    masks = [gl.Mask(image[0] // 32) for image in images]
-    samples = [(image_sample(image), mask) for image, mask in zip(images, masks, strict=True)]
-    expected = load_batch(samples, transforms, ragged=ragged)
-    assert_equal_batches(list(gl.Augment(transforms, ragged=ragged)(images, masks)), list(expected))
+    images = ragged_images(4)
+    assert_augments_like_a_loader(SIZES, images, [gl.Mask(image[0] // 32) for image in images], ragged=ragged)
 
 
 def test_augment_returns_keypoints_as_one_tensor():
     images, points = image_batch(), torch.rand(6, 5, 2) * 40
-    samples = [(image_sample(image), gl.Keypoints(point)) for image, point in zip(images, points, strict=True)]
-    expected = load_batch(samples, GEOMETRY[:3])
+    _, expected = load_batch(make_samples(images, map(gl.Keypoints, points)), GEOMETRY[:3])
     _, augmented = gl.Augment(GEOMETRY[:3])(images, gl.Keypoints(points))
-    assert_equal_batches(augmented, torch.stack(expected[1]))
+    assert_equal_batches(augmented, torch.stack(expected))
 
 
 def test_augment_with_multiview_returns_a_list_of_masks():
     images, masks = image_batch(), image_batch(channels=1, seed=4)[:, 0] // 32
-    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
-    samples = [(image_sample(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
-    assert_equal_batches(list(gl.Augment(transforms)(images, gl.Mask(masks))), list(load_batch(samples, transforms)))
+    expected = load_batch(make_samples(images, map(gl.Mask, masks)), VIEWS)
+    assert_equal_batches(list(gl.Augment(VIEWS)(images, gl.Mask(masks))), list(expected))
 
 
 def test_augment_with_multiview_returns_instance_masks_per_view():
     images, targets = make_detection_batch()
     batch = {name: [target[name] for target in targets] for name in ("boxes", "masks")}
-    views = T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]])
-    _, augmented = gl.Augment([views, NORMALIZE])(images, batch)
+    _, augmented = gl.Augment(VIEWS)(images, batch)
     assert [[tuple(mask.shape) for mask in view] for view in augmented["masks"]] == [
         [(len(boxes), size, size) for boxes in BOXES] for size in (24, 12)
     ]
 
 
-@pytest.mark.parametrize("gathering", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
-def test_augment_combines_samples_as_a_loader_does(gathering):
+@pytest.mark.parametrize("combining", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
+def test_augment_combines_samples_as_a_loader_does(combining):
     images, targets = make_detection_batch()
-    transforms = [T.RandomHorizontalFlip(), gathering, T.Resize((24, 32)), NORMALIZE]
     for target in targets:
         del target["name"]
-    samples = [(image_sample(image), target) for image, target in zip(images, targets, strict=True)]
-    assert_equal_batches(list(gl.Augment(transforms)(images, targets)), list(load_batch(samples, transforms)))
+    transforms = [T.RandomHorizontalFlip(), combining, T.Resize((24, 32)), NORMALIZE]
+    assert_augments_like_a_loader(transforms, images, targets)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------
@@ -346,10 +298,9 @@ def test_augment_combines_samples_as_a_loader_does(gathering):
 
 def test_augment_counts_positions_from_batch_to_batch():
     images = image_batch(12)
-    samples = [image_sample(image) for image in images]
     augment = gl.Augment(CLASSIC, seed=5)
     for batch in range(3):
-        expected = load_batch(samples, CLASSIC, seed=5, batch=batch, size=4)
+        expected = load_batch(make_samples(images), CLASSIC, seed=5, batch=batch, size=4)
         assert_equal_batches(augment(images[4 * batch : 4 * batch + 4]), expected)
 
 
@@ -370,7 +321,9 @@ def test_augment_with_positions_does_not_depend_on_the_batch():
     augment = gl.Augment(CLASSIC)
     expected = augment(images, positions=np.arange(10, 16), epoch=2)
     assert_equal_batches(augment(images[3:], positions=torch.arange(13, 16), epoch=2), expected[3:])
-    assert_equal_batches(augment(images), augment(images, positions=range(6)))  # they did not count
+    assert_equal_batches(
+        augment(images), augment(images, positions=range(6))
+    )  # given positions do not advance the count
 
 
 def test_resumed_augment_draws_the_same():
@@ -382,7 +335,7 @@ def test_resumed_augment_draws_the_same():
     expected = network(images)
     resumed = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
     resumed.load_state_dict(state)
-    resumed[0].set_epoch(2)  # as a loop does before each epoch
+    resumed[0].set_epoch(2)  # as a loop does before each epoch, including the first
     assert resumed[0].epoch == 2
     assert_equal_batches(resumed(images), expected)
 
@@ -393,7 +346,7 @@ def test_resumed_augment_with_another_backend_warns_at_its_first_batch(backend):
     saved(images)
     resumed = gl.Augment(CLASSIC, backend=backend)
     resumed.load_state_dict(saved.state_dict())
-    assert torch.equal(resumed.get_extra_state(), saved.get_extra_state())  # saved again before the first batch
+    assert torch.equal(resumed.get_extra_state(), saved.get_extra_state())  # unchanged before the first batch
     if backend == "kornia":
         with pytest.warns(
             RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'"
@@ -404,9 +357,8 @@ def test_resumed_augment_with_another_backend_warns_at_its_first_batch(backend):
     assert int(resumed.get_extra_state()[2]) == ("torch", "kornia").index(backend)
 
 
-@pytest.mark.parametrize("entries", [2, 3])
+@pytest.mark.parametrize("entries", [2, 3], ids=["earlier version", "before the first batch"])
 def test_state_of_an_augment_without_a_backend_loads_silently(entries):
-    """From an earlier version, and from before the first batch."""
     augment = gl.Augment(CLASSIC)
     state = augment.get_extra_state()
     assert state.tolist() == [0, 0, -1]
@@ -446,7 +398,7 @@ def test_augment_passes_scalars_through(scalar):
 
 
 def test_augment_in_two_threads_runs_one_batch_at_a_time():
-    """Without this, both would write into the memory that stages keep, and results of one would be the other's."""
+    """Otherwise both would write into the memory of the stages, and mix their results."""
     images, threads, returned = image_batch(), [], []
 
     def start_another(batch: torch.Tensor) -> torch.Tensor:
@@ -464,7 +416,7 @@ def test_augment_in_two_threads_runs_one_batch_at_a_time():
     assert_equal_batches(returned[0], augment(images, positions=range(6, 12)))
 
 
-# -- a module among modules --------------------------------------------------------------------------------------------
+# -- a torch module ----------------------------------------------------------------------------------------------------
 
 
 def test_augment_has_no_parameters_and_ignores_eval():
@@ -536,7 +488,7 @@ def test_plan_of_an_augment_says_how_images_are_read(backend, how):
     assert how in str(gl.Augment(CLASSIC, backend=backend, device="cpu").plan())
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- errors and warnings -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -595,13 +547,21 @@ def test_augment_within_no_grad_accepts_images_that_require_gradients():
         assert not gl.Augment([T.RandomResizedCrop(24)])(images).requires_grad
 
 
-def test_augment_of_a_mask_of_another_size_raises():
-    message = (
-        "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] "
-        "has 20×56; return the mask of this image, at the size of the image"
-    )
+@pytest.mark.parametrize(("transforms", "batch", "message"), [
+    (CLASSIC, (image_batch(4), gl.Mask(np.zeros((4, 20, 56)))),
+     "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] has "
+     "20×56; return the mask of this image, at the size of the image"),
+    ([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)], (image_batch(5), torch.zeros(5)),
+     "CutMix needs images in groups of 2, but this batch has 5; pass a multiple of 2"),
+    ([T.Mosaic((40, 56))], (image_batch(3), make_detection_batch()[1][:3]),
+     "Mosaic needs images in groups of 4, but this batch has 3; pass a multiple of 4"),
+    ([T.RandomCrop(24)], ([*ragged_images(3), torch.zeros(3, 10, 10, dtype=torch.uint8)],), "image 3 of the batch: "),
+    ([T.UniformTemporalSubsample(4)], (image_batch(4),),
+     "UniformTemporalSubsample chooses frames before they are decoded"),
+], ids=["mask of another size", "CutMix of 5", "Mosaic of 3", "image smaller than the crop", "frames"])  # fmt: skip
+def test_augment_with_unsuitable_transforms_raises(transforms, batch, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment(CLASSIC)(image_batch(4), gl.Mask(np.zeros((4, 20, 56))))
+        gl.Augment(transforms)(*batch)
 
 
 def test_augment_warns_once_of_targets_that_stay_unchanged():
@@ -624,27 +584,10 @@ def test_augment_warns_once_of_a_custom_transform_without_apply_masks():
     augment(images, gl.Mask(images[:, 0]))  # a second warning would be an error
 
 
-def test_augment_with_cutmix_of_an_odd_batch_raises():
-    message = "CutMix needs images in groups of 2, but this batch has 5; pass a multiple of 2"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)])(image_batch(5), torch.zeros(5))
-
-
-def test_augment_with_temporal_subsampling_raises():
-    with pytest.raises(ValueError, match="UniformTemporalSubsample chooses frames before they are decoded"):
-        gl.Augment([T.UniformTemporalSubsample(4)])
-
-
 @pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
 def test_augment_with_wrong_positions_raises(positions):
     with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one per image, got"):
         gl.Augment(CLASSIC)(image_batch(4), positions=positions)
-
-
-def test_augment_of_an_image_smaller_than_the_crop_names_it():
-    images = [*ragged_images(3), torch.zeros(3, 10, 10, dtype=torch.uint8)]
-    with pytest.raises(ValueError, match=re.escape("image 3 of the batch: ")):
-        gl.Augment([T.RandomCrop(24)])(images)
 
 
 def test_augment_within_a_worker_of_a_dataloader_needs_positions(monkeypatch):
@@ -664,13 +607,6 @@ def test_augment_without_arguments_raises():
         gl.Augment(CLASSIC)()
 
 
-def test_augment_with_mosaic_of_three_images_raises():
-    images, targets = make_detection_batch()
-    message = "Mosaic needs images in groups of 4, but this batch has 3; pass a multiple of 4"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment([T.Mosaic((40, 56))])(images[:3], targets[:3])
-
-
 def test_load_state_dict_of_an_augment_with_a_wrong_state_raises():
     message = (
         "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, got 3"
@@ -684,8 +620,6 @@ def test_augment_moves_masks_with_a_channel_axis():
     augment, images = gl.Augment([T.RandomHorizontalFlip(1)]), torch.zeros(2, 3, 8, 9, dtype=torch.uint8)
     masks = torch.randint(0, 9, (2, 1, 8, 9))
     assert torch.equal(augment(images, gl.Mask(masks))[1], masks.flip(-1))
-    for augmented in (
-        augment(images, [gl.Mask(masks)] * 2)[1],
-        [a["a"] for a in augment(images, [{"a": gl.Mask(masks)}] * 2)[1]],
-    ):
-        assert all(torch.equal(mask, masks[:, 0].flip(-1)) for mask in augmented)
+    listed = augment(images, [gl.Mask(masks)] * 2)[1]
+    in_dicts = [target["mask"] for target in augment(images, [{"mask": gl.Mask(masks)}] * 2)[1]]
+    assert all(torch.equal(mask, masks[:, 0].flip(-1)) for mask in [*listed, *in_dicts])

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches.test_augment import (
+from helpers import lacking
+from helpers.augment_batches import (
     CLASSIC,
     GEOMETRY,
     NORMALIZE,
@@ -17,7 +18,6 @@ from batches.test_augment import (
     image_sample,
     ragged_images,
 )
-from helpers import lacking
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl

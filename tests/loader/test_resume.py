@@ -1,4 +1,4 @@
-"""Going on from a saved state, on any number of workers and ranks, to the last bit."""
+"""Resuming from a saved state on any number of workers and ranks, with equal bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 12, 14, 3), np.uint8)
 
 
 class NoiseImages:
-    """Sample i is a random image and the number i; what is in `bad` raises."""
+    """A dataset whose sample i is a random image and the number i; samples in `bad` raise."""
 
     def __init__(self, samples: int, bad=()) -> None:
         self.samples, self.bad = samples, frozenset(bad)
@@ -39,12 +39,17 @@ def make_loader(dataset, batch_size=5, **options) -> gl.Loader:
 
 
 def take_batches(batches, max_batches=10**9) -> list[tuple]:
-    """Of each batch: epoch, step, positions, numbers, and the bytes of its images."""
+    """Return epoch, step, positions, numbers and image bytes of each batch."""
     result = []
     while len(result) < max_batches and (batch := next(batches, None)) is not None:
         (images, numbers), info = batch
         result.append((info.epoch, info.step, info.positions.tolist(), numbers.tolist(), images.numpy().tobytes()))
     return result
+
+
+def place_of(loader) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
 
 
 def load_epochs(loader, count=2) -> list[tuple]:
@@ -72,14 +77,12 @@ def test_resumed_loader_yields_the_remaining_batches_with_equal_bits(stop, optio
 @pytest.mark.processes
 def test_state_dict_holds_the_position_of_yielded_batches():
     with make_loader(NoiseImages(33), num_workers=2, prefetch_factor=4) as loader:
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 0)
+        assert place_of(loader) == (0, 0)
         places = []
         for _ in loader:
-            state = loader.state_dict()
-            places.append((state["epoch"], state["position"]))
-        # With its last batch an epoch is done.
+            places.append(place_of(loader))
         assert places == [(0, 5), (0, 10), (0, 15), (0, 20), (0, 25), (0, 30), (1, 0)]
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+        assert place_of(loader) == (1, 0)
 
 
 def test_state_dict_after_a_break_is_where_the_loop_was_left():
@@ -87,14 +90,13 @@ def test_state_dict_after_a_break_is_where_the_loop_was_left():
         for step, _ in enumerate(loader):
             if step == 2:
                 break
-        state = loader.state_dict()
-        assert (state["epoch"], state["position"]) == (0, 15)
+        assert place_of(loader) == (0, 15)
         next(iter(loader))
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 5)
+        assert place_of(loader) == (1, 5)
 
 
 def test_set_epoch_after_loading_keeps_the_position_in_that_epoch_only():
-    """As in a training loop that calls set_epoch(epoch) before each epoch, the first one after resuming too."""
+    """Training loops call set_epoch(epoch) before each epoch, including the first one after resuming."""
     state = {**make_loader(NoiseImages(33)).state_dict(), "epoch": 3, "position": 20}
     loader = make_loader(NoiseImages(33))
     loader.load_state_dict(state)
@@ -127,14 +129,14 @@ def test_length_of_a_resumed_iterator_is_the_number_of_remaining_batches():
 @pytest.mark.parametrize("strict", [True, False])
 def test_load_state_dict_of_another_backend_warns_once(strict):
     state = make_loader(NoiseImages(33)).state_dict()
-    assert state["backend"] == "torch"  # which "auto" means on the CPU
+    assert state["backend"] == "torch"  # "auto" means torch on the CPU
     make_loader(NoiseImages(33), backend="torch").load_state_dict(state)
     other = make_loader(NoiseImages(33), backend="kornia")
     with pytest.warns(RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'") as caught:
         other.load_state_dict(state, strict=strict)
     assert [warning.filename for warning in caught] == [__file__]
     del state["backend"]
-    other.load_state_dict(state)  # of an earlier version: warnings are errors
+    other.load_state_dict(state)  # a state of an earlier version; warnings are errors
     assert "backend" not in make_loader(NoiseImages(33), transforms=()).state_dict()
 
 
@@ -145,6 +147,7 @@ def test_load_state_dict_of_another_backend_warns_once(strict):
         ({"seed": 12}, "seed was 11 and is 12"),
         ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
         ({"transforms": CHAIN[:2]}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}'"),
+        ({"decode": gl.Decode(exif=True)}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"),
     ],
 )
 def test_load_state_dict_of_other_data_raises_or_warns_with_strict_false(changes, text):
@@ -178,12 +181,12 @@ def make_ranks(dataset, ranks, global_batch, **options):
 
 
 def global_steps(loaders, max_steps=10**9) -> list[tuple]:
-    """Of each step: positions that count, numbers, images of all ranks, in the order of ranks."""
+    """Return position, number and image of each valid sample of each step, in the order of ranks."""
     iterators, result = [iter(loader) for loader in loaders], []
     while len(result) < max_steps:
         step = [next(iterator, None) for iterator in iterators]
         if step[0] is None:
-            assert step == [None] * len(step)  # every rank makes the same number of steps
+            assert step == [None] * len(step)  # all ranks make the same number of steps
             break
         rows: list[tuple] = []
         for (images, numbers), info in step:  # type: ignore[misc]
@@ -210,7 +213,7 @@ def test_resume_on_other_numbers_of_ranks_yields_the_same_batches(samples, batch
             break
         resumed += global_steps(loaders, most)
         states = [json.dumps(loader.state_dict()) for loader in loaders]
-        assert len(set(states)) == 1  # any rank's state will do
+        assert len(set(states)) == 1  # all ranks save the same state
         state = json.loads(states[0])
     assert resumed == undisturbed
 
@@ -252,7 +255,7 @@ def test_ranks_make_equally_many_steps_whatever_fails(samples, batch, ranks, une
 def test_resume_with_other_workers_and_chunks_yields_the_same_batches(
     samples, batch, ranks, workers, stop, uneven, on_error, bad
 ):
-    """With other numbers of workers and other chunks, whatever fails."""
+    """Two epochs are interrupted anywhere, and samples may fail."""
     dataset = NoiseImages(samples, {index for index in bad if index < samples - 1})
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
 
@@ -305,17 +308,16 @@ def test_loader_takes_its_rank_from_torchruns_environment(monkeypatch):
     ("options", "text"),
     [
         ({"rank": 1}, "rank and world_size must be given together"),
+        (
+            {"rank": 0, "world_size": 21, "uneven": "drop"},
+            "uneven='drop' leaves no batch: the dataset has 20 samples for 21 ranks",
+        ),
         ({"uneven": "exact", "info": False}, "uneven='exact' needs info=True"),
     ],
 )
 def test_loader_with_incompatible_rank_options_raises(options, text):
     with pytest.raises(ValueError, match=text):
         make_loader(NoiseImages(20), **options)
-
-
-def test_uneven_drop_with_fewer_samples_than_ranks_raises():
-    with pytest.raises(ValueError, match=r"uneven='drop' leaves no batch: the dataset has 3 samples for 4 ranks"):
-        make_loader(NoiseImages(3), rank=0, world_size=4, uneven="drop")
 
 
 # -- replay ---------------------------------------------------------------------------------------------------------
@@ -342,9 +344,6 @@ def test_replay_returns_the_augmented_sample_and_its_draws():
         loader.replay(0, 33)
 
 
-# -- places that are easy to get wrong --------------------------------------------------------------------------------
-
-
 def test_epoch_after_loading_is_the_loaded_epoch():
     loader = make_loader(NoiseImages(33))
     loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 20})
@@ -360,9 +359,9 @@ def test_state_dict_names_the_epoch_set_during_an_open_epoch_once_it_is_over():
     batches = iter(loader)
     take_batches(batches, 1)
     loader.set_epoch(7)
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 5)
+    assert place_of(loader) == (0, 5)
     take_batches(batches)
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 0)
+    assert place_of(loader) == (7, 0)
     assert take_batches(iter(loader), 1)[0][:2] == (7, 0)
 
 
@@ -385,13 +384,7 @@ def test_iter_with_too_many_ranks_in_the_environment_raises(monkeypatch):
         iter(loader)
 
 
-def test_load_state_dict_with_another_exif_option_raises():
-    state = make_loader(NoiseImages(33)).state_dict()
-    with pytest.raises(ValueError, match=r"transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"):
-        make_loader(NoiseImages(33), decode=gl.Decode(exif=True)).load_state_dict(state)
-
-
-# -- states that are saved after an epoch's last batch ----------------------------------------------------------------
+# -- states saved after the last batch of an epoch ---------------------------------------------------------------------
 
 
 class Streamed(torch.utils.data.IterableDataset):
@@ -428,7 +421,7 @@ def test_set_epoch_of_a_completed_epoch_yields_no_batch_and_then_the_next_epoch(
                 batches.append(batch.tolist())
             if epoch == 1:
                 state = json.loads(json.dumps(last))
-    # Nobody knows of a stream's last batch that it is the last one: its state is at the end of epoch 1.
+    # The last batch of a stream is not known to be the last: its state is at the end of epoch 1.
     assert state.get("completed") == (None if name == "iterable" else 1)
     with make_completed(name) as make_loader:
         make_loader.load_state_dict(state)
@@ -448,7 +441,7 @@ def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_ne
             state = make_loader.state_dict()
         make_loader.set_epoch(2)
         batches = load_values(make_loader)
-    with make_completed(name) as make_loader:  # without set_epoch, and with the next epoch's
+    with make_completed(name) as make_loader:
         make_loader.load_state_dict(state)
         assert load_values(make_loader) == batches
         make_loader.load_state_dict(state)
@@ -456,7 +449,7 @@ def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_ne
         assert load_values(make_loader) == batches
         make_loader.load_state_dict(state)
         make_loader.set_epoch(0)
-        make_loader.set_epoch(1)  # not the first call after loading
+        make_loader.set_epoch(1)  # the second call after loading
         assert len(load_values(make_loader)) == len(batches)
 
 

@@ -1,4 +1,4 @@
-"""Going on in the midst of what a user's sampler or an iterable dataset gives, wherever it was left."""
+"""Resuming within the order of a user's sampler or the stream of an iterable dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gpuload as gl
 
 
 class RandomNumbers:
-    """Sample i is the number i, and what the global generators give."""
+    """A dataset whose sample i is the number i and a number from each global generator."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -29,7 +29,7 @@ class RandomNumbers:
 
 
 class ResumableSampler(Sampler):
-    """Every number once, in an order that it draws anew in each pass; it can say where it stands."""
+    """A sampler with a state and another order in each pass."""
 
     def __init__(self, length: int) -> None:
         self.length, self.passes, self.yielded = length, 0, 0
@@ -52,7 +52,7 @@ class ResumableSampler(Sampler):
 
 
 class GlobalRandomSampler(Sampler):
-    """It draws from the global generators, and says no length."""
+    """A sampler without a length that draws from the global generator."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -79,7 +79,7 @@ SAMPLERS = {
 
 
 class RandomStream(IterableDataset):
-    """The numbers below `length`, shuffled a little, with what the generators give."""
+    """A stream of the numbers below `length`, slightly shuffled, with a number from a global generator."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -94,7 +94,7 @@ class RandomStream(IterableDataset):
 
 
 class ResumableStream(IterableDataset):
-    """It can say where it stands, and counts how often it was asked for a sample."""
+    """A stream with a state that counts how often a sample was read."""
 
     def __init__(self, length: int) -> None:
         self.length, self.at, self.reads = length, 0, 0
@@ -117,7 +117,7 @@ def columns(batch):
 
 
 def two_epochs(loader, max_batches: int) -> list:
-    """Batches, epoch after epoch, and after two epochs no more."""
+    """Return batches of at most two epochs."""
     batches = []
     for _ in range(2):
         for batch in loader:
@@ -127,7 +127,7 @@ def two_epochs(loader, max_batches: int) -> list:
     return batches
 
 
-def assert_resume_continues(make, stop: int, batch_size: int | None) -> None:
+def assert_resume_continues(make, stop: int) -> None:
     undisturbed = two_epochs(make(), 10**9)
     first, second = make(), make()
     seen = two_epochs(first, stop) if stop else []
@@ -149,7 +149,7 @@ def test_resume_with_a_sampler_yields_the_remaining_batches(kind, length, batch_
             options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}
         return gl.Loader(RandomNumbers(length), num_workers=0, device="cpu", **options)
 
-    assert_resume_continues(make, stop, batch_size)
+    assert_resume_continues(make, stop)
 
 
 @pytest.mark.slow
@@ -158,9 +158,8 @@ def test_resume_with_a_sampler_yields_the_remaining_batches(kind, length, batch_
 @given(length=st.integers(1, 40), batch_size=st.integers(1, 7), stop=st.integers(0, 30), drop_last=st.booleans())
 def test_resume_of_an_iterable_dataset_yields_the_remaining_batches(kind, length, batch_size, stop, drop_last):
     drop_last = drop_last and length >= batch_size
-    assert_resume_continues(
-        lambda: gl.Loader(kind(length), batch_size, drop_last=drop_last, num_workers=0, device="cpu"), stop, batch_size
-    )
+    make = lambda: gl.Loader(kind(length), batch_size, drop_last=drop_last, num_workers=0, device="cpu")  # noqa: E731
+    assert_resume_continues(make, stop)
 
 
 def test_resume_of_a_dataset_with_state_dict_does_not_read_again():

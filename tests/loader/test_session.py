@@ -1,4 +1,4 @@
-"""Batches that are launched ahead, on a device that is no GPU: what is done when, and on which stream."""
+"""Sessions: batches launched ahead on a stand-in for a GPU, the start of workers, copies of loaders, and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import pickle
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ COUNT = 12
 
 
 class LevelImages:
-    """Sample i is an image of level i, and i."""
+    """A dataset whose sample i is an image of level i, and i."""
 
     def __len__(self):
         return COUNT
@@ -41,7 +40,7 @@ class LevelImages:
 
 
 class AddShift(nn.Module):
-    """Adds a number, as a parameter or a buffer, or as neither."""
+    """A module that adds a number, held as a parameter, as a buffer, or as neither."""
 
     def __init__(self, held: str = "parameter"):
         super().__init__()
@@ -83,7 +82,7 @@ def count_launched(loader):
 def test_loader_launches_two_batches_ahead(device):
     with make_loader(T.CenterCrop(4)) as loader:
         ahead = [count_launched(loader) for _ in loader]
-    assert ahead == [2, 1, 2, 1, 1, 0]  # the first came before them; of six one is left
+    assert ahead == [2, 1, 2, 1, 1, 0]  # a first batch is launched before; the sixth is the last
 
 
 @pytest.mark.parametrize("held", ["parameter", "buffer"])
@@ -95,18 +94,14 @@ def test_module_with_state_sees_the_latest_training_step(device, held):
             assert images[:, 0, 0, 0].tolist() == [level + 100 * step for level in labels.tolist()]
             assert images.requires_grad == (held == "parameter")
             with torch.no_grad():
-                module.by += 100  # the optimizer's step
+                module.by += 100  # a step of the optimizer
     assert set(module.streams) == {"consumer"}
-    assert module_input_was_recorded(device)
-
-
-def module_input_was_recorded(device):
-    """Everything that the module was given is kept for the stream that it ran on."""
-    return any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
+    # The input of the module is kept for the stream on which the module ran.
+    assert any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
 
 
 def test_deep_module_can_be_trained_through_the_loader(device):
-    """Its weights are changed in place while a later batch is launched: autograd would refuse to go back."""
+    """Weights change in place while a later batch is launched, after which autograd could refuse a backward pass."""
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     losses = []
     with make_loader(T.ToDtype("float32", scale=True), module) as loader:
@@ -144,23 +139,16 @@ def test_module_with_state_before_the_end_of_a_chain_prevents_launching_ahead(de
             module.by += 100
 
 
-@dataclass
-class Batch:
-    images: torch.Tensor
-    total: float
-
-
 def test_collate_fn_receives_the_output_of_the_module(device):
     module = AddShift()
 
     def collate_fn(samples):
-        images = torch.stack([image for image, _ in samples])
-        return Batch(images, images.sum().item())
+        return sum(image.sum().item() for image, _ in samples)
 
     with make_loader(T.ToDtype("float32"), module, collate_fn=collate_fn) as loader:
         totals = []
-        for batch in loader:
-            totals.append(batch.total)
+        for total in loader:
+            totals.append(total)
             with torch.no_grad():
                 module.by += 1
     assert totals == [48 * (2 * i + (2 * i + 1)) + 96 * i for i in range(6)]
@@ -195,7 +183,7 @@ def test_error_of_a_module_is_raised_for_its_batch(device):
 
 
 def test_out_of_memory_is_raised_for_its_batch_and_frees_its_slots(device, monkeypatch):
-    """Its slots come back: the ring has room for few, and all other batches arrive."""
+    """The ring has room for few slots, so all other batches arrive only if the slots are freed."""
     load, loads = CudaTransfer.load, []
 
     def fail_on_third_load(transfer, batch, release):
@@ -243,7 +231,7 @@ def test_device_error_ends_the_epoch_and_close_is_silent(device):
 
 @pytest.mark.processes
 def test_iter_in_two_threads_starts_one_session(monkeypatch):
-    """Each would start workers, and the first one's would be forgotten."""
+    """Two sessions would start workers twice, and those of the first would be lost."""
     begun, both_wait = [], threading.Barrier(2)
 
     class Slow(session.Session):
@@ -275,7 +263,7 @@ def test_iter_in_two_threads_starts_one_session(monkeypatch):
 
 
 class MarksUnpickling:
-    """Makes a file when a template or a worker has unpacked it."""
+    """A dataset that creates a file when a template or a worker unpickles it."""
 
     def __init__(self, path):
         self.path = path
@@ -300,7 +288,7 @@ def test_workers_unpickle_the_dataset_while_the_main_process_prepares(monkeypatc
     def wait_for_unpickling(*args):
         deadline = time.monotonic() + 60
         while not (tmp_path / "unpacked").exists():
-            assert time.monotonic() < deadline, "nobody unpacks it meanwhile"
+            assert time.monotonic() < deadline, "no worker has unpickled the dataset"
             time.sleep(0.002)
         return real(*args)
 
@@ -329,7 +317,7 @@ def test_error_while_workers_start_ends_them(monkeypatch, tmp_path):
     [template] = started
     assert count_pools_and_workers() == before
     assert template.replies.fileno() == -1
-    fork_server.close()  # waits until the template has ended, which was still to be forked
+    fork_server.close()  # waits until the template, not yet forked, has ended
     assert template.pid is None or not Path(f"/proc/{template.pid}").exists()
 
 
@@ -397,8 +385,8 @@ def test_memory_format_with_a_collate_fn_warns():
 @pytest.mark.parametrize(
     "sample",
     [
-        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes beside images
-        lambda level: gl.Image(level[..., :1]),  # of one channel, where both layouts are the same
+        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes in addition to images
+        lambda level: gl.Image(level[..., :1]),  # one channel, with which both layouts are equal
         lambda level: torch.rand(4, 4),
     ],
 )
@@ -408,13 +396,13 @@ def test_memory_format_that_has_an_effect_does_not_warn(sample):
         assert len(list(loader)) == 2  # a warning would be an error
 
 
-# -- the state of a session ------------------------------------------------------------------------------------------
+# -- the state of a session -------------------------------------------------------------------------------------------
 
 
 def test_step_that_ends_or_raises_a_worker_error_leaves_the_session_open():
     steps = Steps()
     with steps.begin(engine_is_broken=False):
-        assert steps.state is SessionState.BROKEN  # for whoever comes in between
+        assert steps.state is SessionState.BROKEN  # as an interruption would leave it
     assert steps.state is SessionState.OPEN
     with pytest.raises(gl.WorkerError, match="a reason"), steps.begin(engine_is_broken=False):
         raise gl.WorkerError("a reason")
@@ -430,7 +418,7 @@ def test_step_after_an_interrupted_step_raises_with_the_reason(error):
     expected = f"ended: it was interrupted by {error.__name__}, and a batch may be lost. Begin a new epoch"
     with pytest.raises(RuntimeError, match=expected), steps.begin(engine_is_broken=False):
         raise AssertionError("no work is done")
-    with steps.begin(engine_is_broken=True):  # the engine's own reason is told
+    with steps.begin(engine_is_broken=True):  # the engine raises its own error
         pass
 
 

@@ -1,4 +1,4 @@
-"""What is saved of a loader, and what is refused."""
+"""The state of a loader: its content, its way through JSON and torch, and errors for anything else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_state_is_small_json_with_a_version():
         ([1], TypeError, "a state must be a dict from state_dict(), got list"),
         ({}, ValueError, "the state, with the keys [], is no state of a gpuload Loader; pass a dict from its"),
         (
-            {"_snapshot": {}, "_steps_since_snapshot": 0},  # of torchdata's StatefulDataLoader
+            {"_snapshot": {}, "_steps_since_snapshot": 0},  # from torchdata's StatefulDataLoader
             ValueError,
             "with the keys ['_snapshot', '_steps_since_snapshot'], is no state of a gpuload Loader",
         ),
@@ -139,7 +139,7 @@ def test_check_of_a_position_beyond_the_dataset_raises():
         State.from_dict(make_state(position=1001)).check(STATE, strict=False)
 
 
-# -- the own state of a sampler or dataset, on its way through JSON and through torch ---------------------------------
+# -- the state of a sampler or dataset, through JSON and torch --------------------------------------------------------
 
 
 def through_json(value):
@@ -159,10 +159,10 @@ STATES = {
     "a key that looks like a kind": {"$tuple": [1]},
     "containers": [(1, (2,)), {1, 2}, frozenset({(1, 2)}), OrderedDict([("b", 1), ("a", (2,))]), 1 + 2j],
     "bytes": (b"\x00\xff", bytearray(b"abc"), b""),
-    "random's": random.Random(5).getstate(),
-    "numpy's": np.random.RandomState(5).get_state(),
-    "a numpy generator's": np.random.default_rng(5).bit_generator.state,
-    "torch's": {"generator": torch.Generator().manual_seed(5).get_state()},
+    "random": random.Random(5).getstate(),
+    "numpy": np.random.RandomState(5).get_state(),
+    "numpy generator": np.random.default_rng(5).bit_generator.state,
+    "torch": {"generator": torch.Generator().manual_seed(5).get_state()},
     "tensors": [
         torch.arange(6, dtype=torch.int16).reshape(2, 3).T,
         torch.tensor(2.5, dtype=torch.bfloat16),
@@ -195,7 +195,7 @@ def is_same(one, other) -> bool:
 @pytest.mark.parametrize("carry", [through_json, through_torch])
 @pytest.mark.parametrize("name", STATES)
 def test_from_json_returns_what_to_json_saved(name, carry):
-    assert is_same(from_json(carry(to_json(STATES[name], "it")), "it"), STATES[name])
+    assert is_same(from_json(carry(to_json(STATES[name], "state")), "state"), STATES[name])
 
 
 def test_to_json_leaves_json_values_unchanged():
@@ -242,6 +242,6 @@ def test_from_json_of_a_malformed_value_raises_with_its_place(value):
 
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_to_json_sorts_sets(kind):
-    """Its own order depends on the process's hashes of text, but a state is the same on every rank."""
+    """The order of a set depends on the process's hashes of text, but all ranks must save the same state."""
     words = [f"w{number:02}" for number in range(50)]
     assert to_json(kind(words), "x") == {f"${kind.__name__}": words}
