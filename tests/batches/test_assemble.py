@@ -1,5 +1,4 @@
-"""What a batch is made of: its columns, every leaf under the number that it has in its sample, whatever the others look
-like; and slots of the ring, lent for as long as the user keeps the arrays."""
+"""The columns of a batch, with a number for each leaf of a sample; and slots of the ring that are lent to the user."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 
-ROW = 1 << 18  # four samples are enough to be lent
+ROW = 1 << 18  # the slot of four such samples is lent
 
 
 class LargeRows:
-    """Sample i is `ROW` times i."""
+    """A dataset whose sample i is an array filled with i, and i."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -44,7 +43,6 @@ def make_loader(length=64, **options):
 
 
 def count_lent_slots(loader) -> int:
-    """How many slots the user has."""
     ring = loader._session.ring
     ring.collect()
     return len(ring._lent_slots)
@@ -61,7 +59,7 @@ def test_batch_keeps_its_values_and_its_slot_returns_when_it_is_collected(worker
                 assert rows.dtype == torch.uint8
                 assert (rows == indices[:, None] % 251).all()
                 if number % 3 == 0:
-                    batches_kept.append((rows[2:5, :100], indices[2:5]))  # a view keeps the memory too
+                    batches_kept.append((rows[2:5, :100], indices[2:5]))  # views keep the memory
         assert count_lent_slots(loader) >= 2
         for rows, indices in batches_kept:
             assert (rows == indices[:, None] % 251).all()
@@ -74,7 +72,7 @@ def test_batch_of_arrays_is_a_view_of_the_ring():
     with make_loader() as loader:
         batches = iter(loader)
         next(batches)
-        rows, _ = next(batches)  # from the first one on it is known what the samples are
+        rows, _ = next(batches)  # since the first batch, the content of samples is known
         memory = loader._session.ring.bytes
         first = memory.__array_interface__["data"][0]
         assert first <= rows.data_ptr() < first + len(memory)
@@ -112,8 +110,10 @@ def test_batch_in_a_forked_child_keeps_its_values():
         child = os.fork()
         if child == 0:
             os.close(release_writer)
-            os.read(release_reader, 1)  # until the parent has let go of the batch and taken many more
-            is_intact = (rows.numpy() == indices.numpy()[:, None] % 251).all()  # torch's threads do not survive a fork
+            os.read(release_reader, 1)  # until the parent has dropped the batch and loaded more
+            is_intact = (
+                rows.numpy() == indices.numpy()[:, None] % 251
+            ).all()  # numpy, since torch's threads do not survive a fork
             os.write(answer_writer, b"1" if is_intact else b"0")
             os._exit(0)
         del rows, indices
@@ -127,8 +127,7 @@ def test_batch_in_a_forked_child_keeps_its_values():
 
 
 def test_batch_larger_than_the_ring_is_copied_without_an_intermediate_copy(monkeypatch):
-    """Without a memory for the whole batch in between, which `load` makes."""
-    monkeypatch.setattr(CpuTransfer, "load", None)
+    monkeypatch.setattr(CpuTransfer, "load", None)  # which would make memory for the entire batch
     with make_loader(16, ring_bytes=4 * ROW, chunk_size=2) as loader:
         for rows, indices in loader:
             assert rows.shape == (8, ROW)
@@ -182,7 +181,7 @@ def test_lend_refuses_more_than_its_share_of_the_ring():
 
 
 class LargeImages:
-    """Sample i: an image whose size and levels depend on i, as large as a photograph."""
+    """A dataset of photographs whose size and levels depend on their number."""
 
     def __init__(self, length: int, *, bad: tuple[int, ...] = ()) -> None:
         self.length = length
@@ -211,9 +210,9 @@ def make_image_loader(length=64, *, bad=(), **options):
 
 def assert_images(images, indices):
     assert len(images) == len(indices)
-    for make_image, index in zip(images, indices.tolist(), strict=True):
-        assert make_image.dtype == torch.uint8
-        assert np.array_equal(make_image.permute(1, 2, 0).numpy(), make_pixels(index))
+    for image, index in zip(images, indices.tolist(), strict=True):
+        assert image.dtype == torch.uint8
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), make_pixels(index))
 
 
 @pytest.mark.processes
@@ -224,7 +223,7 @@ def test_images_keep_their_values_and_their_slots_return(workers):
             batches_kept = []
             for images, indices in loader:
                 assert_images(images, indices)
-                batches_kept.append(([images[0], images[-1][:, :, 5:9]], indices))  # a view keeps the memory too
+                batches_kept.append(([images[0], images[-1][:, :, 5:9]], indices))  # views keep the memory
                 del images
         assert count_lent_slots(loader) == 8
         for (first, other), indices in batches_kept:
@@ -240,9 +239,9 @@ def test_images_without_transforms_are_views_of_the_ring():
         images, _ = next(iter(loader))
         memory = loader._session.ring.bytes
         first = memory.__array_interface__["data"][0]
-        for make_image in images:
-            assert first <= make_image.data_ptr() < first + len(memory)
-            assert make_image.permute(1, 2, 0).is_contiguous()
+        for image in images:
+            assert first <= image.data_ptr() < first + len(memory)
+            assert image.permute(1, 2, 0).is_contiguous()
 
 
 @pytest.mark.processes
@@ -255,7 +254,7 @@ def test_batches_of_images_beyond_the_lent_share_can_all_be_kept():
     del loader, ring
     for images, indices in batches_kept:
         assert_images(images, indices)
-        assert all(make_image.permute(1, 2, 0).is_contiguous() for make_image in images)
+        assert all(image.permute(1, 2, 0).is_contiguous() for image in images)
         images[0].zero_()
 
 
@@ -288,7 +287,7 @@ def test_transformed_images_lend_no_slot():
     with make_image_loader(transforms=[gl.transforms.RandomHorizontalFlip(0.0)]) as loader:
         for images, indices in loader:
             assert_images(images, indices)
-            assert all(make_image.is_contiguous() for make_image in images)
+            assert all(image.is_contiguous() for image in images)
         assert count_lent_slots(loader) == 0
 
 
@@ -300,7 +299,7 @@ def make_image(level: int, height: int = 6, width: int = 8) -> gl.Image:
 
 
 def join_columns(make, count: int = 6, *, chunk: int = 2, transforms=(), splits_blocks: bool = False):
-    """The columns of a batch of this dataset, done here in chunks of so many."""
+    """Load a batch of this dataset in this process, in chunks of this size, and return its columns."""
     ring = Ring(1 << 22)
     job = Job(Made(make, 100), Chain(transforms), Decode(), 0)
     feed = Feed(InProcessEngine(job, ring), ring, chunk_size=chunk, ahead=1)
@@ -358,9 +357,9 @@ def test_columns_of_targets_hold_masks_boxes_and_their_fields():
     [masks] = columns.masks
     assert masks.leaf == 3
     assert masks.kinds == [("uint8", 2), ("int16", 2)] * 2
-    assert masks.table["shape"][:, 2].tolist() == [1, 2, 1, 2]  # bytes as channels
+    assert masks.table["shape"][:, 2].tolist() == [1, 2, 1, 2]  # the bytes of a pixel count as channels
     assert [len(boxes.array) for _, boxes in columns.points[1].items()] == [1, 2, 3, 4]
-    assert columns.fields == [(1, 2)]  # of all
+    assert columns.fields == [(1, 2)]  # in all rows
     assert [len(boxes) for boxes in columns.boxes([3, 0])] == [4, 1]
 
 
@@ -388,8 +387,8 @@ def test_collate_fn_receives_samples_of_different_structure_unchanged(workers):
         sample = {"image": make_image(index, 6 + index), "label": index}
         return sample if index % 2 else {"a": (np.full(1000, index), index), **sample, "z": torch.full((700,), index)}
 
-    with gl.Loader(Made(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as make_loader:
-        for step, samples in zip(range(2), make_loader, strict=False):
+    with gl.Loader(Made(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as loader:
+        for step, samples in zip(range(2), loader, strict=False):
             for index, sample in enumerate(samples, 4 * step):
                 assert list(sample) == (["image", "label"] if index % 2 else ["a", "image", "label", "z"])
                 assert sample["image"].shape == (3, 6 + index, 8)

@@ -1,4 +1,4 @@
-"""Arrays that no tensor holds: the error names the sample, the dtype, and what to write."""
+"""Arrays that tensors cannot hold: the error names the sample, the dtype and the remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_collating_unsupported_arrays_names_sample_dtype_and_remedy(kind):
 
 @pytest.mark.parametrize("kind", ["another byte order", "dates"])
 def test_converting_an_unsupported_array_without_batches_names_its_remedy(kind):
-    """As `default_convert` has it, which leaves texts and objects as they are."""
+    """As with `default_convert`, texts and objects stay as they are."""
     array, dtype, remedy = ARRAYS[kind]
     error = collate_error([{"x": array}], batch_size=None)
     assert error.startswith(f"sample 0 cannot be converted to tensors: it has a ndarray of {dtype} (")

@@ -1,4 +1,4 @@
-"""Mosaic and CopyPaste through loaders, held against plain numpy, sample by sample; and who may be put together."""
+"""Mosaic and CopyPaste through loaders, compared with plain numpy sample by sample, and their errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILL = {gl.Image: (9, 99, 199), gl.Mask: 77}
 
 @dataclass
 class Scene:
-    """A picture with instances, as numpy has it."""
+    """A picture with instances as numpy arrays."""
 
     image: np.ndarray  # H×W×3
     boxes: np.ndarray  # n×4, float64
@@ -44,7 +44,7 @@ def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     masks = np.zeros((count, height, width), bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int).tolist(), strict=True):
         mask[top : bottom + 1, left : right + 1] = random.uniform(size=(bottom + 1 - top, right + 1 - left)) < 0.8
-    if count == 5:  # the first one hides everything
+    if count == 5:  # the first instance hides everything
         boxes[0], masks[0] = [0, 0, width, height], True
     labels = 100 * index + np.arange(count)
     dots = random.uniform(0, 24, (count, 2, 2)).astype(np.float32)
@@ -53,7 +53,7 @@ def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
 
 
 class Scenes:
-    """A dataset of them: ``(image, target, semantic mask)``."""
+    """A dataset of scenes: ``(image, target, semantic mask)``."""
 
     def __init__(self, length: int = 14, size: tuple[int, int] | None = None) -> None:
         self.length, self.size = length, size
@@ -107,17 +107,15 @@ def assert_row_equals(row: Any, expected: Scene, index: int) -> None:
     assert target["masks"].dtype == torch.bool
 
 
-@contextlib.contextmanager
-def run_mode(name: str):
-    with in_batches() if name == "batched" else contextlib.nullcontext():
-        yield
+# Whether images are combined one by one, or many in one call.
+on_each_run = pytest.mark.parametrize("run", [contextlib.nullcontext, in_batches], ids=["single", "batched"])
 
 
-# -- Mosaic: what it shows --------------------------------------------------------------------------------------------
+# -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
 def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int]) -> Scene:
-    """Four scenes around a centre, pixel by pixel of a canvas that nothing can leave."""
+    """Place four scenes around a center, on a canvas larger than all of them, and cut out the mosaic."""
     (cy, cx), (height, width), border = centre, size, 200
     canvas = np.full((height + 2 * border, width + 2 * border, 3), FILL[gl.Image], np.uint8)
     semantic = np.full(canvas.shape[:2], FILL[gl.Mask], np.int64)
@@ -132,7 +130,7 @@ def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int])
         x, y = left - border, top - border
         boxes = scene.boxes + np.array([x, y, x, y])
         boxes = np.clip(boxes, 0, [width, height, width, height])
-        boxes = np.clip(boxes, [x, y, x, y], [x + w, y + h, x + w, y + h])  # of boxes that leave their own image
+        boxes = np.clip(boxes, [x, y, x, y], [x + w, y + h, x + w, y + h])  # boxes may extend beyond their own image
         visible = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
         masks = np.zeros((len(visible), *canvas.shape[:2]), bool)
         masks[:, top : top + h, left : left + w] = scene.masks[visible]
@@ -149,22 +147,26 @@ def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int])
     return Scene(canvas[inside], *joined, semantic[inside])
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+def mosaic_at(row: int, record: Any, scenes: list[Scene], size: tuple[int, int]) -> Scene:
+    four = [scenes[neighbor(row, number, len(scenes))] for number in record.order[row].tolist()]
+    return mosaic_of(four, tuple(record.centre_yx[row].tolist()), size)
+
+
+@on_each_run
 @pytest.mark.parametrize("size", [(40, 52), (100, 90), 17])
 def test_mosaic_equals_plain_numpy(run, size):
     chain = [T.Mosaic(size, center_range=(0.1, 0.9), fill=FILL)]
-    scenes = [make_scene(index) for index in range(14)]  # the last group has two
+    scenes = [make_scene(index) for index in range(14)]  # the last group has only two
     [record] = draw_chain(chain, scenes).records
-    with run_mode(run):
+    with run():
         rows = load_rows(make_loader(chain, ragged="error"))
     for row, row_loaded in enumerate(rows):
-        four = [scenes[neighbor(row, number, 14)] for number in record.order[row].tolist()]
         pair = size if isinstance(size, tuple) else (size, size)
-        assert_row_equals(row_loaded, mosaic_of(four, tuple(record.centre_yx[row].tolist()), pair), row)
+        assert_row_equals(row_loaded, mosaic_at(row, record, scenes, pair), row)
 
 
 def mirror(scene: Scene, *, axis: int) -> Scene:
-    """Left to right (1) or upside down (0)."""
+    """Mirror left to right (axis 1) or upside down (axis 0)."""
     length = scene.image.shape[axis]
     boxes, dots = scene.boxes.copy(), scene.dots.copy()
     near, far = 1 - axis, 3 - axis
@@ -180,26 +182,25 @@ def mirror(scene: Scene, *, axis: int) -> Scene:
     )
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+@on_each_run
 def test_mosaic_between_flips_equals_plain_numpy(run):
     chain = [T.RandomHorizontalFlip(0.5), T.Mosaic((40, 52), fill=FILL), T.RandomVerticalFlip(0.5)]
     before = [make_scene(index) for index in range(14)]
     flips, record, last = draw_chain(chain, before).records
     flipped = [mirror(scene, axis=1) if flips.flipped[row] else scene for row, scene in enumerate(before)]
-    with run_mode(run):
+    with run():
         rows = load_rows(make_loader(chain, batch_size=8))
     assert 0 < flips.flipped.sum() < 14
     for row, row_loaded in enumerate(rows):
-        four = [flipped[neighbor(row, number, 14)] for number in record.order[row].tolist()]
-        expected = mosaic_of(four, tuple(record.centre_yx[row].tolist()), (40, 52))
+        expected = mosaic_at(row, record, flipped, (40, 52))
         assert_row_equals(row_loaded, mirror(expected, axis=0) if last.flipped[row] else expected, row)
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+@on_each_run
 def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(run):
-    """The crop after it makes the window of the mosaic smaller than the mosaic."""
+    """With the crop, only a part of the mosaic is made."""
     crop = T.CenterCrop((20, 30))
-    with run_mode(run):
+    with run():
         mosaics = load_rows(make_loader([T.Mosaic((40, 50), fill=FILL)]))
         crops = load_rows(make_loader([T.Mosaic((40, 50), fill=FILL), crop]))
     for (image, _, mask), (crop_image, _, crop_mask) in zip(mosaics, crops, strict=True):
@@ -218,7 +219,6 @@ def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
 
 
 def test_mosaic_of_semantic_masks_without_boxes_equals_that_with_boxes():
-    """Semantic segmentation: no boxes."""
     dataset = [(gl.Image(make_scene(n).image), gl.Mask(make_scene(n).semantic)) for n in range(8)]
     rows = load_rows(make_loader([T.Mosaic(50)], Scenes(8)))
     with make_loader([T.Mosaic(50)], dataset) as loader:
@@ -233,14 +233,14 @@ def test_mosaic_after_a_crop_drops_boxes_with_their_fields():
         assert {len(target[name]) for name in ("labels", "masks", "area", "points")} == {count}
         for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             down, across = torch.nonzero(mask, as_tuple=True)
-            if len(down):  # cut by the crop, a box is still around its pixels
+            if len(down):  # a box that the crop cuts still contains its pixels
                 assert box[0] - 1 < across.min()
                 assert across.max() < box[2] + 1
                 assert box[1] - 1 < down.min()
                 assert down.max() < box[3] + 1
 
 
-# -- CopyPaste: what it shows -----------------------------------------------------------------------------------------
+# -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
 def resize(scene: Scene, size: tuple[int, int]) -> Scene:
@@ -252,7 +252,7 @@ def resize(scene: Scene, size: tuple[int, int]) -> Scene:
     masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(to, nearest)) > 0 for mask in scene.masks]
     return replace(
         scene,
-        # Along the rows first: Pillow 13 begins with what is cheaper, and rounds to levels in between.
+        # Resize rows first, since Pillow 13 would begin with the cheaper axis, and rounds in between.
         image=np.asarray(PILImage.fromarray(scene.image).resize((size[1], height), bilinear).resize(to, bilinear)),
         boxes=scene.boxes * np.tile(ratio, 2),
         masks=np.array(masks, bool).reshape(-1, *size),
@@ -262,7 +262,7 @@ def resize(scene: Scene, size: tuple[int, int]) -> Scene:
 
 
 def paste(background: Scene, other: Scene, chosen: list[int]) -> Scene:
-    """Instances of a scene over another one, pixel by pixel."""
+    """Paste instances of a scene over another scene."""
     other = resize(other, background.image.shape[:2])
     image, semantic, masks = background.image.copy(), background.semantic.copy(), background.masks.copy()
     for number in chosen:
@@ -289,18 +289,18 @@ def paste(background: Scene, other: Scene, chosen: list[int]) -> Scene:
 
 
 def chosen_instances(record: Any, row: int, count: int) -> list[int]:
-    """Which of so many instances are pasted: those that as many draws hit."""
+    """Return which of `count` instances are pasted: those chosen by `count` draws, without repetition."""
     numbers = uniforms(Key(*record.keys[row].tolist()), np.zeros(1, np.int64), 0, count)[0]
     return sorted({int(number * count) for number in numbers})
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+@on_each_run
 @pytest.mark.parametrize("size", [(40, 50), None], ids=["equal", "different"])
 def test_copy_paste_equals_plain_numpy(run, size):
     chain = [T.CopyPaste(p=0.8)]
-    scenes = [make_scene(index, size=size) for index in range(25)]  # the last one is alone
+    scenes = [make_scene(index, size=size) for index in range(25)]  # the last scene has no partner
     [record] = draw_chain(chain, scenes).records
-    with run_mode(run):
+    with run():
         rows = load_rows(make_loader(chain, Scenes(25, size), batch_size=6))
     lost = 0
     for row, row_loaded in enumerate(rows):
@@ -310,19 +310,16 @@ def test_copy_paste_equals_plain_numpy(run, size):
         lost += len(set(scenes[row].labels) - set(expected.labels))
         assert_row_equals(row_loaded, expected, row)
     assert 0 < record.gathered.sum() < 25
-    assert lost  # some were hidden altogether
+    assert lost  # some instances were hidden entirely
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+@on_each_run
 def test_copy_paste_of_mosaics_equals_plain_numpy(run):
     chain = [T.Mosaic((40, 52), fill=FILL), T.CopyPaste(), T.RandomHorizontalFlip(1.0), T.CenterCrop((40, 52))]
     scenes = [make_scene(index) for index in range(16)]
     tiled, pasting, *_ = draw_chain(chain, scenes).records
-    mosaics = [
-        mosaic_of([scenes[row ^ n] for n in tiled.order[row].tolist()], tuple(tiled.centre_yx[row].tolist()), (40, 52))
-        for row in range(16)
-    ]
-    with run_mode(run):
+    mosaics = [mosaic_at(row, tiled, scenes, (40, 52)) for row in range(16)]
+    with run():
         rows = load_rows(make_loader(chain, Scenes(16), batch_size=8))
     for row, row_loaded in enumerate(rows):
         other = mosaics[row ^ 1]
@@ -330,7 +327,7 @@ def test_copy_paste_of_mosaics_equals_plain_numpy(run):
         assert_row_equals(row_loaded, mirror(expected, axis=1), row)
 
 
-# -- the same for all workers and batches -----------------------------------------------------------------------------
+# -- workers, batches, ranks and resuming -----------------------------------------------------------------------------
 
 CHAIN = [
     T.RandomResizedCrop(48),
@@ -376,7 +373,7 @@ def test_combined_samples_are_equal_after_resuming():
 
 
 def test_combined_samples_are_equal_on_ranks():
-    """Each of them has whole groups, also at the end, where the epoch begins again."""
+    """Each rank has complete groups, even at the end, where samples of the beginning are added."""
     expected = load_rows(make_loader(CHAIN, Scenes(16), batch_size=16))
     rows_by_rank = [load_rows(make_loader(CHAIN, Scenes(16), batch_size=4, rank=rank, world_size=2)) for rank in (0, 1)]
     assert_rows_equal(
@@ -416,11 +413,10 @@ def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
     with pytest.warns(RuntimeWarning, match="gone"):
         rows = load_rows(make_loader([T.Mosaic(40)], Failing(8), faults=gl.Faults(on_error="skip", max_error_rate=1.0)))
     assert [target["image_id"] for _, target, _ in rows] == [0, 1, 3, 4, 5, 6, 7]
-    [record] = draw_chain([T.Mosaic(40)], [make_scene(n) for n in range(8)]).records
-    four = [make_scene(0 if n == 2 else n) for n in record.order[0].tolist()]
-    np.testing.assert_array_equal(
-        rows[0][1]["labels"].numpy(), mosaic_of(four, tuple(record.centre_yx[0].tolist()), (40, 40)).labels
-    )
+    scenes = [make_scene(n) for n in range(8)]
+    [record] = draw_chain([T.Mosaic(40)], scenes).records
+    scenes[2] = scenes[0]  # a sample takes the place of a failed one
+    np.testing.assert_array_equal(rows[0][1]["labels"].numpy(), mosaic_at(0, record, scenes, (40, 40)).labels)
 
 
 def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
@@ -429,12 +425,11 @@ def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
     scenes = [make_scene(key) for key in keys]
     [record] = draw_chain([T.Mosaic(40)], scenes).records
     for row, (_, target, _) in enumerate(rows):
-        four = [scenes[neighbor(row, number, 6)] for number in record.order[row].tolist()]
-        expected = mosaic_of(four, tuple(record.centre_yx[row].tolist()), (40, 40))
+        expected = mosaic_at(row, record, scenes, (40, 40))
         np.testing.assert_array_equal(target["labels"].numpy(), expected.labels)
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def make_target(**more: Any) -> dict[str, Any]:

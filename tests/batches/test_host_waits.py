@@ -1,4 +1,4 @@
-"""Making a batch never makes the host wait for the device, whatever is in it."""
+"""Making a batch never makes the host wait for the device, whatever the batch contains."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from simulated.runtime import simulated
 import gpuload as gl
 from gpuload import transforms as T
 
-# Made when the first batch needs them, and kept: constants of images that only the reference takes, and tables. The
-# transfer holds the host back where it runs ahead of the loop.
+# Waits for values computed once, for the first batch that needs them: constants and tables. The transfer waits where it
+# is ahead of the loop.
 ALLOWED = {"finish.py": 4, "noise.py": 1, "erasing.py": 1, "transfer.py": 10}
 FUSED = ("classification", "erasing_of_finished_images", "mixup", "tones")
 SIZES = [(30, 40), (50, 31), (33, 33), (47, 60)] * 3
 
 
 class ShiftByOne(T.Custom):
-    """Moves images and masks by a pixel."""
+    """A custom transform that moves images and masks by a pixel."""
 
     def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
         return images.roll(1, dims=-1)
@@ -40,7 +40,7 @@ def make_image(number: int) -> np.ndarray:
 
 
 def make_scene(number: int) -> tuple[Any, dict[str, Any]]:
-    """An image with its boxes, and masks of another number in each sample."""
+    """Return an image with boxes, and masks whose number differs between samples."""
     height, width = SIZES[number % len(SIZES)]
     count = 1 + number % 3
     boxes = np.array([[at, at, at + 12, at + 9] for at in range(count)], np.float32)
@@ -62,14 +62,14 @@ def make_labeled(number: int) -> tuple[Any, int]:
 
 
 def collate_on_device(samples: list[Any]) -> Any:
-    """A user's collate_fn that brings the labels along."""
+    """Collate with labels on the device, as a user's collate_fn may."""
     images, labels = zip(*samples, strict=True)
     labels_on_device = torch.tensor(labels).pin_memory().to(images[0].device, non_blocking=True)
     return torch.stack(images), torch.nn.functional.one_hot(labels_on_device, 5).float()
 
 
 class BlocksWithFault:
-    """Arrays of one shape, which come in blocks; one sample is damaged."""
+    """A dataset of arrays of one shape, which come in blocks; one sample is damaged."""
 
     def __len__(self) -> int:
         return 8
@@ -112,13 +112,13 @@ EXTRA_CASES: dict[str, dict[str, Any]] = {
 
 
 def count_waits(options: dict[str, Any], backend: str) -> Counter[str]:
-    """Where and how often the host waits for the simulated device, from the first batch to the last."""
+    """Count the waits of the host for the simulated device, by file, from the first batch to the last."""
     loader_options = {"batch_size": 4, "device": "cuda", "backend": backend, **options, "num_workers": 0}
     with simulated("lazy") as cuda, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with gl.Loader(loader_options.pop("dataset"), **loader_options) as loader:
             batches = iter(loader)
-            cuda.waits.clear()  # what is made once, before the first batch
+            cuda.waits.clear()  # of values computed before the first batch
             assert sum(1 for _ in batches)
             return Counter(wait.where.partition(":")[0] for wait in cuda.waits)
 
@@ -137,6 +137,6 @@ def test_batches_never_make_the_host_wait_for_the_device(name, backend):
     waits = count_waits(options, backend)
     for place, max_waits in ALLOWED.items():
         assert waits.pop(place, 0) <= max_waits, place
-    if name == "pasted_instances":  # which instances are left is asked of the device, once for each record of a batch
+    if name == "pasted_instances":  # which reads from the device which instances are left
         waits.pop("combined_targets.py", None)
     assert not waits

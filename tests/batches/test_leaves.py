@@ -1,4 +1,4 @@
-"""A batch of any loader is taken apart by types and shapes."""
+"""BatchTree recognizes the leaves of a batch of any loader by their types and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels in a batch: where they are found, how they become soft, and what is said where they cannot."""
+"""Labels in a batch: how they are found, how they become soft, and errors for unsuitable labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sample_name(row: int) -> str:
         ([7, 4, 6, 5], [2, 3, 0, 1]),
         ([5, 6, 8], [0, 1, 2]),
         ([0, 1, 0, 1], [1, 0, 3, 2]),
-        ([2, 0, 0, 1], [0, 3, 2, 1]),  # the first of both
+        ([2, 0, 0, 1], [0, 3, 2, 1]),  # the first two samples of each number
         ([2, 2, 2], [0, 1, 2]),
         ([], []),
     ],
@@ -115,7 +115,7 @@ def test_label_smoothing_agrees_with_timm():
     timm()
     from timm.data.mixup import mixup_target
 
-    theirs = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # its partners are the batch backwards
+    theirs = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # timm's partners are the batch reversed
     ours = Pairing(T.MixUp(num_classes=3, label_smoothing=0.1), np.array([2, 1, 0]), np.full(3, 0.3))
     torch.testing.assert_close(mix_labels(LABELS, ours, sample_name), theirs, rtol=0, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Padding and keeping: what a batch of arrays of different sizes becomes, in nestings of every kind; what is not."""
+"""`pad_collate`, `pad` and `keep`: batches of arrays of different sizes in any nesting, and their errors."""
 
 from __future__ import annotations
 
@@ -41,16 +41,13 @@ class Scene:
 
 
 class RaggedArrays:
-    """Item i: an array of i + 1 times 2, and i."""
+    """A dataset whose sample i is an array of i + 1 times 2, and i."""
 
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return np.full((index + 1, 2), index, np.float32), index
-
-
-# What arrays become
 
 
 @pytest.mark.slow
@@ -95,7 +92,7 @@ def test_pad_collate_combines_arrays_and_tensors() -> None:
 
 
 def test_pad_collate_accepts_views_and_read_only_arrays() -> None:
-    """Warnings are errors here, and torch warns of arrays that cannot be written to."""
+    """Warnings are errors here, and torch warns about arrays that cannot be written to."""
     fixed = np.arange(3)
     fixed.flags.writeable = False
     batch = pad_collate([fixed, np.arange(5)[::-1], np.arange(8)[::2]])
@@ -130,9 +127,6 @@ def test_pad_collate_pads_with_nan_and_infinity() -> None:
     batch = pad_collate([np.zeros(1), np.zeros(2)], value=float("nan"))
     assert batch.data.isnan().tolist() == [[False, True], [False, False]]
     assert pad_collate([np.zeros(1), np.zeros(2)], value=float("-inf")).data[0, 1] == float("-inf")
-
-
-# Nesting, and leaves that are not padded
 
 
 @pytest.mark.parametrize(
@@ -175,9 +169,6 @@ def test_pad_collate_pads_arrays_in_all_containers() -> None:
     assert type(batch["p"]) is Point
     assert type(batch["s"]) is Scene
     assert batch["s"].label.tolist() == [1, 3]
-
-
-# In loaders
 
 
 @pytest.mark.processes
@@ -243,9 +234,6 @@ def test_pad_collate_and_padded_can_be_pickled() -> None:
 def test_importing_pad_collate_does_not_import_torch() -> None:
     code = "import sys, gpuload; gpuload.pad_collate; gpuload.Padded; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(("samples", "message"), [
@@ -402,7 +390,7 @@ def test_pad_collate_without_samples_raises() -> None:
 
 
 class AnnotatedImages:
-    """Pictures with what somebody said of each: dicts of several forms, or None."""
+    """A dataset of images with annotations in several forms, or None."""
 
     annotations: tuple[Any, ...] = ({"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]])
 

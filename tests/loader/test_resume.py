@@ -402,8 +402,8 @@ COMPLETED = {
 }
 
 
-def load_values(make_loader) -> list:
-    return [batch.tolist() for batch in make_loader]
+def load_values(loader) -> list:
+    return [batch.tolist() for batch in loader]
 
 
 def make_completed(name) -> gl.Loader:
@@ -412,73 +412,73 @@ def make_completed(name) -> gl.Loader:
 
 @pytest.mark.parametrize("name", COMPLETED)
 def test_set_epoch_of_a_completed_epoch_yields_no_batch_and_then_the_next_epoch(name):
-    with make_completed(name) as make_loader:
+    with make_completed(name) as loader:
         for epoch in range(3):
-            make_loader.set_epoch(epoch)
+            loader.set_epoch(epoch)
             last, batches = None, []
-            for batch in make_loader:
-                last = make_loader.state_dict()
+            for batch in loader:
+                last = loader.state_dict()
                 batches.append(batch.tolist())
             if epoch == 1:
                 state = json.loads(json.dumps(last))
     # The last batch of a stream is not known to be the last: its state is at the end of epoch 1.
     assert state.get("completed") == (None if name == "iterable" else 1)
-    with make_completed(name) as make_loader:
-        make_loader.load_state_dict(state)
-        assert make_loader.state_dict() == state
-        make_loader.set_epoch(1)
-        iterator = iter(make_loader)
+    with make_completed(name) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        loader.set_epoch(1)
+        iterator = iter(loader)
         assert list(iterator) == []
-        make_loader.set_epoch(2)
-        assert load_values(make_loader) == batches
+        loader.set_epoch(2)
+        assert load_values(loader) == batches
 
 
 @pytest.mark.parametrize("name", sorted(COMPLETED.keys() - {"iterable"}))
 def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_next(name):
-    with make_completed(name) as make_loader:
-        make_loader.set_epoch(1)
-        for _ in make_loader:
-            state = make_loader.state_dict()
-        make_loader.set_epoch(2)
-        batches = load_values(make_loader)
-    with make_completed(name) as make_loader:
-        make_loader.load_state_dict(state)
-        assert load_values(make_loader) == batches
-        make_loader.load_state_dict(state)
-        make_loader.set_epoch(2)
-        assert load_values(make_loader) == batches
-        make_loader.load_state_dict(state)
-        make_loader.set_epoch(0)
-        make_loader.set_epoch(1)  # the second call after loading
-        assert len(load_values(make_loader)) == len(batches)
+    with make_completed(name) as loader:
+        loader.set_epoch(1)
+        for _ in loader:
+            state = loader.state_dict()
+        loader.set_epoch(2)
+        batches = load_values(loader)
+    with make_completed(name) as loader:
+        loader.load_state_dict(state)
+        assert load_values(loader) == batches
+        loader.load_state_dict(state)
+        loader.set_epoch(2)
+        assert load_values(loader) == batches
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        loader.set_epoch(1)  # the second call after loading
+        assert len(load_values(loader)) == len(batches)
 
 
 def test_state_names_a_completed_epoch_only_right_after_its_last_batch():
-    with make_completed("map") as make_loader:
-        batches = iter(make_loader)
+    with make_completed("map") as loader:
+        batches = iter(loader)
         next(batches)
-        assert "completed" not in make_loader.state_dict()
+        assert "completed" not in loader.state_dict()
         list(batches)
-        assert "completed" not in make_loader.state_dict()
-        make_loader.set_epoch(5)
-        batches = iter(make_loader)
+        assert "completed" not in loader.state_dict()
+        loader.set_epoch(5)
+        batches = iter(loader)
         for _ in range(5):
             next(batches)
-        assert make_loader.state_dict()["completed"] == 5
+        assert loader.state_dict()["completed"] == 5
         with pytest.raises(StopIteration):
             next(batches)
-        assert "completed" not in make_loader.state_dict()
+        assert "completed" not in loader.state_dict()
 
 
 def test_state_of_a_skipped_completed_epoch_can_be_saved_again():
-    with make_completed("map") as make_loader:
-        batches = iter(make_loader)
+    with make_completed("map") as loader:
+        batches = iter(loader)
         for _ in range(5):
             next(batches)
-        state = make_loader.state_dict()
-    with make_completed("map") as make_loader:
-        make_loader.load_state_dict(state)
-        make_loader.set_epoch(0)
-        assert load_values(make_loader) == []
-        assert (make_loader.state_dict()["epoch"], make_loader.state_dict()["position"]) == (1, 0)
-        assert make_loader.epoch == 0
+        state = loader.state_dict()
+    with make_completed("map") as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert load_values(loader) == []
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+        assert loader.epoch == 0
