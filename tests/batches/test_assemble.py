@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from dataloader.common import Made
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -25,21 +25,9 @@ from gpuload.workers.job import Job
 ROW = 1 << 18  # the slot of four such samples is lent
 
 
-class LargeRows:
-    """A dataset whose sample i is an array filled with i, and i."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index):
-        return np.full(ROW, index % 251, np.uint8), index
-
-
 def make_loader(length=64, **options):
-    return gl.Loader(LargeRows(length), 8, **{"num_workers": 0, "device": "cpu", **options})
+    rows = MapDataset(lambda index: (np.full(ROW, index % 251, np.uint8), index), length)
+    return gl.Loader(rows, 8, **{"num_workers": 0, "device": "cpu", **options})
 
 
 def count_lent_slots(loader) -> int:
@@ -145,7 +133,9 @@ def test_arrays_stay_in_order_after_faults(on_error, dtype):
 
     options = {"faults": gl.Faults(on_error=on_error, max_error_rate=1), "chunk_size": 2}
     with (
-        gl.Loader(Made(lambda index: (row(index), index), 100), 8, num_workers=0, device="cpu", **options) as loader,
+        gl.Loader(
+            MapDataset(lambda index: (row(index), index), 100), 8, num_workers=0, device="cpu", **options
+        ) as loader,
         pytest.warns(RuntimeWarning, match="bad"),
     ):
         rows, indices = next(iter(loader))
@@ -180,22 +170,6 @@ def test_lend_refuses_more_than_its_share_of_the_ring():
     ring.close()
 
 
-class LargeImages:
-    """A dataset of photographs whose size and levels depend on their number."""
-
-    def __init__(self, length: int, *, bad: tuple[int, ...] = ()) -> None:
-        self.length = length
-        self.bad = bad
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            raise ValueError("bad")
-        return gl.Image(make_pixels(index)), index
-
-
 def make_pixels(index: int) -> np.ndarray:
     pixels = np.empty((250 + index % 7, 300 + index % 5, 3), np.uint8)
     pixels[...] = np.arange(pixels.shape[1])[None, :, None] % 256
@@ -204,8 +178,15 @@ def make_pixels(index: int) -> np.ndarray:
 
 
 def make_image_loader(length=64, *, bad=(), **options):
+    """Return a loader of photographs whose size and levels depend on their number."""
+
+    def sample(index):
+        if index in bad:
+            raise ValueError("bad")
+        return gl.Image(make_pixels(index)), index
+
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", "chunk_size": 8, **options}
-    return gl.Loader(LargeImages(length, bad=bad), 16, **options)
+    return gl.Loader(MapDataset(sample, length), 16, **options)
 
 
 def assert_images(images, indices):
@@ -272,12 +253,9 @@ def test_images_stay_in_order_after_faults(on_error):
 
 
 def test_images_with_different_numbers_of_channels_raise():
-    class Mixed(LargeImages):
-        def __getitem__(self, index):
-            return gl.Image(make_pixels(index)[:, :, : 1 if index == 3 else 3])
-
+    mixed = MapDataset(lambda index: gl.Image(make_pixels(index)[:, :, : 1 if index == 3 else 3]), 8)
     with (
-        gl.Loader(Mixed(8), 8, num_workers=0, device="cpu", ragged="list") as loader,
+        gl.Loader(mixed, 8, num_workers=0, device="cpu", ragged="list") as loader,
         pytest.raises(ValueError, match="same number of channels"),
     ):
         next(iter(loader))
@@ -291,9 +269,6 @@ def test_transformed_images_lend_no_slot():
         assert count_lent_slots(loader) == 0
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
-
-
 def make_image(level: int, height: int = 6, width: int = 8) -> gl.Image:
     return gl.Image(np.full((height, width, 3), level, np.uint8))
 
@@ -301,7 +276,7 @@ def make_image(level: int, height: int = 6, width: int = 8) -> gl.Image:
 def join_columns(make, count: int = 6, *, chunk: int = 2, transforms=(), splits_blocks: bool = False):
     """Load a batch of this dataset in this process, in chunks of this size, and return its columns."""
     ring = Ring(1 << 22)
-    job = Job(Made(make, 100), Chain(transforms), Decode(), 0)
+    job = Job(MapDataset(make, 100), Chain(transforms), Decode(), 0)
     feed = Feed(InProcessEngine(job, ring), ring, chunk_size=chunk, ahead=1)
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.pop_batch()
@@ -387,7 +362,7 @@ def test_collate_fn_receives_samples_of_different_structure_unchanged(workers):
         sample = {"image": make_image(index, 6 + index), "label": index}
         return sample if index % 2 else {"a": (np.full(1000, index), index), **sample, "z": torch.full((700,), index)}
 
-    with gl.Loader(Made(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as loader:
+    with gl.Loader(MapDataset(make, 100), 4, num_workers=workers, device="cpu", collate_fn=list) as loader:
         for step, samples in zip(range(2), loader, strict=False):
             for index, sample in enumerate(samples, 4 * step):
                 assert list(sample) == (["image", "label"] if index % 2 else ["a", "image", "label", "z"])

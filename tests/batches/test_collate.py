@@ -24,10 +24,8 @@ ARRAYS = {
 
 
 def collate_error(samples, batch_size=2, **options) -> str:
-    with (
-        gl.Loader(samples, batch_size, num_workers=0, device="cpu", **options) as loader,
-        pytest.raises(CollateError) as caught,
-    ):
+    loader = gl.Loader(samples, batch_size, num_workers=0, device="cpu", **options)
+    with loader, pytest.raises(CollateError) as caught:
         next(iter(loader))
     return str(caught.value).partition("\n")[0]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits.running import in_batches
+from helpers.map_datasets import MapDataset
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -52,34 +53,34 @@ def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), dots, semantic)
 
 
-class Scenes:
-    """A dataset of scenes: ``(image, target, semantic mask)``."""
+def scene_sample(index: int, size: tuple[int, int] | None = None) -> Any:
+    """Return ``(image, target, semantic mask)`` of a scene."""
+    scene = make_scene(index, size=size)
+    target = {
+        "boxes": gl.Boxes(scene.boxes.astype(np.float32)),
+        "labels": torch.from_numpy(scene.labels),
+        "masks": gl.Mask(scene.masks),
+        "area": scene.area,
+        "points": gl.Keypoints(scene.dots),
+        "image_id": index,
+    }
+    return gl.Image(scene.image), target, gl.Mask(scene.semantic)
 
-    def __init__(self, length: int = 14, size: tuple[int, int] | None = None) -> None:
-        self.length, self.size = length, size
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        scene = make_scene(index, size=self.size)
-        target = {
-            "boxes": gl.Boxes(scene.boxes.astype(np.float32)),
-            "labels": torch.from_numpy(scene.labels),
-            "masks": gl.Mask(scene.masks),
-            "area": scene.area,
-            "points": gl.Keypoints(scene.dots),
-            "image_id": index,
-        }
-        return gl.Image(scene.image), target, gl.Mask(scene.semantic)
+def scenes_dataset(length: int = 14, size: tuple[int, int] | None = None) -> MapDataset:
+    return MapDataset(lambda index: scene_sample(index, size), length)
 
 
 def make_loader(transforms: list[Any], dataset: Any = None, batch_size: int | None = 4, **options: Any) -> gl.Loader:
     defaults = {"num_workers": 0, "device": "cpu", "seed": SEED, "backend": "torch", "ragged": "list", **options}
-    return gl.Loader(Scenes() if dataset is None else dataset, batch_size, transforms=transforms, **defaults)
+    return gl.Loader(scenes_dataset() if dataset is None else dataset, batch_size, transforms=transforms, **defaults)
 
 
-def load_rows(loader: gl.Loader) -> list[tuple[Any, dict[str, Any], Any]]:
+def load_rows(*arguments: Any, **options: Any) -> list[tuple[Any, dict[str, Any], Any]]:
+    return rows_of(make_loader(*arguments, **options))
+
+
+def rows_of(loader: gl.Loader) -> list[tuple[Any, dict[str, Any], Any]]:
     with loader:
         return [row for images, targets, masks in loader for row in zip(images, targets, masks, strict=True)]
 
@@ -159,7 +160,7 @@ def test_mosaic_equals_plain_numpy(run, size):
     scenes = [make_scene(index) for index in range(14)]  # the last group has only two
     [record] = draw_chain(chain, scenes).records
     with run():
-        rows = load_rows(make_loader(chain, ragged="error"))
+        rows = load_rows(chain, ragged="error")
     for row, row_loaded in enumerate(rows):
         pair = size if isinstance(size, tuple) else (size, size)
         assert_row_equals(row_loaded, mosaic_at(row, record, scenes, pair), row)
@@ -189,7 +190,7 @@ def test_mosaic_between_flips_equals_plain_numpy(run):
     flips, record, last = draw_chain(chain, before).records
     flipped = [mirror(scene, axis=1) if flips.flipped[row] else scene for row, scene in enumerate(before)]
     with run():
-        rows = load_rows(make_loader(chain, batch_size=8))
+        rows = load_rows(chain, batch_size=8)
     assert 0 < flips.flipped.sum() < 14
     for row, row_loaded in enumerate(rows):
         expected = mosaic_at(row, record, flipped, (40, 52))
@@ -201,8 +202,8 @@ def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(run):
     """With the crop, only a part of the mosaic is made."""
     crop = T.CenterCrop((20, 30))
     with run():
-        mosaics = load_rows(make_loader([T.Mosaic((40, 50), fill=FILL)]))
-        crops = load_rows(make_loader([T.Mosaic((40, 50), fill=FILL), crop]))
+        mosaics = load_rows([T.Mosaic((40, 50), fill=FILL)])
+        crops = load_rows([T.Mosaic((40, 50), fill=FILL), crop])
     for (image, _, mask), (crop_image, _, crop_mask) in zip(mosaics, crops, strict=True):
         assert torch.equal(image[:, 10:30, 10:40], crop_image)
         assert torch.equal(mask[10:30, 10:40], crop_mask)
@@ -212,7 +213,7 @@ def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
     chain = [T.Mosaic(40, p=0.5)]
     scenes = [make_scene(index) for index in range(14)]
     [record] = draw_chain(chain, scenes).records
-    rows = load_rows(make_loader(chain))
+    rows = load_rows(chain)
     assert 0 < record.gathered.sum() < 14
     for row in np.flatnonzero(~record.gathered).tolist():
         assert_row_equals(rows[row], scenes[row], row)
@@ -220,7 +221,7 @@ def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
 
 def test_mosaic_of_semantic_masks_without_boxes_equals_that_with_boxes():
     dataset = [(gl.Image(make_scene(n).image), gl.Mask(make_scene(n).semantic)) for n in range(8)]
-    rows = load_rows(make_loader([T.Mosaic(50)], Scenes(8)))
+    rows = load_rows([T.Mosaic(50)], scenes_dataset(8))
     with make_loader([T.Mosaic(50)], dataset) as loader:
         masks_alone = torch.cat([torch.stack(list(masks)) for _, masks in loader])
     assert torch.equal(masks_alone, torch.stack([semantic for *_, semantic in rows]))
@@ -228,7 +229,7 @@ def test_mosaic_of_semantic_masks_without_boxes_equals_that_with_boxes():
 
 def test_mosaic_after_a_crop_drops_boxes_with_their_fields():
     chain = [T.RandomIoUCrop(sampler_options=[0.0], max_scale=0.6), T.Mosaic(300), T.SanitizeBoundingBoxes()]
-    for _, target, _ in load_rows(make_loader(chain)):
+    for _, target, _ in load_rows(chain):
         count = len(target["boxes"])
         assert {len(target[name]) for name in ("labels", "masks", "area", "points")} == {count}
         for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
@@ -301,7 +302,7 @@ def test_copy_paste_equals_plain_numpy(run, size):
     scenes = [make_scene(index, size=size) for index in range(25)]  # the last scene has no partner
     [record] = draw_chain(chain, scenes).records
     with run():
-        rows = load_rows(make_loader(chain, Scenes(25, size), batch_size=6))
+        rows = load_rows(chain, scenes_dataset(25, size), batch_size=6)
     lost = 0
     for row, row_loaded in enumerate(rows):
         partner, expected = neighbor(row, 1, 25), scenes[row]
@@ -320,7 +321,7 @@ def test_copy_paste_of_mosaics_equals_plain_numpy(run):
     tiled, pasting, *_ = draw_chain(chain, scenes).records
     mosaics = [mosaic_at(row, tiled, scenes, (40, 52)) for row in range(16)]
     with run():
-        rows = load_rows(make_loader(chain, Scenes(16), batch_size=8))
+        rows = load_rows(chain, scenes_dataset(16), batch_size=8)
     for row, row_loaded in enumerate(rows):
         other = mosaics[row ^ 1]
         expected = paste(mosaics[row], other, chosen_instances(pasting, row, len(other.boxes)))
@@ -352,43 +353,39 @@ def assert_rows_equal(rows: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_combined_samples_are_equal_with_any_workers_and_batch_sizes():
-    options = {"dataset": Scenes(26), "shuffle": True, "ragged": "error"}
-    first = load_rows(make_loader(CHAIN, batch_size=4, **options))
+    options = {"dataset": scenes_dataset(26), "shuffle": True, "ragged": "error"}
+    first = load_rows(CHAIN, batch_size=4, **options)
     for workers, size in ((0, 26 + 2), (1, 12), (2, 8)):
-        assert_rows_equal(
-            first, load_rows(make_loader(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options))
-        )
+        assert_rows_equal(first, load_rows(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options))
 
 
 @pytest.mark.slow
 def test_combined_samples_are_equal_after_resuming():
-    options = {"dataset": Scenes(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
-    expected = load_rows(make_loader(CHAIN, **options))
+    options = {"dataset": scenes_dataset(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
+    expected = load_rows(CHAIN, **options)
     with make_loader(CHAIN, **options) as loader:
         next(iter(loader))
         state = loader.state_dict()
     resumed = make_loader(CHAIN, **options)
     resumed.load_state_dict(state)
-    assert_rows_equal(expected[8:], load_rows(resumed))
+    assert_rows_equal(expected[8:], rows_of(resumed))
 
 
 def test_combined_samples_are_equal_on_ranks():
     """Each rank has complete groups, even at the end, where samples of the beginning are added."""
-    expected = load_rows(make_loader(CHAIN, Scenes(16), batch_size=16))
-    rows_by_rank = [load_rows(make_loader(CHAIN, Scenes(16), batch_size=4, rank=rank, world_size=2)) for rank in (0, 1)]
+    expected = load_rows(CHAIN, scenes_dataset(16), batch_size=16)
+    rows_by_rank = [load_rows(CHAIN, scenes_dataset(16), batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
     assert_rows_equal(
         expected, [*rows_by_rank[0][:4], *rows_by_rank[1][:4], *rows_by_rank[0][4:], *rows_by_rank[1][4:]]
     )
-    padded = [
-        load_rows(make_loader([T.Mosaic(40)], Scenes(6), batch_size=8, rank=rank, world_size=2)) for rank in (0, 1)
-    ]
+    padded = [load_rows([T.Mosaic(40)], scenes_dataset(6), batch_size=8, rank=rank, world_size=2) for rank in (0, 1)]
     assert [target["image_id"] for part in padded for _, target, _ in part] == [0, 1, 2, 3, 4, 5, 4, 5]
-    assert_rows_equal(load_rows(make_loader([T.Mosaic(40)], Scenes(6), batch_size=8))[:6], [*padded[0], *padded[1]][:6])
+    assert_rows_equal(load_rows([T.Mosaic(40)], scenes_dataset(6), batch_size=8)[:6], [*padded[0], *padded[1]][:6])
 
 
 def test_replay_returns_a_combined_sample():
-    rows = load_rows(make_loader(CHAIN, Scenes(14), shuffle=True, ragged="error"))
-    with make_loader(CHAIN, Scenes(14), shuffle=True, ragged="error") as loader:
+    rows = load_rows(CHAIN, scenes_dataset(14), shuffle=True, ragged="error")
+    with make_loader(CHAIN, scenes_dataset(14), shuffle=True, ragged="error") as loader:
         for position in (2, 13):
             replayed = loader.replay(0, position)
             image, target, _ = replayed.sample
@@ -398,20 +395,19 @@ def test_replay_returns_a_combined_sample():
 
 
 def test_collate_fn_receives_the_combined_samples():
-    rows = load_rows(make_loader(CHAIN, ragged="error"))
+    rows = load_rows(CHAIN, ragged="error")
     with make_loader(CHAIN, ragged="error", collate_fn=list) as loader:
         assert_rows_equal(rows, [sample for batch in loader for sample in batch])
 
 
 def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
-    class Failing(Scenes):
-        def __getitem__(self, index: int) -> Any:
-            if index == 2:
-                raise OSError("gone")
-            return super().__getitem__(index)
+    def sample(index: int) -> Any:
+        if index == 2:
+            raise OSError("gone")
+        return scene_sample(index)
 
     with pytest.warns(RuntimeWarning, match="gone"):
-        rows = load_rows(make_loader([T.Mosaic(40)], Failing(8), faults=gl.Faults(on_error="skip", max_error_rate=1.0)))
+        rows = load_rows([T.Mosaic(40)], MapDataset(sample, 8), faults=gl.Faults(on_error="skip", max_error_rate=1.0))
     assert [target["image_id"] for _, target, _ in rows] == [0, 1, 3, 4, 5, 6, 7]
     scenes = [make_scene(n) for n in range(8)]
     [record] = draw_chain([T.Mosaic(40)], scenes).records
@@ -421,7 +417,7 @@ def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
 
 def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
     keys = [3, 9, 0, 5, 7, 1]
-    rows = load_rows(make_loader([T.Mosaic(40)], batch_size=4, sampler=keys))
+    rows = load_rows([T.Mosaic(40)], batch_size=4, sampler=keys)
     scenes = [make_scene(key) for key in keys]
     [record] = draw_chain([T.Mosaic(40)], scenes).records
     for row, (_, target, _) in enumerate(rows):

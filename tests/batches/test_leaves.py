@@ -160,12 +160,8 @@ HEAT_MAP = torch.rand(2, 2, 8, 9)
 
 
 def test_batch_tree_with_selected_images_has_no_other_images():
-    batch = {
-        "image": IMAGES,
-        "heat": HEAT_MAP,
-        "scenes": [{"image": IMAGES[0]}] * 2,
-        "mask": gl.Mask(np.zeros((2, 8, 9))),
-    }
+    masks = gl.Mask(np.zeros((2, 8, 9)))
+    batch = {"image": IMAGES, "heat": HEAT_MAP, "scenes": [{"image": IMAGES[0]}] * 2, "mask": masks}
     kinds_by_path = {leaf.path: leaf.kind for leaf in BatchTree(batch, {"image", 'batch["heat"]'}).leaves}
     assert kinds_by_path == {
         'batch["heat"]': "images",

@@ -123,9 +123,8 @@ def test_label_smoothing_agrees_with_timm():
 @pytest.mark.parametrize("share", [[0.75, 0.5, 1.0], [1.0, 1.0, 1.0]], ids=["some mixed", "none mixed"])
 @pytest.mark.parametrize("labels", [LABELS, torch.eye(3, dtype=torch.float64)[LABELS]], ids=["integers", "soft"])
 def test_label_smoothing_applies_to_samples_that_are_not_mixed(labels, share):
-    pairings = [
-        Pairing(T.CutMix(num_classes=3, label_smoothing=s), np.array([1, 0, 2]), np.array(share)) for s in (0, 0.3)
-    ]
+    cutmixes = (T.CutMix(num_classes=3, label_smoothing=smoothing) for smoothing in (0, 0.3))
+    pairings = [Pairing(cutmix, np.array([1, 0, 2]), np.array(share)) for cutmix in cutmixes]
     plain, smoothed = (mix_labels(labels, pairing, sample_name) for pairing in pairings)
     torch.testing.assert_close(smoothed, 0.7 * plain + 0.1, check_dtype=True)
     torch.testing.assert_close(smoothed[2].float(), torch.tensor([0.1, 0.8, 0.1]))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from helpers.map_datasets import MapDataset
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
@@ -40,14 +41,11 @@ class Scene:
     label: int
 
 
-class RaggedArrays:
-    """A dataset whose sample i is an array of i + 1 times 2, and i."""
+def ragged_array(index: int) -> tuple[np.ndarray, int]:
+    return np.full((index + 1, 2), index, np.float32), index
 
-    def __len__(self) -> int:
-        return 6
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.full((index + 1, 2), index, np.float32), index
+RAGGED = MapDataset(ragged_array, 6)
 
 
 @pytest.mark.slow
@@ -176,7 +174,7 @@ def test_pad_collate_pads_arrays_in_all_containers() -> None:
 def test_pad_collate_works_in_torchs_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
     loader = DataLoader(
-        RaggedArrays(), 4, collate_fn=collate, num_workers=workers, multiprocessing_context="spawn" if workers else None
+        RAGGED, 4, collate_fn=collate, num_workers=workers, multiprocessing_context="spawn" if workers else None
     )
     batches = list(loader)
     assert [tuple(padded.data.shape) for padded, _ in batches] == [(4, 8, 2), (2, 8, 2)]
@@ -191,9 +189,9 @@ def test_pad_collate_works_in_torchs_dataloader(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pad_collate_in_a_loader_equals_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
-    with gl.Loader(RaggedArrays(), 4, collate_fn=collate, num_workers=workers, device="cpu") as loader:
+    with gl.Loader(RAGGED, 4, collate_fn=collate, num_workers=workers, device="cpu") as loader:
         batches = list(loader)
-    theirs = list(DataLoader(RaggedArrays(), 4, collate_fn=collate))
+    theirs = list(DataLoader(RAGGED, 4, collate_fn=collate))
     for (padded, labels), (expected, expected_labels) in zip(batches, theirs, strict=True):
         assert type(padded) is Padded
         torch.testing.assert_close(padded.data, expected.data)
@@ -345,16 +343,12 @@ def test_pad_pads_only_the_named_fields() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transforms", [[], [T.CenterCrop(8)]])
 def test_pad_in_a_loader_pads_captions(workers: int, transforms: list[Any]) -> None:
-    class Captions:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            picture = np.full((8, 8, 3), index, np.uint8) if transforms else index
-            return {"image": picture, "caption": [5] * (index + 1), "label": index}
+    def sample(index: int) -> dict[str, Any]:
+        picture = np.full((8, 8, 3), index, np.uint8) if transforms else index
+        return {"image": picture, "caption": [5] * (index + 1), "label": index}
 
     options: dict[str, Any] = {"transforms": transforms, "num_workers": workers, "device": "cpu"}
-    with gl.Loader(Captions(), 4, collate_fn=gl.pad("caption"), **options) as loader:
+    with gl.Loader(MapDataset(sample, 4), 4, collate_fn=gl.pad("caption"), **options) as loader:
         (batch,) = loader
     assert batch["image"].shape == ((4, 3, 8, 8) if transforms else (4,))
     assert batch["label"].tolist() == [0, 1, 2, 3]
@@ -389,31 +383,26 @@ def test_pad_collate_without_samples_raises() -> None:
         pad_collate([])
 
 
-class AnnotatedImages:
-    """A dataset of images with annotations in several forms, or None."""
+ANNOTATIONS = [{"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]]]
 
-    annotations: tuple[Any, ...] = ({"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]])
 
-    def __len__(self) -> int:
-        return len(self.annotations)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": gl.Image(np.full((8, 8, 3), index, np.uint8)),
-            "meta": self.annotations[index],
-            "tokens": list(range(index + 1)),
-            "inner": {"id": index, "meta": [index] * index},
-        }
+def annotated_image(index: int) -> dict[str, Any]:
+    return {
+        "image": gl.Image(np.full((8, 8, 3), index, np.uint8)),
+        "meta": ANNOTATIONS[index],
+        "tokens": list(range(index + 1)),
+        "inner": {"id": index, "meta": [index] * index},
+    }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_keep_in_a_loader_returns_lists_of_objects(workers: int) -> None:
     collate = gl.keep("meta", "inner.meta", collate_fn=gl.pad("tokens"))
-    with gl.Loader(AnnotatedImages(), 4, num_workers=workers, device="cpu", collate_fn=collate) as loader:
+    with gl.Loader(MapDataset(annotated_image, 4), 4, num_workers=workers, device="cpu", collate_fn=collate) as loader:
         (batch,) = loader
     assert batch["image"].shape == (4, 3, 8, 8)
-    assert batch["meta"] == list(AnnotatedImages.annotations)
+    assert batch["meta"] == ANNOTATIONS
     assert [type(value) for value in batch["meta"]] == [dict, type(None), dict, list]
     assert batch["inner"]["meta"] == [[n] * n for n in range(4)]
     assert batch["inner"]["id"].tolist() == [0, 1, 2, 3]

@@ -74,9 +74,7 @@ def test_advice_on_a_short_wait_states_the_small_gain_and_the_stage_as_next():
         waiting=0.11, main={"stage": 8.1, "step": 0.7}, cpu__seconds=15.0, **busy_workers(0.99, read=0.1, decode=9.7)
     )
     sentence = advise(replace_stats(stats, decode__counts={"simplejpeg": 1000}), cpus=2)
-    assert sentence.startswith(
-        "decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 11% of the time; "
-    )
+    assert sentence.startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 11% of the time")
     assert sentence.endswith(
         "; faster loading could raise throughput by at most 12%; next comes the stage, which takes 81% of the loop's "
         "time"
@@ -214,9 +212,7 @@ def test_advice_on_a_prefetch_factor_that_starves_workers_names_one_that_is_enou
 def test_advice_on_copying_explains_refused_page_locking():
     copying = make_stats(main={"copy": 6.0}, stage__device="cuda:0")
     sentence = advise(copying)
-    assert sentence.startswith(
-        "copying batches to the device is the bottleneck: it takes 60% of the loop's time; decode"
-    )
+    assert sentence.startswith("copying batches to the device is the bottleneck: it takes 60% of the loop's time; ")
     refused = replace_stats(copying, stage__pinning_refused=True)
     sentence = advise(refused, lockable_bytes=64 << 10)
     assert "this process may lock only 64 KiB of memory" in sentence
@@ -237,10 +233,7 @@ def test_advice_on_the_training_step_mentions_a_ring_that_is_not_page_locked():
     stats = make_stats(main={"step": 9.0, "copy": 0.2}, stage__pinning_refused=True, **busy_workers(0.4, decode=4.0))
     sentence = advise(stats, lockable_bytes=64 << 10)
     assert sentence.startswith("the training step is the bottleneck")
-    assert (
-        "throughput by at most 2%; the ring is not page-locked (this process may lock only 64 KiB of memory)"
-        in sentence
-    )
+    assert "by at most 2%; the ring is not page-locked (this process may lock only 64 KiB of memory)" in sentence
 
 
 def test_advice_on_the_training_step_says_how_many_workers_are_enough():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.map_datasets import MapDataset
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -237,16 +238,14 @@ def test_autotune_stops_once_the_loop_no_longer_waits():
 @pytest.mark.parametrize("step_s", [0.005, 0.01])
 def test_autotune_with_an_asynchronous_device_keeps_a_worker_that_gains_20_percent(step_s):
     """A worker takes 60 ms per batch and the device 50 ms: the loop nearly always waits, and two workers gain 20%."""
-    make = lambda: Simulation(decoding(8, 0.015), lambda batch: step_s, device_s=0.05)  # noqa: E731
-    tuning = tune(make(), 600)
+    tuning = tune(Simulation(decoding(8, 0.015), lambda batch: step_s, device_s=0.05), 600)
     assert tuning.auto.setting.workers >= 2
     assert tuning.rate == pytest.approx(20, rel=0.001)
     assert not any("did not help" in step.reason for _, step in tuning.steps)
 
 
 def test_autotune_with_sleeping_workers_takes_more_workers_than_cpus():
-    make = lambda: Simulation(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02)  # noqa: E731
-    tuning = tune(make(), cpus=2, most=32)
+    tuning = tune(Simulation(lambda workers, number: 0.2, lambda batch: 0.1, cpu=0.02), cpus=2, most=32)
     assert 8 <= tuning.auto.setting.workers <= 12
     assert tuning.rate == pytest.approx(10, rel=0.01)
     assert tuning.steps[-1][0] <= 20
@@ -436,18 +435,8 @@ def test_accept_limit_ends_the_trial_at_the_workers_that_started():
 # -- a loader with "auto" ---------------------------------------------------------------------------------------------
 
 
-class NoiseImages:
-    """A dataset whose sample i is an image of its own size, with noise from the global generator, and the number i."""
-
-    def __init__(self, samples: int = 400) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Any:
-        noise = np.random.randint(0, 256, (20 + index % 7, 24, 3)).astype(np.uint8)
-        return gl.Image(noise), index
+def noise_image(index: int) -> tuple[gl.Image, int]:
+    return gl.Image(np.random.randint(0, 256, (20 + index % 7, 24, 3)).astype(np.uint8)), index
 
 
 TRANSFORMS = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
@@ -455,7 +444,7 @@ TRANSFORMS = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.
 
 def make_loader(**options: Any) -> gl.Loader:
     defaults = {"batch_size": 8, "shuffle": True, "transforms": TRANSFORMS, "device": "cpu", "seed": 3, **options}
-    return gl.Loader(NoiseImages(), **defaults)
+    return gl.Loader(MapDataset(noise_image, 400), **defaults)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.generated_images import jpeg_bytes
+from helpers.map_datasets import MapDataset
 from PIL import Image
 from simulated.machine import Event, Machine
 from simulated.runtime import simulated
@@ -30,34 +32,23 @@ from gpuload import transforms as T
 MORE_WORKERS = r"(\d+) workers?(?: and prefetch_factor=\d+)? (?:would give|the loop would)"
 
 
-class SleepingDataset:
-    """A dataset of arrays that each take some seconds."""
+def sleeping(seconds: float, size: int = 100) -> MapDataset:
+    """Return a dataset of arrays that each take some seconds."""
 
-    def __init__(self, seconds: float, size: int = 100) -> None:
-        self.seconds, self.size = seconds, size
+    def sample(index: int) -> tuple[np.ndarray, int]:
+        time.sleep(seconds)
+        return np.zeros((size, size, 3), np.uint8), index
 
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        time.sleep(self.seconds)
-        return np.zeros((self.size, self.size, 3), np.uint8), index
+    return MapDataset(sample, 10_000)
 
 
-class EncodedPhotos:
-    """A dataset that repeats one JPEG."""
+def make_jpeg(width: int, height: int) -> bytes:
+    small = np.random.default_rng(0).integers(0, 255, (height // 4, width // 4, 3), np.uint8)
+    return jpeg_bytes(small.repeat(4, 0).repeat(4, 1), quality=95)
 
-    def __init__(self, width: int, height: int, quality: int = 95) -> None:
-        small = np.random.default_rng(0).integers(0, 255, (height // 4, width // 4, 3), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST).save(file, "JPEG", quality=quality)
-        self.data = file.getvalue()
 
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> tuple[gl.Encoded, int]:
-        return gl.Encoded(self.data), index
+PHOTO = make_jpeg(1600, 1200)
+PHOTOS = MapDataset(lambda index: (gl.Encoded(PHOTO), index), 10_000)
 
 
 class SlowModule(torch.nn.Module):
@@ -98,7 +89,7 @@ def assert_advice_contains(stats: gl.Stats, *expected: str) -> None:
 
 @pytest.mark.processes
 def test_stats_of_a_worker_that_decodes_large_jpegs_name_decode(sixteen_cpus):
-    stats = measure_batches(EncodedPhotos(1600, 1200), transforms=[T.CenterCrop(64)])
+    stats = measure_batches(PHOTOS, transforms=[T.CenterCrop(64)])
     assert_advice_contains(stats, "decode is the bottleneck: ", " of 1 worker is busy")
     assert re.search(r"; (with )?\d+ workers ", stats.advice)
     assert stats.waiting > 0.5
@@ -106,14 +97,14 @@ def test_stats_of_a_worker_that_decodes_large_jpegs_name_decode(sixteen_cpus):
 
 @pytest.mark.processes
 def test_stats_of_sleeping_reads_name_reading(sixteen_cpus):
-    stats = measure_batches(SleepingDataset(0.05), num_workers=2)
+    stats = measure_batches(sleeping(0.05), num_workers=2)
     assert_advice_contains(stats, "reading is the bottleneck (a sample takes ", " of 2 workers are busy")
     assert stats.part("read").seconds > sum(stats.part(name).seconds for name in ("header", "decode", "pack"))
 
 
 @pytest.mark.processes
 def test_stats_of_a_sleeping_step_name_the_training_step():
-    stats = measure_batches(SleepingDataset(0.0, 32), step=lambda: time.sleep(0.2))
+    stats = measure_batches(sleeping(0.0, 32), step=lambda: time.sleep(0.2))
     expected = "a faster loader could raise throughput by at most "
     assert_advice_contains(stats, "the training step is the bottleneck: the loop waits ", expected)
     assert stats.waiting < 0.05
@@ -121,7 +112,7 @@ def test_stats_of_a_sleeping_step_name_the_training_step():
 
 @pytest.mark.processes
 def test_stats_of_a_sleeping_module_name_the_stage():
-    stats = measure_batches(SleepingDataset(0.0, 32), transforms=[T.CenterCrop(16), SlowModule()])
+    stats = measure_batches(sleeping(0.0, 32), transforms=[T.CenterCrop(16), SlowModule()])
     assert_advice_contains(stats, "the stage is the bottleneck: it takes ")
     assert stats.part("stage").seconds >= 6 * 0.1
 
@@ -129,7 +120,7 @@ def test_stats_of_a_sleeping_module_name_the_stage():
 @pytest.mark.processes
 def test_stats_of_a_ring_smaller_than_a_batch_name_the_ring(sixteen_cpus):
     """The ring has room for two samples, so most of the six workers are idle."""
-    stats = measure_batches(SleepingDataset(0.03), num_workers=6, chunk_size=1, ring_bytes=1 << 16)
+    stats = measure_batches(sleeping(0.03), num_workers=6, chunk_size=1, ring_bytes=1 << 16)
     assert_advice_contains(stats, "the ring is the bottleneck: ring_bytes=65,536 is too small", "try ring_bytes=")
     assert stats.ring.spilled >= 3 * 6  # of the four chunks of a batch, one stays in the ring
 
@@ -140,11 +131,8 @@ def block_nvimagecodec(worker: int) -> None:
 
 @pytest.mark.processes
 def test_stats_without_nvimagecodec_count_fully_decoded_jpegs(sixteen_cpus):
-    photos = EncodedPhotos(1600, 1200)
-    stats = measure_batches(photos, transforms=[T.CenterCrop(64)], worker_init_fn=block_nvimagecodec)
-    assert_advice_contains(
-        stats, "nvImageCodec cannot be used here, so ", " JPEGs were fully decoded", "gpuload doctor"
-    )
+    stats = measure_batches(PHOTOS, transforms=[T.CenterCrop(64)], worker_init_fn=block_nvimagecodec)
+    assert_advice_contains(stats, "nvImageCodec cannot be used here", " JPEGs were fully decoded", "gpuload doctor")
     assert stats.decode.counts.keys() == {"simplejpeg"}
     assert stats.decode.whole == stats.decode.counts["simplejpeg"]
 
@@ -175,42 +163,29 @@ def test_stats_with_refused_page_locking_name_copying_and_ulimit(monkeypatch):
     )
 
 
-# -- mistakes in new programs -----------------------------------------------------------------------------------------
+def compute(index: int) -> int:
+    """Take 5 ms of CPU time."""
+    began = time.thread_time()
+    while time.thread_time() - began < 0.005:
+        pass
+    return index
 
 
-class ComputingDataset:
-    """A dataset of numbers that each take 5 ms of CPU time."""
+def opened_photos(*, lazily: bool) -> MapDataset:
+    """Return a dataset that opens photographs: decoded at once, or `lazily`, by Pillow when the image is used."""
 
-    def __len__(self) -> int:
-        return 10_000
+    def sample(index: int) -> tuple[Any, int]:
+        image = Image.open(io.BytesIO(PHOTO))
+        return (image if lazily else np.asarray(image)), index
 
-    def __getitem__(self, index: int) -> int:
-        began = time.thread_time()
-        while time.thread_time() - began < 0.005:
-            pass
-        return index
+    return MapDataset(sample, 10_000)
 
 
-class OpenedPhotos(EncodedPhotos):
-    """A dataset that opens a photograph itself: decoded at once, or `lazily`, by Pillow when the image is used."""
-
-    def __init__(self, *, lazily: bool) -> None:
-        super().__init__(1600, 1200)
-        self.lazily = lazily
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = Image.open(io.BytesIO(self.data))
-        return (image if self.lazily else np.asarray(image)), index
-
-
-class SlowBlocks:
+class SlowBlocks(MapDataset):
     """A dataset of encoded images that each take some time, in blocks that the dataset names."""
 
     def __init__(self) -> None:
-        self.data = EncodedPhotos(64, 48).data
-
-    def __len__(self) -> int:
-        return 10_000
+        self.samples, self.data = 10_000, make_jpeg(64, 48)
 
     def blocks(self) -> np.ndarray:
         return np.arange(0, 10_001, 100)
@@ -220,11 +195,8 @@ class SlowBlocks:
         return gl.Encoded(self.data), index
 
 
-class SlowToUnpickle(SleepingDataset):
-    """A dataset that takes two seconds to unpickle."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0, 32)
+class SlowToUnpickle(MapDataset):
+    """A dataset of numbers that takes two seconds to unpickle."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         time.sleep(2.0)
@@ -263,7 +235,7 @@ def measure_epoch(dataset: Any, **overrides: Any) -> gl.Stats:
 @pytest.mark.processes
 def test_stats_of_a_computing_dataset_on_a_busy_cpu_recommend_no_workers():
     """A worker gets a seventh of a CPU, and otherwise waits for it, not for a disk."""
-    stats = measure_batches(ComputingDataset())
+    stats = measure_batches(MapDataset(compute, 10_000))
     assert_advice_contains(stats, "reading is the bottleneck, and takes CPU time (", "more workers would not help")
     assert stats.cpu.count == 1
     assert stats.cpu.queued_s > stats.cpu.workers_s
@@ -273,7 +245,7 @@ def test_stats_of_a_computing_dataset_on_a_busy_cpu_recommend_no_workers():
 @pytest.mark.processes
 def test_stats_of_a_dataset_that_is_slow_to_unpickle_name_the_start_of_workers():
     """The start is a row of the table, in which no worker counts as idle."""
-    stats = measure_epoch(SlowToUnpickle())
+    stats = measure_epoch(SlowToUnpickle(samples=10_000))
     assert_advice_contains(
         stats, "starting the workers is the bottleneck so far: ", "workers start only once, not in each epoch"
     )
@@ -283,13 +255,13 @@ def test_stats_of_a_dataset_that_is_slow_to_unpickle_name_the_start_of_workers()
     assert "start      workers" in str(stats)
     busy_s = sum(stats.part(name, "workers").seconds for name in ("read", "header", "decode", "pack"))
     assert stats.busy >= busy_s / (stats.seconds - start.seconds) * 0.99
-    stats = measure_epoch(SlowToUnpickle(), persistent_workers=False)
+    stats = measure_epoch(SlowToUnpickle(samples=10_000), persistent_workers=False)
     assert_advice_contains(stats, "starting the workers is the bottleneck", "persistent_workers=True starts them once")
 
 
 @pytest.mark.processes
 def test_stats_count_worker_init_fn_as_start_and_not_as_step():
-    stats = measure_epoch(SleepingDataset(0.0, 32), worker_init_fn=lambda worker: time.sleep(2.0))
+    stats = measure_epoch(sleeping(0.0, 32), worker_init_fn=lambda worker: time.sleep(2.0))
     assert_advice_contains(stats, "starting the workers is the bottleneck so far: ")
     assert stats.first_s > 1.9
     assert stats.part("step").seconds < stats.seconds - 1.9
@@ -298,7 +270,7 @@ def test_stats_count_worker_init_fn_as_start_and_not_as_step():
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.processes
 def test_stats_of_a_dataset_that_decodes_by_itself_recommend_encoded_images(sixteen_cpus, lazily: bool):
-    stats = measure_batches(OpenedPhotos(lazily=lazily), transforms=[T.CenterCrop(32)])
+    stats = measure_batches(opened_photos(lazily=lazily), transforms=[T.CenterCrop(32)])
     assert_advice_contains(
         stats, "reading is the bottleneck, and takes CPU time (", "have it return gl.read(path) or gl.Encoded(bytes)"
     )
@@ -308,7 +280,7 @@ def test_stats_of_a_dataset_that_decodes_by_itself_recommend_encoded_images(sixt
 
 def test_stats_of_a_decoding_dataset_without_workers_recommend_at_most_one_worker_per_cpu():
     """The main process does not know which part of this work waits for a disk."""
-    stats = measure_batches(OpenedPhotos(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
+    stats = measure_batches(opened_photos(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
     assert_advice_contains(
         stats, "main process does this itself (num_workers=0)", "have it return gl.read(path) or gl.Encoded(bytes)"
     )
@@ -336,7 +308,7 @@ def test_stats_of_slow_reads_recommend_blocks_and_a_cache_that_are_not_in_use(si
 @pytest.mark.processes
 def test_stats_show_the_same_figures_in_table_and_advice(sixteen_cpus):
     """Both count workers from their start, and waits from the first batch."""
-    stats = measure_epoch(SleepingDataset(0.05))
+    stats = measure_epoch(sleeping(0.05))
     busy, workers, waits = re.search(
         r"([\d.]+) of (\d) worker is busy, and the loop waits (\d+)%", stats.advice
     ).groups()  # pyright: ignore

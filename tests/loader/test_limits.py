@@ -92,41 +92,25 @@ FILE_PAGES = (
 TOTALS = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
 DOCKER = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 POD = V2.replace(" / /sys", " /pod /sys")
+SPACE = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
 MEMORY = {
     "limit less usage": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB), 300),
     "file pages, but not shared memory": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, FILE_PAGES), 335),
-    "parent with the least left": (
-        "0::/a/b/c\n",
-        V2,
-        memory_v2("a/b/c", "max", 10) | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB),
-        100,
-    ),
+    "parent with the least left": ("0::/a/b/c\n", V2, memory_v2("a/b/c", "max", 10)
+        | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB), 100),
     "container": ("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB), 300),
-    "version 1, totals of child groups": (
-        "9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n",
-        V1,
-        memory_v1("job", 500 * MB, 200 * MB, TOTALS) | memory_v1("", 9223372036854771712, 10**9),
-        330,
-    ),
+    "version 1, totals of child groups": ("9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n", V1,
+        memory_v1("job", 500 * MB, 200 * MB, TOTALS) | memory_v1("", 9223372036854771712, 10**9), 330),
     "version 1, container": ("4:memory:/docker/3f2\n", DOCKER, memory_v1("", 500 * MB, 200 * MB), 300),
-    "version 1, within a container": (
-        "4:memory:/docker/3f2/in\n",
-        DOCKER,
-        memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB),
-        100,
-    ),
+    "version 1, within a container": ("4:memory:/docker/3f2/in\n", DOCKER,
+        memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB), 100),
     "parent of the mount": ("0::/../other\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
     "group outside the mount": ("0::/elsewhere\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
-    "space in the mount point": (
-        "0::/job\n",
-        V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine"),
-        memory_v2("of mine/job", 500 * MB, 200 * MB),
-        300,
-    ),
+    "space in the mount point": ("0::/job\n", SPACE, memory_v2("of mine/job", 500 * MB, 200 * MB), 300),
     "no mountinfo": ("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB), 300),
     "version 1, no mountinfo": ("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB), 200),
     "usage above the limit": ("0::/job\n", V2, memory_v2("job", 500 * MB, 600 * MB), 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("membership", "mounts", "files", "left_mb"), MEMORY.values(), ids=MEMORY)
@@ -346,22 +330,13 @@ def test_limits_of_this_machine_are_not_negative():
 
 CPU_V1 = "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
 CPU_V1_FILES = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+CPU_V1_UNLIMITED = {"cpu/job/cpu.cfs_quota_us": "-1\n"}
 CPUS = {
     "no quota": ("0::/job\n", V2, {"job/cpu.max": "max 100000\n"}, AFFINITY),
     "half a CPU": ("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"}, 1),
-    "quota of a parent": (
-        "0::/pod/job\n",
-        V2,
-        {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"},
-        1,
-    ),
+    "parent": ("0::/pod/job\n", V2, {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}, 1),
     "version 1": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES, 1),
-    "version 1, no quota": (
-        "4:cpu,cpuacct:/job\n",
-        CPU_V1,
-        CPU_V1_FILES | {"cpu/job/cpu.cfs_quota_us": "-1\n"},
-        AFFINITY,
-    ),
+    "version 1, no quota": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES | CPU_V1_UNLIMITED, AFFINITY),
     "version 1, no mountinfo": ("4:cpu,cpuacct:/job\n", None, CPU_V1_FILES, 1),
     "no control group": (None, None, {}, AFFINITY),
 }
@@ -483,11 +458,8 @@ def test_placement_without_a_choice_of_nodes_says_why(tmp_path, nodes, gpus, all
 def test_placement_in_a_container_uses_its_cpus_near_the_gpu(tmp_path, version):
     machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
     assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
-    assert (
-        machine.place(0, allowed="0-3,16-31")
-        .describe(5)
-        .endswith("5 workers run on all CPUs, since that node has only 4")
-    )
+    expected = "5 workers run on all CPUs, since that node has only 4"
+    assert machine.place(0, allowed="0-3,16-31").describe(5).endswith(expected)
     assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
 
 
@@ -531,9 +503,8 @@ def cpu_masks(loader) -> set[int]:
 def test_worker_and_its_replacement_run_on_the_cpus_near_the_gpu(gpu_near_last_cpu, tmp_path, caplog):
     caplog.set_level(logging.INFO, "gpuload.loader")
     placement = f"workers on CPUs {LAST}, ring in the memory of NUMA node 1, near cpu"
-    with gl.Loader(
-        AffinitySamples(str(tmp_path / "died")), 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]
-    ) as loader:
+    samples = AffinitySamples(str(tmp_path / "died"))
+    with gl.Loader(samples, 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
         assert str(loader.plan()).splitlines()[-1] == f"placement: {placement}"
         assert f"placement: {placement}" in loader.plan()._repr_html_()
         assert cpu_masks(loader) == {1 << LAST}

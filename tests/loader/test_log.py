@@ -79,12 +79,16 @@ def test_session_start_is_logged_with_decoders_and_plan(listen):
 
 
 def test_plan_in_the_log_says_why_a_transform_runs_on_another_backend(listen):
-    log = listen(logging.INFO)
-    with make_loader(backend="kornia", transforms=[T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]) as loader:
-        next(iter(loader))
-    plan = log.lines()[-1]
+    transforms = [T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]
+    plan = log_first_batch(listen(logging.INFO), backend="kornia", transforms=transforms)[-1]
     assert plan.startswith("plan: backend kornia on cpu: view 1: JPEG by torch (jpeg: Kornia's JPEG gives")
     assert "; view 2: CenterCrop by " in plan
+
+
+def log_first_batch(log: ThreadLogHandler, **options) -> list[str]:
+    with make_loader(**options) as loader:
+        next(iter(loader))
+    return log.lines()
 
 
 def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
@@ -92,10 +96,7 @@ def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
         raise ImportError("libnvjpeg.so: cannot open")
 
     monkeypatch.setattr(NvImageCodecRegions, "__init__", raise_import_error)
-    log = listen(logging.INFO)
-    with make_loader() as loader:
-        next(iter(loader))
-    assert log.lines()[1] == (
+    assert log_first_batch(listen(logging.INFO))[1] == (
         "JPEGs: simplejpeg, then Pillow; nvImageCodec: not usable (ImportError: libnvjpeg.so: cannot open). With "
         "nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
     )
@@ -103,15 +104,15 @@ def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
 
 def test_usable_decoders_are_logged(listen):
     lacking.nvimgcodec()
-    log = listen(logging.INFO)
-    with make_loader() as loader:
-        next(iter(loader))
-    assert log.lines()[1] == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
+    assert (
+        log_first_batch(listen(logging.INFO))[1]
+        == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
+    )
 
 
 def test_log_lines_are_not_computed_at_a_level_that_drops_them(listen, monkeypatch):
     def fail(self):
-        raise AssertionError("the decoders were looked for")
+        raise AssertionError("the decoders were determined")
 
     monkeypatch.setattr(decoder.Decoder, "jpeg_decoders", property(fail))
     log = listen(logging.WARNING)

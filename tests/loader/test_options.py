@@ -114,9 +114,6 @@ def test_warning_about_too_many_workers_states_their_cost(monkeypatch):
     )
 
 
-# -- "auto" -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cpus", "ranks", "count", "max_workers", "chunk"),
     [
@@ -146,13 +143,11 @@ def test_batches_ahead_with_auto_is_three_chunks_per_worker_and_at_least_prefetc
     [(2, 256, 2), (15, 256, 3), (15, 64, 6), (15, 32, 12), (63, 32, 48), (4, 32, 3), (1, 32, 2), (8, 8, 2)],
 )
 def test_batches_ahead_by_default_is_three_chunks_per_worker(workers, batch_size, ahead):
-    options = make_options(batch_size=batch_size, num_workers=workers)
+    arguments = {"batch_size": batch_size, "num_workers": workers}
+    options = make_options(**arguments)
     assert options.batches_ahead(workers, 2) == (2, ahead)
     assert options.prefetch_factor(workers, 2) == ahead
-    assert make_options(batch_size=batch_size, num_workers=workers, prefetch_factor=2).batches_ahead(workers, 2) == (
-        2,
-        2,
-    )
+    assert make_options(**arguments, prefetch_factor=2).batches_ahead(workers, 2) == (2, 2)
 
 
 @pytest.mark.parametrize(("changes", "text"), [
@@ -196,8 +191,6 @@ def test_chunk_size_of_an_array_file_is_larger(tmp_path, shape, batch_size, work
     usual = make_options(dataset=range(300), batch_size=batch_size, num_workers=4).chunk_size
     assert usual == min(max(batch_size // 4, 8), 64 if batch_size == 1024 else 32, batch_size)
 
-
-# -- arguments of other libraries' loaders -----------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "moving.md"
 

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers.map_datasets import MapDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
@@ -15,17 +16,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 import gpuload as gl
 
 
-class RandomNumbers:
-    """A dataset whose sample i is the number i and a number from each global generator."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index):
-        return index, random.random(), np.random.random(), torch.rand(()).item()
+def random_numbers(length: int) -> MapDataset:
+    return MapDataset(lambda index: (index, random.random(), np.random.random(), torch.rand(()).item()), length)
 
 
 class ResumableSampler(Sampler):
@@ -147,7 +139,7 @@ def test_resume_with_a_sampler_yields_the_remaining_batches(kind, length, batch_
         options = SAMPLERS[kind](length)
         if "sampler" in options:
             options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}
-        return gl.Loader(RandomNumbers(length), num_workers=0, device="cpu", **options)
+        return gl.Loader(random_numbers(length), num_workers=0, device="cpu", **options)
 
     assert_resume_continues(make, stop)
 
@@ -177,6 +169,6 @@ def test_resume_of_a_dataset_with_state_dict_does_not_read_again():
 def test_loader_leaves_the_global_generators_unchanged():
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     for options in (SAMPLERS["torch's own"](20), SAMPLERS["without a length"](20)):
-        list(gl.Loader(RandomNumbers(20), 4, num_workers=0, device="cpu", **options))
+        list(gl.Loader(random_numbers(20), 4, num_workers=0, device="cpu", **options))
     list(gl.Loader(RandomStream(20), 4, num_workers=0, device="cpu"))
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.generated_images import jpeg_bytes
-from PIL import Image
+from helpers.generated_images import encode, jpeg_bytes
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -33,28 +31,13 @@ def always_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuload.decode.scaled.SCALED_NS", -1e9)
 
 
-class Photos:
-    """A dataset of the same photograph eight times, with its number."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return gl.Encoded(JPEG), index
-
-
-class ScenesWithTargets(Photos):
-    """A dataset with a mask, boxes and keypoints."""
-
-    def __getitem__(self, index: int) -> Any:
-        mask = (make_slopes()[:, :, 0] // 16).astype(np.uint8)
-        boxes = np.array([[100, 200, 500, 590], [300, 10, 800, 500]], np.float32)
-        return {
-            "image": gl.Encoded(JPEG),
-            "mask": gl.Mask(mask),
-            "boxes": gl.Boxes(boxes),
-            "points": gl.Keypoints(np.array([[500.0, 400.0], [20.0, 590.0]], np.float32)),
-        }
+PHOTOS = [(gl.Encoded(JPEG), index) for index in range(8)]
+SCENE = {
+    "image": gl.Encoded(JPEG),
+    "mask": gl.Mask((make_slopes()[:, :, 0] // 16).astype(np.uint8)),
+    "boxes": gl.Boxes(np.array([[100, 200, 500, 590], [300, 10, 800, 500]], np.float32)),
+    "points": gl.Keypoints(np.array([[500.0, 400.0], [20.0, 590.0]], np.float32)),
+}
 
 
 def make_loader(dataset: Any, transforms: list[Any], decode: gl.Decode, **options: Any) -> gl.Loader:
@@ -93,8 +76,8 @@ CHAINS = {
 @pytest.mark.usefixtures("always_scale")
 @pytest.mark.parametrize("name", CHAINS)
 def test_scale_fast_changes_images_by_at_most_a_few_levels(name):
-    exact, scaled_exact = load_images(Photos(), CHAINS[name], EXACT)
-    fast, scaled = load_images(Photos(), CHAINS[name], FAST)
+    exact, scaled_exact = load_images(PHOTOS, CHAINS[name], EXACT)
+    fast, scaled = load_images(PHOTOS, CHAINS[name], FAST)
     assert scaled_exact == 0
     assert scaled == 8
     difference = fast.float() - exact.float()
@@ -105,24 +88,21 @@ def test_scale_fast_changes_images_by_at_most_a_few_levels(name):
 
 @pytest.mark.usefixtures("always_scale")
 def test_scale_fast_keeps_the_filter_of_the_transform():
-    noise = jpeg_bytes(
-        np.random.default_rng(0).integers(0, 256, (HEIGHT // 9, WIDTH // 9, 3), np.uint8).repeat(9, 0).repeat(9, 1)
-    )
+    noise = np.random.default_rng(0).integers(0, 256, (HEIGHT // 9, WIDTH // 9, 3), np.uint8)
+    file = jpeg_bytes(noise.repeat(9, 0).repeat(9, 1))
     images = {}
     for filter in ("bilinear", "lanczos"):
         for decode in (EXACT, FAST):
             chain = [T.Resize((40, 40), interpolation=filter)]
-            images[filter, decode] = load_images([gl.Encoded(noise)], chain, decode, batch_size=1)[0][0].float()
+            images[filter, decode] = load_images([gl.Encoded(file)], chain, decode, batch_size=1)[0][0].float()
     for filter, other in (("bilinear", "lanczos"), ("lanczos", "bilinear")):
-        same_filter, other_filter = (
-            (images[filter, FAST] - images[name, EXACT]).abs().mean() for name in (filter, other)
-        )
-        assert same_filter < 0.6 * other_filter, (same_filter, other_filter)
+        same, different = ((images[filter, FAST] - images[name, EXACT]).abs().mean() for name in (filter, other))
+        assert same < 0.6 * different, (same, different)
 
 
 @pytest.mark.usefixtures("always_scale")
 def test_scale_fast_of_combined_images_decodes_at_full_size():
-    batches, scaled = load_both(ScenesWithTargets(), [T.Resize((32, 32)), T.Mosaic(32)], ragged="list")
+    batches, scaled = load_both([SCENE] * 8, [T.Resize((32, 32)), T.Mosaic(32)], ragged="list")
     assert scaled == [0, 0]
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["image"], fast["image"])
@@ -131,7 +111,7 @@ def test_scale_fast_of_combined_images_decodes_at_full_size():
 @pytest.mark.usefixtures("always_scale")
 def test_scale_fast_moves_targets_as_exact_decoding_does():
     chain = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.ClampBoundingBoxes()]
-    batches, scaled = load_both(ScenesWithTargets(), chain)
+    batches, scaled = load_both([SCENE] * 8, chain)
     assert scaled == [0, 4]
     for exact, fast in zip(*batches, strict=True):
         assert torch.equal(exact["mask"], fast["mask"])
@@ -143,31 +123,18 @@ def test_scale_fast_moves_targets_as_exact_decoding_does():
         assert (difference.mean() - 0.5).abs() < 0.1
 
 
-class MixedFiles(Photos):
-    """A dataset of one picture in files that can be decoded smaller, other files, and as an array."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __init__(self) -> None:
-        picture = Image.fromarray(make_slopes())
-        self.files = [JPEG]
-        for kind, mode in (("PNG", "RGB"), ("JPEG", "CMYK"), ("WEBP", "RGB")):
-            file = io.BytesIO()
-            picture.convert(mode).save(file, kind, quality=98)
-            self.files.append(file.getvalue())
-        self.files.append(jpeg_bytes(make_slopes()[:60, :70], quality=98))
-
-    def __getitem__(self, index: int) -> Any:
-        kind = index % 6
-        return (gl.Image(make_slopes()) if kind == 5 else gl.Encoded(self.files[kind])), index
+def mixed_files() -> list[Any]:
+    """Return two samples of each kind of one picture: a JPEG that can be decoded smaller, other files, and an array."""
+    slopes = make_slopes()
+    files = [JPEG, encode(slopes, "PNG", quality=98), encode(slopes, "JPEG", "CMYK", quality=98)]
+    files += [encode(slopes, "WEBP", quality=98), jpeg_bytes(slopes[:60, :70], quality=98)]
+    return [(image, index) for index, image in enumerate([*map(gl.Encoded, files), gl.Image(slopes)] * 2)]
 
 
 @pytest.mark.usefixtures("always_scale")
 def test_scale_fast_decodes_other_formats_at_full_size():
-    (exact, _), (fast, scaled) = (
-        load_images(MixedFiles(), [T.RandomResizedCrop(32)], decode) for decode in (EXACT, FAST)
-    )
+    chain = [T.RandomResizedCrop(32)]
+    (exact, _), (fast, scaled) = (load_images(mixed_files(), chain, decode) for decode in (EXACT, FAST))
     kinds = np.arange(12) % 6
     assert scaled == 2, "the first kind; the last JPEG is too small"
     assert torch.equal(fast[kinds != 0], exact[kinds != 0])
@@ -186,10 +153,10 @@ def test_scale_fast_decodes_other_formats_at_full_size():
     ([T.Normalize([0.5], [0.5])], "no transform resizes"),
 ])  # fmt: skip
 def test_scale_fast_without_a_resize_first_decodes_at_full_size_and_says_why(chain, reason):
-    loader = make_loader(Photos(), chain, FAST)
+    loader = make_loader(PHOTOS, chain, FAST)
     assert str(loader.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"
     if "no transform" not in reason and "combined" not in reason:
-        batches, scaled = load_both(Photos(), chain)
+        batches, scaled = load_both(PHOTOS, chain)
         assert scaled == [0, 0]
         images = [batch[0] if isinstance(batch[0], list) else [batch[0]] for batch in batches]
         assert all(map(torch.equal, *images))
@@ -198,23 +165,23 @@ def test_scale_fast_without_a_resize_first_decodes_at_full_size_and_says_why(cha
 def test_plan_says_where_scale_fast_decodes_smaller():
     fast = "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
     chain = [T.RandomResizedCrop(32), T.Normalize([0.5], [0.5])]
-    plan = make_loader(Photos(), chain, FAST).plan()
+    plan = make_loader(PHOTOS, chain, FAST).plan()
     assert str(plan).splitlines()[-1] == fast
     assert plan._repr_html_().endswith("<p>decode scale=&#x27;fast&#x27;: JPEGs at 1/2, 1/4 or 1/8 of their size "
                                        "where that costs less, else at full size</p>")  # fmt: skip
-    assert "scale" not in str(make_loader(Photos(), chain, EXACT).plan())
+    assert "scale" not in str(make_loader(PHOTOS, chain, EXACT).plan())
 
 
 def test_scale_fast_gives_equal_bits_with_any_workers_chunks_and_resuming():
     chain, options = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()], {"shuffle": True}
-    expected, scaled = load_images(Photos(), chain, FAST, **options)
-    with make_loader(Photos(), chain, FAST, **options, num_workers=2, chunk_size=3) as with_workers:
+    expected, scaled = load_images(PHOTOS, chain, FAST, **options)
+    with make_loader(PHOTOS, chain, FAST, **options, num_workers=2, chunk_size=3) as with_workers:
         batches = [batch[0] for batch in with_workers]
         assert with_workers.stats().decode.counts["scaled"] == scaled > 1
     assert torch.equal(torch.cat(batches), expected)
-    interrupted = make_loader(Photos(), chain, FAST, **options)
+    interrupted = make_loader(PHOTOS, chain, FAST, **options)
     next(iter(interrupted))
-    resumed = make_loader(Photos(), chain, FAST, **options, batch_size=8)
+    resumed = make_loader(PHOTOS, chain, FAST, **options, batch_size=8)
     resumed.load_state_dict(interrupted.state_dict())
     assert torch.equal(next(iter(resumed))[0], expected[4:])
 
@@ -222,7 +189,7 @@ def test_scale_fast_gives_equal_bits_with_any_workers_chunks_and_resuming():
 def test_scale_fast_decodes_into_slots_of_the_result_size():
     decoded_bytes = {}
     for decode in (EXACT, FAST):
-        loader = make_loader(Photos(), [T.Resize((32, 32))], decode)
+        loader = make_loader(PHOTOS, [T.Resize((32, 32))], decode)
         list(loader)
         decoded_bytes[decode] = loader.stats().decode.bytes
     assert decoded_bytes[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
@@ -230,13 +197,11 @@ def test_scale_fast_decodes_into_slots_of_the_result_size():
 
 
 def test_scale_fast_reports_damage_as_exact_decoding_does():
-    class Damaged(Photos):
-        def __getitem__(self, index: int) -> Any:
-            return gl.Encoded(JPEG[: len(JPEG) // 3] if index == 5 else JPEG, source=f"{index}.jpg"), index
-
+    files = [JPEG[: len(JPEG) // 3] if index == 5 else JPEG for index in range(8)]
+    damaged = [(gl.Encoded(file, source=f"{index}.jpg"), index) for index, file in enumerate(files)]
     errors = []
     for decode in (EXACT, FAST):
-        loader = make_loader(Damaged(), [T.Resize((32, 32))], decode, faults=gl.Faults(on_error="skip"))
+        loader = make_loader(damaged, [T.Resize((32, 32))], decode, faults=gl.Faults(on_error="skip"))
         with pytest.warns(RuntimeWarning, match="sample 5"):
             assert sum(len(batch[0]) for batch in loader) == 7
         errors.append([(record.source, record.cause) for record in loader.errors])

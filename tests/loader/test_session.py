@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cpu_device import Device, Event
+from helpers.map_datasets import MapDataset
 from torch import nn
 
 import gpuload as gl
@@ -19,7 +20,6 @@ from gpuload import transforms as T
 from gpuload.errors import BackendError
 from gpuload.loader import session
 from gpuload.loader.session import SessionState, Steps
-from gpuload.ring.ring import Ring
 from gpuload.stage import Stage
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
@@ -27,16 +27,7 @@ from gpuload.workers import fork_server
 from gpuload.workers.pool import WorkerPool, count_pools_and_workers
 
 COUNT = 12
-
-
-class LevelImages:
-    """A dataset whose sample i is an image of level i, and i."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return torch.full((3, 4, 4), index, dtype=torch.uint8), index
+LEVELS = MapDataset(lambda index: (torch.full((3, 4, 4), index, dtype=torch.uint8), index), COUNT)
 
 
 class AddShift(nn.Module):
@@ -72,7 +63,7 @@ def device(monkeypatch):
 
 def make_loader(*transforms, **options):
     options = {"batch_size": 2, "num_workers": 0, "device": "cpu", "chunk_size": 2, "prefetch_factor": 4} | options
-    return gl.Loader(LevelImages(), transforms=list(transforms), **options)
+    return gl.Loader(LEVELS, transforms=list(transforms), **options)
 
 
 def count_launched(loader):
@@ -165,6 +156,15 @@ def test_views_and_info_are_equal_with_and_without_launching_ahead(device):
     assert run(AddShift()) == run(AddShift("neither"))
 
 
+def assert_third_batch_raises(loader, error, match=""):
+    batches = iter(loader)
+    yielded = [next(batches)[1].tolist() for _ in range(2)]
+    with pytest.raises(error, match=match):
+        next(batches)
+    yielded += [labels.tolist() for _, labels in batches]
+    assert yielded == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+
+
 def test_error_of_a_module_is_raised_for_its_batch(device):
     class RaisesAtFive(AddShift):
         def forward(self, images):
@@ -172,14 +172,8 @@ def test_error_of_a_module_is_raised_for_its_batch(device):
                 raise StopIteration("five")
             return super().forward(images)
 
-    seen = []
     with make_loader(RaisesAtFive("buffer")) as loader:
-        batches = iter(loader)
-        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
-        with pytest.raises(RuntimeError, match=r"making a batch raised StopIteration\('five'\)"):
-            next(batches)
-        seen += [labels.tolist() for _, labels in batches]
-    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+        assert_third_batch_raises(loader, RuntimeError, r"making a batch raised StopIteration\('five'\)")
 
 
 def test_out_of_memory_is_raised_for_its_batch_and_frees_its_slots(device, monkeypatch):
@@ -198,14 +192,8 @@ def test_out_of_memory_is_raised_for_its_batch_and_frees_its_slots(device, monke
 
     monkeypatch.setattr(CudaTransfer, "load", fail_on_third_load)
     with make_loader(T.CenterCrop(4), ring_bytes=4 << 16) as loader:
-        batches, seen = iter(loader), []
-        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
-        with pytest.raises(torch.OutOfMemoryError):
-            next(batches)
-        seen += [labels.tolist() for _, labels in batches]
-        ring: Ring = loader._session.ring
-        assert not ring._busy
-    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+        assert_third_batch_raises(loader, torch.OutOfMemoryError)
+        assert not loader._session.ring._busy
 
 
 def test_device_error_ends_the_epoch_and_close_is_silent(device):
@@ -262,21 +250,16 @@ def test_iter_in_two_threads_starts_one_session(monkeypatch):
     assert count_pools_and_workers() == (pools, workers)
 
 
-class MarksUnpickling:
+class MarksUnpickling(MapDataset):
     """A dataset that creates a file when a template or a worker unpickles it."""
 
     def __init__(self, path):
+        super().__init__(samples=COUNT)
         self.path = path
 
     def __setstate__(self, state):
         vars(self).update(state)
         open(self.path, "w").close()
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return index
 
 
 @pytest.mark.parametrize("slow", [Stage, devices], ids=["compiling kernels", "taking a device"])
@@ -287,13 +270,13 @@ def test_workers_unpickle_the_dataset_while_the_main_process_prepares(monkeypatc
 
     def wait_for_unpickling(*args):
         deadline = time.monotonic() + 60
-        while not (tmp_path / "unpacked").exists():
+        while not (tmp_path / "unpickled").exists():
             assert time.monotonic() < deadline, "no worker has unpickled the dataset"
             time.sleep(0.002)
         return real(*args)
 
     monkeypatch.setattr(slow, name, wait_for_unpickling)
-    with gl.Loader(MarksUnpickling(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu") as loader:
+    with gl.Loader(MarksUnpickling(tmp_path / "unpickled"), 4, num_workers=2, device="cpu") as loader:
         assert torch.cat(list(loader)).tolist() == list(range(COUNT))
 
 
@@ -313,7 +296,7 @@ def test_error_while_workers_start_ends_them(monkeypatch, tmp_path):
     monkeypatch.setattr(Stage, "prepare", raise_backend_error)
     before = count_pools_and_workers()
     with pytest.raises(BackendError, match="cannot be compiled"):
-        iter(gl.Loader(MarksUnpickling(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu"))
+        iter(gl.Loader(MarksUnpickling(tmp_path / "unpickled"), 4, num_workers=2, device="cpu"))
     [template] = started
     assert count_pools_and_workers() == before
     assert template.replies.fileno() == -1
@@ -376,7 +359,7 @@ def test_memory_format_with_a_collate_fn_warns():
 
     options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
     text = f"{NO_EFFECT}the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"
-    loader = gl.Loader(LevelImages(), 4, transforms=[T.CenterCrop(3)], **options)
+    loader = gl.Loader(LEVELS, 4, transforms=[T.CenterCrop(3)], **options)
     with loader, pytest.warns(RuntimeWarning, match=text):
         batches = list(loader)
     assert all(images.is_contiguous() for images in batches)

@@ -139,9 +139,6 @@ def test_check_of_a_position_beyond_the_dataset_raises():
         State.from_dict(make_state(position=1001)).check(STATE, strict=False)
 
 
-# -- the state of a sampler or dataset, through JSON and torch --------------------------------------------------------
-
-
 def through_json(value):
     return json.loads(json.dumps(value))
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from stage.test_plan import Cells
+from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -34,26 +36,22 @@ from gpuload.loader.stats import (
     format_bytes,
 )
 
+JPEG = jpeg_bytes(smooth_image(40, 60, 0))
 
-class MixedImages:
-    """A dataset of JPEGs and arrays. Samples in `bad` are not images, and reading sample `kills` ends the process."""
 
-    def __init__(self, samples: int = 24, bad: tuple[int, ...] = (), kills: int = -1) -> None:
-        self.samples, self.bad, self.kills, self.data = samples, bad, kills, jpeg_bytes(smooth_image(40, 60, 0))
+def mixed_images(samples: int = 24, kills: int = -1) -> MapDataset:
+    """Return a dataset of JPEGs and, as every fourth sample, an array. Reading sample `kills` ends the process."""
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        if index == self.kills:
+    def sample(index: int) -> tuple[Any, int]:
+        if index == kills:
             os._exit(3)
-        if index in self.bad:
-            return gl.Encoded(b"no image"), index
-        return (gl.Image(np.zeros((40, 60, 3), np.uint8)) if index % 4 == 0 else gl.Encoded(self.data)), index
+        return (gl.Encoded(JPEG) if index % 4 else gl.Image(np.zeros((40, 60, 3), np.uint8))), index
+
+    return MapDataset(sample, samples)
 
 
 def make_loader(dataset: Any = None, **overrides: Any) -> gl.Loader:
-    return gl.Loader(dataset or MixedImages(), **{"batch_size": 4, "num_workers": 0, "device": "cpu"} | overrides)
+    return gl.Loader(dataset or mixed_images(), **{"batch_size": 4, "num_workers": 0, "device": "cpu"} | overrides)
 
 
 def load_all(loader: gl.Loader) -> Stats:
@@ -74,12 +72,11 @@ def test_stats_before_the_first_batch_are_zero():
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_stats_count_everything_of_an_epoch(workers: int):
-    dataset = MixedImages()
-    with make_loader(dataset, num_workers=workers, transforms=[T.CenterCrop(32)]) as loader:
+    with make_loader(num_workers=workers, transforms=[T.CenterCrop(32)]) as loader:
         stats = load_all(loader)
         assert (stats.epoch, stats.batches, stats.images) == (0, 6, 24)
         assert (stats.faults.errors, stats.faults.restarts) == (0, 0)
-        assert stats.decode.read_bytes == 18 * len(dataset.data) + 6 * 40 * 60 * 3
+        assert stats.decode.read_bytes == 18 * len(JPEG) + 6 * 40 * 60 * 3
         assert stats.decode.bytes == 24 * 32 * 32 * 3
         assert sum(stats.decode.counts.values()) == 18
         where = "workers" if workers else "main"
@@ -138,7 +135,7 @@ def test_stats_without_persistent_workers_are_available_after_the_epoch():
 
 @pytest.mark.processes
 def test_stats_keep_the_counts_of_a_dead_worker():
-    with make_loader(MixedImages(kills=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
+    with make_loader(mixed_images(kills=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="sample 9"):
             stats = load_all(loader)
         assert (stats.images, stats.faults.errors) == (23, 1)
@@ -170,11 +167,7 @@ def test_stats_count_collation_in_workers():
 
 
 def test_stats_find_a_cache_within_a_wrapped_dataset():
-    cached = gl.Cached(MixedImages(8), 1 << 24)
-    loader = make_loader(
-        type("Subset", (), {"__len__": lambda self: 8, "__getitem__": lambda self, i: self.dataset[i]})()
-    )
-    loader.dataset.dataset = cached
+    loader = make_loader(Subset(gl.Cached(mixed_images(8), 1 << 24), range(8)))
     first, second = load_all(loader), load_all(loader)
     assert (first.cache.hits, first.cache.misses) == (0, 8)
     assert (second.cache.hits, second.cache.misses) == (8, 0)
@@ -185,14 +178,13 @@ def test_stats_find_a_cache_within_a_wrapped_dataset():
 def test_stats_can_be_read_while_another_thread_is_in_next():
     inside, resume = threading.Event(), threading.Event()
 
-    class BlocksAtEight(MixedImages):
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            if index == 8:
-                inside.set()
-                assert resume.wait(60)
-            return super().__getitem__(index)
+    def sample(index: int) -> tuple[Any, int]:
+        if index == 8:
+            inside.set()
+            assert resume.wait(60)
+        return mixed_images()[index]
 
-    loader = make_loader(BlocksAtEight())
+    loader = make_loader(MapDataset(sample, 24))
     thread = threading.Thread(target=load_all, args=(loader,))
     thread.start()
     try:
