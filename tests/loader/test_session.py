@@ -156,7 +156,7 @@ def test_views_and_info_are_equal_with_and_without_launching_ahead(device):
     assert run(AddShift()) == run(AddShift("neither"))
 
 
-def assert_third_batch_raises(loader, error, match=""):
+def assert_third_batch_raises(loader, error, match):
     batches = iter(loader)
     yielded = [next(batches)[1].tolist() for _ in range(2)]
     with pytest.raises(error, match=match):
@@ -192,7 +192,7 @@ def test_out_of_memory_is_raised_for_its_batch_and_frees_its_slots(device, monke
 
     monkeypatch.setattr(CudaTransfer, "load", fail_on_third_load)
     with make_loader(T.CenterCrop(4), ring_bytes=4 << 16) as loader:
-        assert_third_batch_raises(loader, torch.OutOfMemoryError)
+        assert_third_batch_raises(loader, torch.OutOfMemoryError, "CUDA out of memory")
         assert not loader._session.ring._busy
 
 
