@@ -80,7 +80,7 @@ MAX_ENTRIES = 17
 
 # Test files whose subject is several modules together.
 ABOUT_SEVERAL_MODULES = {
-    "batches/test_waits",
+    "batches/test_host_waits",
     "datasets/stores/test_remote_datasets",
     "decode/test_corpus",
     "decode/test_damage",
@@ -90,7 +90,7 @@ ABOUT_SEVERAL_MODULES = {
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_sampler",
-    "loader/test_scale",
+    "loader/test_scaled_decoding",
     "order/test_weights",
     "stage/fused/test_bounds",
     "stage/fused/test_compiling",

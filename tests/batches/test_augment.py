@@ -1,4 +1,4 @@
-"""`gl.Augment`: what a Loader makes of the same samples, for batches of any loader."""
+"""`gl.Augment` for batches of any loader, compared with a Loader of the same samples."""
 
 from __future__ import annotations
 
@@ -11,54 +11,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.augment_batches import (
+    CLASSIC,
+    GEOMETRY,
+    NORMALIZE,
+    assert_equal_batches,
+    image_batch,
+    image_sample,
+    ragged_images,
+)
 from helpers.peers import torchvision
-from torch.utils._pytree import tree_leaves, tree_structure
 
 import gpuload as gl
 from gpuload import transforms as T
 
-NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLASSIC = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
-GEOMETRY = [T.RandomResizedCrop(24), T.RandomAffine(20), T.RandomVerticalFlip(), T.GaussianBlur(3)]
 BACKENDS = ["torch", "kornia", "fused"]
 
 
-def photographs(count: int = 6, size_hw: tuple[int, int] = (40, 56), channels: int = 3, seed: int = 0) -> torch.Tensor:
-    """Return smooth images N×C×H×W, uint8."""
-    generator = torch.Generator().manual_seed(seed)
-    rough = torch.rand(count, channels, 6, 7, generator=generator) * 255
-    smooth = torch.nn.functional.interpolate(rough, size_hw, mode="bicubic", align_corners=False)
-    return smooth.round().clamp(0, 255).to(torch.uint8)
-
-
-def ragged_photographs(count: int = 6) -> list[torch.Tensor]:
-    return [photographs(1, (30 + 3 * row, 52 - 2 * row), seed=row)[0] for row in range(count)]
-
-
-def as_image(image: torch.Tensor) -> gl.Image:
-    """Return a tensor C×H×W, or a clip T×C×H×W, as a sample of a Loader has it."""
-    return gl.Image(np.ascontiguousarray(image.movedim(-3, -1).numpy()), layout="HWC")
-
-
-def loaded(
+def load_batch(
     samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 0, size: int | None = None, **options: Any
 ) -> Any:
-    """Return a batch of a Loader over these samples, in their order."""
-    with gl.Loader(
-        samples, size or len(samples), transforms=transforms, num_workers=0, device="cpu", **options
-    ) as loader:
+    """Return a batch of a Loader over these samples in their order."""
+    options |= {"transforms": transforms, "num_workers": 0, "device": "cpu"}
+    with gl.Loader(samples, size or len(samples), **options) as loader:
         loader.set_epoch(epoch)
         return list(loader)[batch]
 
 
-def assert_same(batch: Any, other: Any) -> None:
-    leaves, others = tree_leaves(batch), tree_leaves(other)
-    assert tree_structure(batch) == tree_structure(other)
-    for leaf, expected in zip(leaves, others, strict=True):
-        if isinstance(expected, torch.Tensor):
-            torch.testing.assert_close(leaf, expected, rtol=0, atol=0)
-        else:
-            assert leaf == expected
+def make_samples(images: Any, *targets: Any) -> list[Any]:
+    """Return samples of an image, or of an image and its entry of each of the targets."""
+    rows = zip(images, *targets, strict=True)
+    return [(image_sample(image), *row) if row else image_sample(image) for image, *row in rows]
+
+
+def assert_augments_like_a_loader(transforms: Any, images: Any, *targets: Any, **options: Any) -> None:
+    expected = load_batch(make_samples(images, *targets), transforms, **options)
+    augmented = gl.Augment(transforms, **options)(images, *targets)
+    pair = [list(batch) if isinstance(batch, tuple) else batch for batch in (augmented, expected)]
+    assert_equal_batches(*pair)
 
 
 # -- the bits of a Loader ----------------------------------------------------------------------------------------------
@@ -66,156 +56,129 @@ def assert_same(batch: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("transforms", [CLASSIC, GEOMETRY], ids=["classic", "geometry"])
-def test_whole_images_give_the_bits_of_a_loaders_batch(backend, transforms):
-    images = photographs()
-    expected = loaded([as_image(image) for image in images], transforms, epoch=3, seed=7, backend=backend)
+def test_augment_with_a_seed_and_an_epoch_has_the_bits_of_a_loader(backend, transforms):
+    images = image_batch()
+    expected = load_batch(make_samples(images), transforms, epoch=3, seed=7, backend=backend)
     augment = gl.Augment(transforms, seed=7, backend=backend)
-    assert_same(augment(images, epoch=3), expected)
+    assert_equal_batches(augment(images, epoch=3), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["channels_last", "sliced", "flipped", "list"])
-def test_images_may_lie_in_any_way(backend, layout):
-    images = photographs()
-    around = torch.zeros(6, 3, 50, 70, dtype=torch.uint8)
-    around[:, :, 3:43, 5:61] = images
-    ways = {
+def test_augment_accepts_images_in_any_memory_layout(backend, layout):
+    images = image_batch()
+    canvas = torch.zeros(6, 3, 50, 70, dtype=torch.uint8)
+    canvas[:, :, 3:43, 5:61] = images
+    images_by_layout = {
         "channels_last": images.to(memory_format=torch.channels_last),
-        "sliced": around[:, :, 3:43, 5:61],
+        "sliced": canvas[:, :, 3:43, 5:61],
         "flipped": torch.stack(list(images)[::-1]).flip(0),
         "list": [image.clone() for image in images],
     }
     augment = gl.Augment(CLASSIC, backend=backend)
     expected = augment(images, epoch=0, positions=range(6))
-    assert_same(augment(ways[layout], positions=range(6)), expected)
+    assert_equal_batches(augment(images_by_layout[layout], positions=range(6)), expected)
+
+
+CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
+SIZES = [T.RandomShortestSize([20, 26])]
+VIEWS = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
+
+
+def make_clips(count: int = 5, frames: int = 4) -> torch.Tensor:
+    return torch.stack([image_batch(frames, seed=seed) for seed in range(count)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_floats_give_the_bits_of_float_images(backend):
-    transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
-    images = photographs().float() / 255
-    expected = loaded([as_image(image) for image in images], transforms, backend=backend)
-    assert_same(gl.Augment(transforms, backend=backend)(images), expected)
+@pytest.mark.parametrize(
+    ("transforms", "images"),
+    [(CROPS, image_batch().float() / 255), (CLASSIC, ragged_images()), (CLASSIC, make_clips())],
+    ids=["floats", "list of different sizes", "clips"],
+)
+def test_augment_has_the_bits_of_a_loader_on_each_backend(transforms, images, backend):
+    assert_augments_like_a_loader(transforms, images, backend=backend)
+
+
+@pytest.mark.parametrize(("transforms", "images", "options"), [
+    (CROPS, (image_batch().int() * 257).to(torch.uint16), {}),
+    (SIZES, ragged_images(), {"ragged": "list"}),
+    (SIZES, ragged_images(), {"ragged": "pad"}),
+    (SIZES, make_clips(), {"ragged": "list"}),
+    (SIZES, make_clips(), {"ragged": "pad"}),
+    (VIEWS, image_batch(), {}),
+], ids=["uint16", "ragged list", "ragged pad", "ragged list of clips", "ragged pad of clips", "views"])  # fmt: skip
+def test_augment_has_the_bits_of_a_loader(transforms, images, options):
+    assert_augments_like_a_loader(transforms, images, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_floats_count_as_float32(dtype):
-    images = (photographs().float() / 255).to(dtype)
+def test_augment_converts_other_floats_to_float32(dtype):
+    images = (image_batch().float() / 255).to(dtype)
     transforms = [T.RandomResizedCrop(24), NORMALIZE]
-    assert_same(gl.Augment(transforms)(images), gl.Augment(transforms)(images.float()))
+    assert_equal_batches(gl.Augment(transforms)(images), gl.Augment(transforms)(images.float()))
 
 
-def test_uint16_is_what_it_is_in_a_loader():
-    images = (photographs().int() * 257).to(torch.uint16)
-    transforms = [T.RandomResizedCrop(24), NORMALIZE]
-    assert_same(gl.Augment(transforms)(images), loaded([as_image(image) for image in images], transforms))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_images_of_different_sizes_come_as_a_list(backend):
-    images = ragged_photographs()
-    expected = loaded([as_image(image) for image in images], CLASSIC, backend=backend)
-    assert_same(gl.Augment(CLASSIC, backend=backend)(images), expected)
-
-
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_results_of_different_sizes_are_what_ragged_says(ragged):
-    images, transforms = ragged_photographs(), [T.RandomShortestSize([20, 26])]
-    expected = loaded([as_image(image) for image in images], transforms, ragged=ragged)
-    assert_same(gl.Augment(transforms, ragged=ragged)(images), expected)
-
-
-def test_padded_sizes_are_multiples():
-    images, transforms = ragged_photographs(), [T.RandomShortestSize([20, 26])]
+def test_augment_with_pad_to_pads_to_multiples():
+    images, transforms = ragged_images(), [T.RandomShortestSize([20, 26])]
     padded, sizes = gl.Augment(transforms, ragged="pad", pad_to=32)(images)
     assert {size % 32 for size in padded.shape[2:]} == {0}
     expected, expected_sizes = gl.Augment(transforms, ragged="pad")(images)
-    assert_same(sizes, expected_sizes)
+    assert_equal_batches(sizes, expected_sizes)
     height, width = expected.shape[2:]
-    assert_same(padded[:, :, :height, :width], expected)
+    assert_equal_batches(padded[:, :, :height, :width], expected)
     assert padded.sum() == expected.sum()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_clip_has_one_draw(backend):
-    clips = torch.stack([photographs(4, seed=seed) for seed in range(5)])
-    expected = loaded([as_image(clip) for clip in clips], CLASSIC, backend=backend)
-    found = gl.Augment(CLASSIC, backend=backend)(clips)
-    assert found.shape == (5, 4, 3, 24, 24)
-    assert_same(found, expected)
-
-
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_clips_of_different_sizes(ragged):
-    clips, transforms = torch.stack([photographs(4, seed=seed) for seed in range(5)]), [T.RandomShortestSize([20, 26])]
-    expected = loaded([as_image(clip) for clip in clips], transforms, ragged=ragged)
-    assert_same(gl.Augment(transforms, ragged=ragged)(clips), expected)
-
-
-def test_cameras_share_the_draws_of_their_sample():
-    top, wrist = photographs(seed=1), photographs(6, (30, 44), seed=2)
-    samples = [{"top": as_image(a), "wrist": as_image(b)} for a, b in zip(top, wrist, strict=True)]
-    expected = loaded(samples, CLASSIC)
+def test_augment_shares_draws_among_the_images_of_a_sample():
+    top, wrist = image_batch(seed=1), image_batch(6, (30, 44), seed=2)
+    samples = [{"top": image_sample(a), "wrist": image_sample(b)} for a, b in zip(top, wrist, strict=True)]
+    expected = load_batch(samples, CLASSIC)
     state = torch.rand(6, 7)
     batch = {"top": top, "wrist": wrist, "state": state, "task": ["lift"] * 6, "index": 4}
-    found = gl.Augment(CLASSIC)(batch)
-    assert_same(found["top"], expected["top"])
-    assert_same(found["wrist"], expected["wrist"])
-    assert found["state"] is state
-    assert (found["task"], found["index"]) == (["lift"] * 6, 4)
-    assert list(found) == list(batch)
-    assert_same(gl.Augment(CLASSIC)((top, wrist)), (expected["top"], expected["wrist"]))
-
-
-def test_views_come_as_a_list():
-    images = photographs()
-    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
-    expected = loaded([as_image(image) for image in images], transforms)
-    assert_same(gl.Augment(transforms)(images), list(expected))
+    augmented = gl.Augment(CLASSIC)(batch)
+    assert_equal_batches(augmented["top"], expected["top"])
+    assert_equal_batches(augmented["wrist"], expected["wrist"])
+    assert augmented["state"] is state
+    assert (augmented["task"], augmented["index"]) == (["lift"] * 6, 4)
+    assert list(augmented) == list(batch)
+    assert_equal_batches(gl.Augment(CLASSIC)((top, wrist)), (expected["top"], expected["wrist"]))
 
 
 @pytest.mark.parametrize("mixing", [T.MixUp, T.CutMix])
-def test_labels_become_soft(mixing):
-    images, labels = photographs(), torch.tensor([0, 1, 2, 0, 1, 2])
+def test_augment_with_mixing_makes_labels_soft(mixing):
+    images, labels = image_batch(), torch.tensor([0, 1, 2, 0, 1, 2])
     transforms = [T.RandomResizedCrop(24), NORMALIZE, mixing(num_classes=3)]
-    samples = [(as_image(image), int(label)) for image, label in zip(images, labels, strict=True)]
-    expected = loaded(samples, transforms)
-    found = gl.Augment(transforms)(images, labels)
-    assert isinstance(found, tuple)
-    assert_same(list(found), list(expected))
-    assert_same(gl.Augment(transforms)({"pixel_values": images, "labels": labels})["labels"], expected[1])
+    expected = load_batch(make_samples(images, labels), transforms)
+    augmented = gl.Augment(transforms)(images, labels)
+    assert isinstance(augmented, tuple)
+    assert_equal_batches(list(augmented), list(expected))
+    augmented = gl.Augment(transforms)({"pixel_values": images, "labels": labels})
+    assert_equal_batches(augmented["labels"], expected[1])
 
 
-def test_clips_are_mixed_frame_by_frame():
-    clips, labels = torch.stack([photographs(3, seed=seed) for seed in range(4)]), torch.tensor([0, 1, 2, 0])
+def test_augment_mixes_clips_frame_by_frame():
     transforms = [T.RandomResizedCrop(24), NORMALIZE, T.MixUp(num_classes=3)]
-    samples = [(as_image(clip), int(label)) for clip, label in zip(clips, labels, strict=True)]
-    assert_same(list(gl.Augment(transforms)(clips, labels)), list(loaded(samples, transforms)))
+    assert_augments_like_a_loader(transforms, make_clips(4, 3), torch.tensor([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize("clip", [False, True])
-def test_a_module_at_the_end_draws_what_it_draws_in_a_loader(clip):
+@pytest.mark.parametrize("images", [image_batch(4), make_clips(4, 2)], ids=["images", "clips"])
+def test_augment_seeds_a_module_at_the_end_as_a_loader_does(images):
     class Noise(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images + torch.rand_like(images)
 
-    images = torch.stack([photographs(2, seed=seed) for seed in range(4)]) if clip else photographs(4)
-    transforms = [T.RandomResizedCrop(24), NORMALIZE, Noise()]
-    expected = loaded([as_image(image) for image in images], transforms)
-    assert_same(gl.Augment(transforms)(images), expected)
+    assert_augments_like_a_loader([T.RandomResizedCrop(24), NORMALIZE, Noise()], images)
 
 
-def test_a_custom_transform_is_called():
+def test_augment_calls_custom_transforms():
     class Negative(T.Custom):
         def apply(self, images, params):
             return 255 - images
 
-    images = photographs()
     transforms = [T.RandomResizedCrop(24), Negative(), T.RandomHorizontalFlip(), NORMALIZE]
-    expected = loaded([as_image(image) for image in images], transforms)
-    augment = gl.Augment(transforms)
-    assert_same(augment(images), expected)
-    assert_same(copy.deepcopy(augment)(images, positions=range(6)), expected)
+    assert_augments_like_a_loader(transforms, image_batch())
+    images, augment = image_batch(), gl.Augment(transforms)
+    assert_equal_batches(copy.deepcopy(augment)(images), augment(images))
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -227,9 +190,9 @@ DETECTION = [
 ]  # fmt: skip
 
 
-def detection() -> tuple[torch.Tensor, list[dict[str, Any]]]:
-    """Return images, and for each boxes, labels, keypoints, and a mask for each box."""
-    images, targets = photographs(4), []
+def make_detection_batch() -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Return images with boxes, labels and a mask for each box."""
+    images, targets = image_batch(4), []
     for row, boxes in enumerate(BOXES):
         array = np.array(boxes, np.float32)
         masks = np.zeros((len(array), 40, 56), np.uint8)
@@ -240,49 +203,44 @@ def detection() -> tuple[torch.Tensor, list[dict[str, Any]]]:
     return images, targets
 
 
-def test_a_list_of_one_dict_for_each_image_moves_with_the_images():
-    images, targets = detection()
-    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
-    expected_images, expected = loaded(samples, DETECTION)
-    found_images, found = gl.Augment(DETECTION)(images, targets)
-    assert_same(found_images, expected_images)
-    assert sum(len(target["boxes"]) for target in found) < 6  # some were left out
-    assert_same(found, expected)
+def test_augment_moves_one_dict_of_targets_per_image():
+    images, targets = make_detection_batch()
+    expected_images, expected = load_batch(make_samples(images, targets), DETECTION)
+    augmented_images, augmented = gl.Augment(DETECTION)(images, targets)
+    assert_equal_batches(augmented_images, expected_images)
+    assert sum(len(target["boxes"]) for target in augmented) < 6  # some boxes were dropped
+    assert_equal_batches(augmented, expected)
 
 
-def test_lists_of_boxes_and_what_belongs_to_them_move_with_the_images():
-    images, targets = detection()
-    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
-    _, expected = loaded(samples, DETECTION)
+def test_augment_moves_lists_of_boxes_labels_and_masks():
+    images, targets = make_detection_batch()
+    _, expected = load_batch(make_samples(images, targets), DETECTION)
     batch = {name: [target[name] for target in targets] for name in ("boxes", "labels", "masks")}
-    _, found = gl.Augment(DETECTION)(images, batch)
-    assert_same(found["boxes"], [target["boxes"] for target in expected])
-    assert_same(found["labels"], [target["labels"] for target in expected])
-    assert_same(found["masks"], [target["masks"] for target in expected])
-    _, found = gl.Augment(DETECTION)(images, {name: tuple(entries) for name, entries in batch.items()})
-    assert_same(found["labels"], tuple([target["labels"] for target in expected]))
+    _, augmented = gl.Augment(DETECTION)(images, batch)
+    assert_equal_batches(augmented, {name: [target[name] for target in expected] for name in batch})
+    _, augmented = gl.Augment(DETECTION)(images, {name: tuple(entries) for name, entries in batch.items()})
+    assert_equal_batches(augmented["labels"], tuple([target["labels"] for target in expected]))
 
 
-def test_torchvisions_tensors_are_targets():
+def test_augment_accepts_torchvisions_boxes_and_masks():
     torchvision()
     from torchvision import tv_tensors
 
-    images, targets = detection()
+    images, targets = make_detection_batch()
     _, expected = gl.Augment(DETECTION)(images, targets)
     for target in targets:
         boxes, masks = torch.from_numpy(target["boxes"].array), torch.from_numpy(target["masks"].array)
         target["boxes"] = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(40, 56))
         target["masks"] = tv_tensors.Mask(masks)
-    _, found = gl.Augment(DETECTION)(tv_tensors.Image(images), targets)
-    assert_same(found, expected)
+    _, augmented = gl.Augment(DETECTION)(tv_tensors.Image(images), targets)
+    assert_equal_batches(augmented, expected)
 
 
 @pytest.mark.parametrize("form", ["one", "list", "torchvision"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_masks_move_with_the_images(backend, form):
-    images, masks = photographs(), photographs(channels=1, seed=4)[:, 0] // 32
-    samples = [(as_image(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
-    expected = loaded(samples, GEOMETRY, backend=backend)
+def test_augment_moves_masks_in_any_form(backend, form):
+    images, masks = image_batch(), image_batch(channels=1, seed=4)[:, 0] // 32
+    expected = load_batch(make_samples(images, map(gl.Mask, masks)), GEOMETRY, backend=backend)
     if form == "torchvision":
         torchvision()
         from torchvision import tv_tensors
@@ -290,89 +248,82 @@ def test_masks_move_with_the_images(backend, form):
         target = tv_tensors.Mask(masks)
     else:
         target = gl.Mask(masks) if form == "one" else [gl.Mask(mask) for mask in masks]
-    found = gl.Augment(GEOMETRY, backend=backend)(images, {"masks": target})
-    assert_same(found[0], expected[0])
-    assert_same(found[1]["masks"], expected[1])
+    augmented = gl.Augment(GEOMETRY, backend=backend)(images, {"masks": target})
+    assert_equal_batches([augmented[0], augmented[1]["masks"]], list(expected))
 
 
 @pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_masks_have_the_form_of_their_images(ragged):
-    images, transforms = ragged_photographs(4), [T.RandomShortestSize([20, 26])]
-    masks = [gl.Mask(image[0] // 32) for image in images]
-    samples = [(as_image(image), mask) for image, mask in zip(images, masks, strict=True)]
-    expected = loaded(samples, transforms, ragged=ragged)
-    assert_same(list(gl.Augment(transforms, ragged=ragged)(images, masks)), list(expected))
+def test_augment_returns_masks_in_the_form_of_their_images(ragged):
+    images = ragged_images(4)
+    assert_augments_like_a_loader(SIZES, images, [gl.Mask(image[0] // 32) for image in images], ragged=ragged)
 
 
-def test_keypoints_of_all_images_stay_one_tensor():
-    images, points = photographs(), torch.rand(6, 5, 2) * 40
-    samples = [(as_image(image), gl.Keypoints(point)) for image, point in zip(images, points, strict=True)]
-    expected = loaded(samples, GEOMETRY[:3])
-    _, found = gl.Augment(GEOMETRY[:3])(images, gl.Keypoints(points))
-    assert_same(found, torch.stack(expected[1]))
+def test_augment_returns_keypoints_as_one_tensor():
+    images, points = image_batch(), torch.rand(6, 5, 2) * 40
+    _, expected = load_batch(make_samples(images, map(gl.Keypoints, points)), GEOMETRY[:3])
+    _, augmented = gl.Augment(GEOMETRY[:3])(images, gl.Keypoints(points))
+    assert_equal_batches(augmented, torch.stack(expected))
 
 
-def test_targets_of_each_view_come_as_a_list():
-    images, masks = photographs(), photographs(channels=1, seed=4)[:, 0] // 32
-    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
-    samples = [(as_image(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
-    assert_same(list(gl.Augment(transforms)(images, gl.Mask(masks))), list(loaded(samples, transforms)))
+def test_augment_with_multiview_returns_a_list_of_masks():
+    images, masks = image_batch(), image_batch(channels=1, seed=4)[:, 0] // 32
+    expected = load_batch(make_samples(images, map(gl.Mask, masks)), VIEWS)
+    assert_equal_batches(list(gl.Augment(VIEWS)(images, gl.Mask(masks))), list(expected))
 
 
-def test_lists_of_instances_masks_have_views_as_images_have():
-    images, targets = detection()
+def test_augment_with_multiview_returns_instance_masks_per_view():
+    images, targets = make_detection_batch()
     batch = {name: [target[name] for target in targets] for name in ("boxes", "masks")}
-    views = T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]])
-    _, found = gl.Augment([views, NORMALIZE])(images, batch)
-    assert [[tuple(mask.shape) for mask in view] for view in found["masks"]] == [
+    _, augmented = gl.Augment(VIEWS)(images, batch)
+    assert [[tuple(mask.shape) for mask in view] for view in augmented["masks"]] == [
         [(len(boxes), size, size) for boxes in BOXES] for size in (24, 12)
     ]
 
 
-@pytest.mark.parametrize("gathering", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
-def test_samples_are_put_together(gathering):
-    images, targets = detection()
-    transforms = [T.RandomHorizontalFlip(), gathering, T.Resize((24, 32)), NORMALIZE]
+@pytest.mark.parametrize("combining", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
+def test_augment_combines_samples_as_a_loader_does(combining):
+    images, targets = make_detection_batch()
     for target in targets:
         del target["name"]
-    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
-    assert_same(list(gl.Augment(transforms)(images, targets)), list(loaded(samples, transforms)))
+    transforms = [T.RandomHorizontalFlip(), combining, T.Resize((24, 32)), NORMALIZE]
+    assert_augments_like_a_loader(transforms, images, targets)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------
 
 
-def test_positions_count_on_from_batch_to_batch():
-    images = photographs(12)
-    samples = [as_image(image) for image in images]
+def test_augment_counts_positions_from_batch_to_batch():
+    images = image_batch(12)
     augment = gl.Augment(CLASSIC, seed=5)
     for batch in range(3):
-        expected = loaded(samples, CLASSIC, seed=5, batch=batch, size=4)
-        assert_same(augment(images[4 * batch : 4 * batch + 4]), expected)
+        expected = load_batch(make_samples(images), CLASSIC, seed=5, batch=batch, size=4)
+        assert_equal_batches(augment(images[4 * batch : 4 * batch + 4]), expected)
 
 
-def test_a_rank_has_positions_of_its_own(monkeypatch):
-    images = photographs(8)
-    whole = gl.Augment(CLASSIC)
-    first, second = whole(images), whole(images)
+def test_augment_on_ranks_uses_separate_positions(monkeypatch):
+    images = image_batch(8)
+    single = gl.Augment(CLASSIC)
+    first, second = single(images), single(images)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        augment, part = gl.Augment(CLASSIC), slice(4 * rank, 4 * rank + 4)
-        assert_same(augment(images[part]), first[part])
-        assert_same(augment(images[part]), second[part])
+        augment, rows = gl.Augment(CLASSIC), slice(4 * rank, 4 * rank + 4)
+        assert_equal_batches(augment(images[rows]), first[rows])
+        assert_equal_batches(augment(images[rows]), second[rows])
 
 
-def test_draws_of_given_positions_do_not_depend_on_the_batch():
-    images = photographs()
+def test_augment_with_positions_does_not_depend_on_the_batch():
+    images = image_batch()
     augment = gl.Augment(CLASSIC)
     expected = augment(images, positions=np.arange(10, 16), epoch=2)
-    assert_same(augment(images[3:], positions=torch.arange(13, 16), epoch=2), expected[3:])
-    assert_same(augment(images), augment(images, positions=range(6)))  # they did not count
+    assert_equal_batches(augment(images[3:], positions=torch.arange(13, 16), epoch=2), expected[3:])
+    assert_equal_batches(
+        augment(images), augment(images, positions=range(6))
+    )  # given positions do not advance the count
 
 
-def test_a_resumed_module_draws_the_same():
-    images = photographs()
+def test_resumed_augment_draws_the_same():
+    images = image_batch()
     network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
     network[0].set_epoch(2)
     network(images)
@@ -380,72 +331,70 @@ def test_a_resumed_module_draws_the_same():
     expected = network(images)
     resumed = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
     resumed.load_state_dict(state)
-    resumed[0].set_epoch(2)  # as a loop does before each epoch
+    resumed[0].set_epoch(2)  # as a loop does before each epoch, including the first
     assert resumed[0].epoch == 2
-    assert_same(resumed(images), expected)
+    assert_equal_batches(resumed(images), expected)
 
 
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
-def test_the_first_batch_after_resuming_warns_of_another_backend(backend):
-    images, begun = photographs(), gl.Augment(CLASSIC, backend="torch")
-    begun(images)
+def test_resumed_augment_with_another_backend_warns_at_its_first_batch(backend):
+    images, saved = image_batch(), gl.Augment(CLASSIC, backend="torch")
+    saved(images)
     resumed = gl.Augment(CLASSIC, backend=backend)
-    resumed.load_state_dict(begun.state_dict())
-    assert torch.equal(resumed.get_extra_state(), begun.get_extra_state())  # saved again before the first batch
+    resumed.load_state_dict(saved.state_dict())
+    assert torch.equal(resumed.get_extra_state(), saved.get_extra_state())  # unchanged before the first batch
     if backend == "kornia":
-        with pytest.warns(
-            RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'"
-        ) as caught:
+        message = "saved with the backend 'torch', but the batches .* by 'kornia'"
+        with pytest.warns(RuntimeWarning, match=message) as caught:
             resumed(images)
         assert caught[0].filename == __file__
     resumed(images)  # warnings are errors
     assert int(resumed.get_extra_state()[2]) == ("torch", "kornia").index(backend)
 
 
-@pytest.mark.parametrize("entries", [2, 3])
-def test_a_state_without_a_backend_is_loaded_in_silence(entries):
-    """From an earlier version, and from before the first batch."""
+@pytest.mark.parametrize("entries", [2, 3], ids=["earlier version", "before the first batch"])
+def test_state_of_an_augment_without_a_backend_loads_silently(entries):
     augment = gl.Augment(CLASSIC)
     state = augment.get_extra_state()
     assert state.tolist() == [0, 0, -1]
     augment.load_state_dict({"_extra_state": state[:entries]})
-    augment(photographs())
+    augment(image_batch())
 
 
-def test_a_resumed_module_begins_another_epoch_and_the_same_one_the_second_time_at_position_0():
-    images, begun = photographs(), gl.Augment(CLASSIC)
-    begun.set_epoch(2)
-    first = begun(images)
+def test_set_epoch_of_a_resumed_augment_keeps_the_position_once():
+    images, saved = image_batch(), gl.Augment(CLASSIC)
+    saved.set_epoch(2)
+    first = saved(images)
     for epochs in ([3], [2, 2], [3, 2]):
         resumed = gl.Augment(CLASSIC)
-        resumed.load_state_dict(begun.state_dict())
+        resumed.load_state_dict(saved.state_dict())
         for epoch in epochs:
             resumed.set_epoch(epoch)
         expected = first if epochs[-1] == 2 else gl.Augment(CLASSIC)(images, epoch=3, positions=range(6))
-        assert_same(resumed(images), expected)
+        assert_equal_batches(resumed(images), expected)
 
 
-def test_an_epoch_begins_at_position_0():
-    images, augment = photographs(), gl.Augment(CLASSIC)
+def test_set_epoch_restarts_at_position_0():
+    images, augment = image_batch(), gl.Augment(CLASSIC)
     first = augment(images)
     augment.set_epoch(1)
     assert not torch.equal(augment(images), first)
     augment.set_epoch(0)
-    assert_same(augment(images), first)
+    assert_equal_batches(augment(images), first)
     augment.set_epoch(0)
-    assert_same(augment(images), first)
+    assert_equal_batches(augment(images), first)
 
 
 @pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
-def test_numbers_of_no_axes_pass_through(scalar):
-    images, augment = photographs(4), gl.Augment(CLASSIC)
+def test_augment_passes_scalars_through(scalar):
+    images, augment = image_batch(4), gl.Augment(CLASSIC)
     assert augment({"image": images, "step": scalar})["step"] is scalar
     assert augment({"image": images, "step": scalar, "target": gl.Mask(images[:, 0])})["step"] is scalar
 
 
-def test_threads_take_turns():
-    """Without this, both would write into the memory that stages keep, and results of one would be the other's."""
-    images, threads, returned = photographs(), [], []
+def test_augment_in_two_threads_runs_one_batch_at_a_time():
+    """Otherwise both would write into the memory of the stages, and mix their results."""
+    images, threads, returned = image_batch(), [], []
 
     def start_another(batch: torch.Tensor) -> torch.Tensor:
         if not threads:
@@ -458,67 +407,67 @@ def test_threads_take_turns():
     augment = gl.Augment([*CLASSIC, T.Lambda(start_another)])
     first = augment(images)
     threads[0].join()
-    assert_same(first, augment(images, positions=range(6)))
-    assert_same(returned[0], augment(images, positions=range(6, 12)))
+    assert_equal_batches(first, augment(images, positions=range(6)))
+    assert_equal_batches(returned[0], augment(images, positions=range(6, 12)))
 
 
-# -- a module among modules --------------------------------------------------------------------------------------------
+# -- a torch module ----------------------------------------------------------------------------------------------------
 
 
-def test_it_has_no_parameters_and_eval_changes_nothing():
+def test_augment_has_no_parameters_and_ignores_eval():
     augment = gl.Augment(CLASSIC)
     assert not [*augment.parameters(), *augment.buffers()]
     assert "RandomResizedCrop(size=(24, 24))" in repr(augment)
-    images = photographs()
-    assert_same(augment.eval().to(torch.float64)(images), gl.Augment(CLASSIC)(images))
+    images = image_batch()
+    assert_equal_batches(augment.eval().to(torch.float64)(images), gl.Augment(CLASSIC)(images))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_a_copy_goes_on_as_the_original(duplicate):
-    images, augment = photographs(), gl.Augment(CLASSIC)
+def test_copied_augment_continues_as_the_original(duplicate):
+    images, augment = image_batch(), gl.Augment(CLASSIC)
     augment(images)
-    assert_same(duplicate(augment)(images), augment(images))
+    assert_equal_batches(duplicate(augment)(images), augment(images))
 
 
 @pytest.mark.parametrize(
-    "around",
+    "context",
     [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)],
     ids=["no_grad", "inference", "autocast"],
 )
-def test_it_works_within(around):
-    images = photographs()
+def test_augment_within_a_torch_context_returns_ordinary_tensors(context):
+    images = image_batch()
     expected = gl.Augment(CLASSIC)(images)
-    with around:
-        found = gl.Augment(CLASSIC)(images.clone())
-    assert not found.is_inference()
-    assert_same(found, expected)
+    with context:
+        augmented = gl.Augment(CLASSIC)(images.clone())
+    assert not augmented.is_inference()
+    assert_equal_batches(augmented, expected)
 
 
-def test_what_comes_after_it_learns():
+def test_module_after_an_augment_receives_gradients():
     network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Conv2d(3, 2, 3))
-    network(photographs()).sum().backward()
+    network(image_batch()).sum().backward()
     assert network[1].weight.grad.abs().sum() > 0
 
 
 @pytest.mark.slow
-def test_torch_compile_leaves_it_alone():
-    images = photographs()
+def test_compiled_augment_equals_eager():
+    images = image_batch()
     compiled = torch.compile(torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()), backend="eager")
     eager = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
     for _ in range(3):
-        assert_same(compiled(images), eager(images))
+        assert_equal_batches(compiled(images), eager(images))
 
 
 @pytest.mark.slow
-def test_it_is_a_part_of_a_distributed_model(tmp_path):
-    images = photographs()
+def test_augment_within_a_distributed_model_counts_positions(tmp_path):
+    images = image_batch()
     place = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     try:
         network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Conv2d(3, 2, 3))
         parallel = torch.nn.parallel.DistributedDataParallel(network)
         parallel(images).sum().backward()
-        assert_same(network[0](images), gl.Augment(CLASSIC)(images, positions=range(6, 12)))
+        assert_equal_batches(network[0](images), gl.Augment(CLASSIC)(images, positions=range(6, 12)))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -530,11 +479,11 @@ def test_it_is_a_part_of_a_distributed_model(tmp_path):
         ("fused", "images: read in place, if uint8"),
     ],
 )
-def test_the_plan_says_how_images_are_read(backend, how):
+def test_plan_of_an_augment_says_how_images_are_read(backend, how):
     assert how in str(gl.Augment(CLASSIC, backend=backend, device="cpu").plan())
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- errors and warnings -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -553,101 +502,84 @@ def test_the_plan_says_how_images_are_read(backend, how):
          "differentiable; pass batch.detach(), or call it within torch.no_grad()"),
     ],
 )  # fmt: skip
-def test_images_that_are_refused(images, message):
+def test_augment_of_unusable_images_raises(images, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment([T.RandomResizedCrop(24), NORMALIZE])(images)
 
 
-def test_leaf_that_is_probably_no_image_is_warned_of_once_unless_the_images_are_selected():
+def test_augment_warns_once_of_a_probable_target_unless_images_are_selected():
     batch = {"image": torch.rand(2, 3, 8, 8), "heat": torch.rand(2, 2, 8, 8)}
     augment = gl.Augment([T.RandomHorizontalFlip(1)])
-    with pytest.warns(
-        RuntimeWarning, match=re.escape('batch["heat"], float32 tensor 2×2×8×8, is transformed')
-    ) as caught:
+    message = re.escape('batch["heat"], float32 tensor 2×2×8×8, is transformed')
+    with pytest.warns(RuntimeWarning, match=message) as caught:
         augment(batch)
     assert caught[0].filename == __file__
     flipped = augment(batch)
     assert torch.equal(flipped["heat"], batch["heat"].flip(-1))
-    for selecting in (
-        gl.Augment([T.RandomHorizontalFlip(1)], images=("image",)),
-        pickle.loads(pickle.dumps(selecting_augment())),
-    ):
-        selected = selecting(batch)
+    by_tuple, by_list = (gl.Augment([T.RandomHorizontalFlip(1)], images=names) for names in (("image",), ["image"]))
+    for selected in (by_tuple(batch), pickle.loads(pickle.dumps(by_list))(batch)):
         assert selected["heat"] is batch["heat"]
         assert torch.equal(selected["image"], flipped["image"])
 
 
-def selecting_augment() -> gl.Augment:
-    return gl.Augment([T.RandomHorizontalFlip(1)], images=["image"])
-
-
 @pytest.mark.parametrize("images", ["image", [0]])
-def test_images_that_are_not_names_are_refused(images):
+def test_augment_with_images_that_are_not_names_raises(images):
     with pytest.raises(TypeError, match=r"^images must be a (list of strings|string), got"):
         gl.Augment([], images=images)
 
 
-def test_gradients_are_of_no_interest_where_there_are_none():
+def test_augment_within_no_grad_accepts_images_that_require_gradients():
     images = torch.zeros(2, 3, 40, 56, requires_grad=True)
     with torch.no_grad():
         assert not gl.Augment([T.RandomResizedCrop(24)])(images).requires_grad
 
 
-def test_a_mask_of_another_size():
-    message = (
-        "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] "
-        "has 20×56; return the mask of this image, at the size of the image"
-    )
+@pytest.mark.parametrize(("transforms", "batch", "message"), [
+    (CLASSIC, (image_batch(4), gl.Mask(np.zeros((4, 20, 56)))),
+     "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] has "
+     "20×56; return the mask of this image, at the size of the image"),
+    ([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)], (image_batch(5), torch.zeros(5)),
+     "CutMix needs images in groups of 2, but this batch has 5; pass a multiple of 2"),
+    ([T.Mosaic((40, 56))], (image_batch(3), make_detection_batch()[1][:3]),
+     "Mosaic needs images in groups of 4, but this batch has 3; pass a multiple of 4"),
+    ([T.RandomCrop(24)], ([*ragged_images(3), torch.zeros(3, 10, 10, dtype=torch.uint8)],), "image 3 of the batch: "),
+    ([T.UniformTemporalSubsample(4)], (image_batch(4),),
+     "UniformTemporalSubsample chooses frames before they are decoded"),
+], ids=["mask of another size", "CutMix of 5", "Mosaic of 3", "image smaller than the crop", "frames"])  # fmt: skip
+def test_augment_with_unsuitable_transforms_raises(transforms, batch, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment(CLASSIC)(photographs(4), gl.Mask(np.zeros((4, 20, 56))))
+        gl.Augment(transforms)(*batch)
 
 
-def test_arrays_that_stay_behind_are_warned_of_once():
-    images, masks = photographs(4), torch.zeros(4, 40, 56, dtype=torch.int64)
+def test_augment_warns_once_of_targets_that_stay_unchanged():
+    images, masks = image_batch(4), torch.zeros(4, 40, 56, dtype=torch.int64)
     augment = gl.Augment(GEOMETRY)
-    with pytest.warns(RuntimeWarning, match="stays unchanged while the transforms move the image's pixels") as warned:
+    with pytest.warns(RuntimeWarning, match="stays unchanged while the transforms move the image's pixels") as warnings:
         augment(images, {"mask": masks})
-    assert warned[0].filename == __file__
+    assert warnings[0].filename == __file__
     augment(images, {"mask": masks})  # a second warning would be an error
 
 
-def test_targets_that_a_custom_transform_may_not_move_are_warned_of_once():
+def test_augment_warns_once_of_a_custom_transform_without_apply_masks():
     class Shift(T.Custom):
         def apply(self, images, params):
             return images
 
-    images, augment = photographs(4), gl.Augment([Shift()])
+    images, augment = image_batch(4), gl.Augment([Shift()])
     with pytest.warns(RuntimeWarning, match="Shift has no apply_masks, so masks are not moved"):
         augment(images, gl.Mask(images[:, 0]))
     augment(images, gl.Mask(images[:, 0]))  # a second warning would be an error
 
 
-def test_an_odd_batch_cannot_be_mixed():
-    message = "CutMix needs images in groups of 2, but this batch has 5; pass a multiple of 2"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)])(photographs(5), torch.zeros(5))
-
-
-def test_frames_cannot_be_chosen_any_more():
-    with pytest.raises(ValueError, match="UniformTemporalSubsample chooses frames before they are decoded"):
-        gl.Augment([T.UniformTemporalSubsample(4)])
-
-
 @pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
-def test_positions_that_are_none(positions):
+def test_augment_with_wrong_positions_raises(positions):
     with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one per image, got"):
-        gl.Augment(CLASSIC)(photographs(4), positions=positions)
+        gl.Augment(CLASSIC)(image_batch(4), positions=positions)
 
 
-def test_an_image_that_a_crop_does_not_fit_is_named():
-    images = [*ragged_photographs(3), torch.zeros(3, 10, 10, dtype=torch.uint8)]
-    with pytest.raises(ValueError, match=re.escape("image 3 of the batch: ")):
-        gl.Augment([T.RandomCrop(24)])(images)
-
-
-def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
+def test_augment_within_a_worker_of_a_dataloader_needs_positions(monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
-    images, augment = photographs(), gl.Augment(CLASSIC)
+    images, augment = image_batch(), gl.Augment(CLASSIC)
     message = (
         "Augment counts positions in its own process, so it would draw the same values in each worker of a DataLoader; "
         "call it on the batches in the training loop, or pass positions=…"
@@ -657,33 +589,22 @@ def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
     augment(images, positions=range(6))
 
 
-def test_it_has_to_be_given_something():
+def test_augment_without_arguments_raises():
     with pytest.raises(TypeError, match="there are no images in"):
         gl.Augment(CLASSIC)()
 
 
-def test_a_mosaic_takes_four():
-    images, targets = detection()
-    message = "Mosaic needs images in groups of 4, but this batch has 3; pass a multiple of 4"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment([T.Mosaic((40, 56))])(images[:3], targets[:3])
-
-
-def test_a_state_that_is_none():
-    message = (
-        "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, got 3"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_load_state_dict_of_an_augment_with_a_wrong_state_raises():
+    message = "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, "
+    with pytest.raises(ValueError, match=re.escape(f"{message}got 3")):
         gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
 
 
-def test_masks_with_a_channel_axis_move_like_masks_without():
+def test_augment_moves_masks_with_a_channel_axis():
     """Kornia, torchgeo and segmentation-models-pytorch use such masks."""
     augment, images = gl.Augment([T.RandomHorizontalFlip(1)]), torch.zeros(2, 3, 8, 9, dtype=torch.uint8)
     masks = torch.randint(0, 9, (2, 1, 8, 9))
     assert torch.equal(augment(images, gl.Mask(masks))[1], masks.flip(-1))
-    for found in (
-        augment(images, [gl.Mask(masks)] * 2)[1],
-        [a["a"] for a in augment(images, [{"a": gl.Mask(masks)}] * 2)[1]],
-    ):
-        assert all(torch.equal(mask, masks[:, 0].flip(-1)) for mask in found)
+    listed = augment(images, [gl.Mask(masks)] * 2)[1]
+    in_dicts = [target["mask"] for target in augment(images, [{"mask": gl.Mask(masks)}] * 2)[1]]
+    assert all(torch.equal(mask, masks[:, 0].flip(-1)) for mask in [*listed, *in_dicts])

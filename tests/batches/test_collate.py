@@ -1,4 +1,4 @@
-"""Arrays that no tensor holds: the error names the sample, the dtype, and what to write."""
+"""Arrays that tensors cannot hold: the error names the sample, the dtype and the remedy."""
 
 from __future__ import annotations
 
@@ -23,50 +23,48 @@ ARRAYS = {
 }
 
 
-def refusal(samples, batch_size=2, **options) -> str:
-    with (
-        gl.Loader(samples, batch_size, num_workers=0, device="cpu", **options) as loader,
-        pytest.raises(CollateError) as caught,
-    ):
+def collate_error(samples, batch_size=2, **options) -> str:
+    loader = gl.Loader(samples, batch_size, num_workers=0, device="cpu", **options)
+    with loader, pytest.raises(CollateError) as caught:
         next(iter(loader))
     return str(caught.value).partition("\n")[0]
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_in_a_batch(kind):
+def test_collating_unsupported_arrays_names_sample_dtype_and_remedy(kind):
     array, dtype, remedy = ARRAYS[kind]
-    said = refusal([{"x": array, "y": 1}] * 2)
-    assert said.startswith("field 'x' of the samples cannot be collated into a batch: sample 0 has a ndarray of ")
-    assert f" of {dtype} (" in said
-    assert said.endswith(f"; {remedy}")
+    error = collate_error([{"x": array, "y": 1}] * 2)
+    assert error.startswith("field 'x' of the samples cannot be collated into a batch: sample 0 has a ndarray of ")
+    assert f" of {dtype} (" in error
+    assert error.endswith(f"; {remedy}")
 
 
 @pytest.mark.parametrize("kind", ["another byte order", "dates"])
-def test_one_by_one(kind):
-    """As `default_convert` has it, which leaves texts and objects as they are."""
+def test_converting_an_unsupported_array_without_batches_names_its_remedy(kind):
+    """As with `default_convert`, texts and objects stay as they are."""
     array, dtype, remedy = ARRAYS[kind]
-    said = refusal([{"x": array}], batch_size=None)
-    assert said.startswith(f"sample 0 cannot be converted to tensors: it has a ndarray of {dtype} (")
-    assert said.endswith(f"; {remedy}")
+    error = collate_error([{"x": array}], batch_size=None)
+    assert error.startswith(f"sample 0 cannot be converted to tensors: it has a ndarray of {dtype} (")
+    assert error.endswith(f"; {remedy}")
 
 
-def test_beside_boxes():
+def test_converting_an_unsupported_array_among_targets_names_its_remedy():
     array, _, remedy = ARRAYS["another byte order"]
     image, targets = gl.Image(np.zeros((4, 4, 3), np.uint8)), {"boxes": gl.Boxes([[0, 0, 2, 2]]), "area": np.ones(1)}
-    said = refusal([(image, targets), (image, {**targets, "area": array})], transforms=[T.CenterCrop(2)])
-    assert said.startswith("sample 1 cannot be converted to tensors: it has a ndarray of >f4 (")
-    assert said.endswith(f"; {remedy}")
+    error = collate_error([(image, targets), (image, {**targets, "area": array})], transforms=[T.CenterCrop(2)])
+    assert error.startswith("sample 1 cannot be converted to tensors: it has a ndarray of >f4 (")
+    assert error.endswith(f"; {remedy}")
 
 
 @pytest.mark.parametrize("kind", ["another byte order", "long doubles", "dates", "fields"])
-def test_the_remedy_is_one(kind):
+def test_remedies_in_collate_errors_work(kind):
     x, _, remedy = ARRAYS[kind]
-    mended = eval(remedy.removeprefix("write ").removeprefix("return a dict of its fields: "), {"x": x})
-    with gl.Loader([{"x": mended}] * 2, 2, num_workers=0, device="cpu") as loader:
+    fixed = eval(remedy.removeprefix("write ").removeprefix("return a dict of its fields: "), {"x": x})
+    with gl.Loader([{"x": fixed}] * 2, 2, num_workers=0, device="cpu") as loader:
         [batch] = loader
     assert "x" in batch
 
 
-def test_shapes_that_differ_are_still_told_of_padding():
-    said = refusal([np.ones((2, 3)), np.ones((1, 3))])
-    assert said.endswith("collate_fn=gpuload.pad_collate pads them")
+def test_collating_arrays_of_different_shapes_recommends_padding():
+    error = collate_error([np.ones((2, 3)), np.ones((1, 3))])
+    assert error.endswith("collate_fn=gpuload.pad_collate pads them")

@@ -1,4 +1,4 @@
-"""Mosaic and CopyPaste through loaders, held against plain numpy, sample by sample; and who may be put together."""
+"""Mosaic and CopyPaste through loaders, compared with plain numpy sample by sample, and their errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits.running import in_batches
+from helpers.map_datasets import MapDataset
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -22,7 +23,7 @@ FILL = {gl.Image: (9, 99, 199), gl.Mask: 77}
 
 @dataclass
 class Scene:
-    """A picture with instances, as numpy has it."""
+    """A picture with instances as numpy arrays."""
 
     image: np.ndarray  # H×W×3
     boxes: np.ndarray  # n×4, float64
@@ -33,7 +34,7 @@ class Scene:
     semantic: np.ndarray  # H×W
 
 
-def scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
+def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     random = np.random.default_rng(index)
     height, width = size or (24 + int(random.integers(20)), 28 + int(random.integers(20)))
     count = (3, 0, 2, 5, 1)[index % 5]
@@ -44,7 +45,7 @@ def scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     masks = np.zeros((count, height, width), bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int).tolist(), strict=True):
         mask[top : bottom + 1, left : right + 1] = random.uniform(size=(bottom + 1 - top, right + 1 - left)) < 0.8
-    if count == 5:  # the first one hides everything
+    if count == 5:  # the first instance hides everything
         boxes[0], masks[0] = [0, 0, width, height], True
     labels = 100 * index + np.arange(count)
     dots = random.uniform(0, 24, (count, 2, 2)).astype(np.float32)
@@ -52,48 +53,48 @@ def scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), dots, semantic)
 
 
-class Scenes:
-    """A dataset of them: ``(image, target, semantic mask)``."""
-
-    def __init__(self, length: int = 14, size: tuple[int, int] | None = None) -> None:
-        self.length, self.size = length, size
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        found = scene(index, size=self.size)
-        target = {
-            "boxes": gl.Boxes(found.boxes.astype(np.float32)),
-            "labels": torch.from_numpy(found.labels),
-            "masks": gl.Mask(found.masks),
-            "area": found.area,
-            "points": gl.Keypoints(found.dots),
-            "image_id": index,
-        }
-        return gl.Image(found.image), target, gl.Mask(found.semantic)
+def scene_sample(index: int, size: tuple[int, int] | None = None) -> Any:
+    """Return ``(image, target, semantic mask)`` of a scene."""
+    scene = make_scene(index, size=size)
+    target = {
+        "boxes": gl.Boxes(scene.boxes.astype(np.float32)),
+        "labels": torch.from_numpy(scene.labels),
+        "masks": gl.Mask(scene.masks),
+        "area": scene.area,
+        "points": gl.Keypoints(scene.dots),
+        "image_id": index,
+    }
+    return gl.Image(scene.image), target, gl.Mask(scene.semantic)
 
 
-def loader(transforms: list[Any], dataset: Any = None, batch_size: int | None = 4, **options: Any) -> gl.Loader:
-    given = {"num_workers": 0, "device": "cpu", "seed": SEED, "backend": "torch", "ragged": "list", **options}
-    return gl.Loader(Scenes() if dataset is None else dataset, batch_size, transforms=transforms, **given)
+def scenes_dataset(length: int = 14, size: tuple[int, int] | None = None) -> MapDataset:
+    return MapDataset(lambda index: scene_sample(index, size), length)
 
 
-def rows_of(made: gl.Loader) -> list[tuple[Any, dict[str, Any], Any]]:
-    with made:
-        return [row for images, targets, masks in made for row in zip(images, targets, masks, strict=True)]
+def make_loader(transforms: list[Any], dataset: Any = None, batch_size: int | None = 4, **options: Any) -> gl.Loader:
+    defaults = {"num_workers": 0, "device": "cpu", "seed": SEED, "backend": "torch", "ragged": "list", **options}
+    return gl.Loader(scenes_dataset() if dataset is None else dataset, batch_size, transforms=transforms, **defaults)
 
 
-def drawn(transforms: list[Any], scenes: list[Scene]) -> Any:
-    sizes = np.array([one.image.shape[:2] for one in scenes])
+def load_rows(*arguments: Any, **options: Any) -> list[tuple[Any, dict[str, Any], Any]]:
+    return rows_of(make_loader(*arguments, **options))
+
+
+def rows_of(loader: gl.Loader) -> list[tuple[Any, dict[str, Any], Any]]:
+    with loader:
+        return [row for images, targets, masks in loader for row in zip(images, targets, masks, strict=True)]
+
+
+def draw_chain(transforms: list[Any], scenes: list[Scene]) -> Any:
+    sizes = np.array([scene.image.shape[:2] for scene in scenes])
     return T.Chain(transforms).draw(epoch_key(SEED, 0), np.arange(len(scenes)), sizes)
 
 
-def neighbour(row: int, number: int, count: int) -> int:
+def neighbor(row: int, number: int, count: int) -> int:
     return row ^ number if row ^ number < count else row
 
 
-def same(row: Any, expected: Scene, index: int) -> None:
+def assert_row_equals(row: Any, expected: Scene, index: int) -> None:
     image, target, semantic = row
     np.testing.assert_array_equal(image.numpy(), expected.image.transpose(2, 0, 1))
     np.testing.assert_array_equal(target["labels"].numpy(), expected.labels)
@@ -107,222 +108,227 @@ def same(row: Any, expected: Scene, index: int) -> None:
     assert target["masks"].dtype == torch.bool
 
 
-@contextlib.contextmanager
-def runner(name: str):
-    with in_batches() if name == "batched" else contextlib.nullcontext():
-        yield
+# Whether images are combined one by one, or many in one call.
+on_each_run = pytest.mark.parametrize("run", [contextlib.nullcontext, in_batches], ids=["single", "batched"])
 
 
-# -- Mosaic: what it shows --------------------------------------------------------------------------------------------
+# -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def mosaic(four: list[Scene], centre: tuple[int, int], size: tuple[int, int]) -> Scene:
-    """Four scenes around a centre, pixel by pixel of a canvas that nothing can leave."""
+def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int]) -> Scene:
+    """Place four scenes around a center, on a canvas larger than all of them, and cut out the mosaic."""
     (cy, cx), (height, width), border = centre, size, 200
     canvas = np.full((height + 2 * border, width + 2 * border, 3), FILL[gl.Image], np.uint8)
     semantic = np.full(canvas.shape[:2], FILL[gl.Mask], np.int64)
     inside = slice(border, border + height), slice(border, border + width)
     parts = []
-    for number, one in enumerate(four):
-        h, w = one.image.shape[:2]
+    for number, scene in enumerate(four):
+        h, w = scene.image.shape[:2]
         top = border + cy - (h if number < 2 else 0)
         left = border + cx - (w if number % 2 == 0 else 0)
-        canvas[top : top + h, left : left + w] = one.image
-        semantic[top : top + h, left : left + w] = one.semantic
+        canvas[top : top + h, left : left + w] = scene.image
+        semantic[top : top + h, left : left + w] = scene.semantic
         x, y = left - border, top - border
-        boxes = one.boxes + np.array([x, y, x, y])
+        boxes = scene.boxes + np.array([x, y, x, y])
         boxes = np.clip(boxes, 0, [width, height, width, height])
-        boxes = np.clip(boxes, [x, y, x, y], [x + w, y + h, x + w, y + h])  # of boxes that leave their own image
-        rest = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
-        masks = np.zeros((len(rest), *canvas.shape[:2]), bool)
-        masks[:, top : top + h, left : left + w] = one.masks[rest]
-        parts.append((boxes[rest], masks[:, *inside], one.labels[rest], one.area[rest], one.dots[rest] + [x, y]))
-    joined = [np.concatenate(some) for some in zip(*parts, strict=True)]
+        boxes = np.clip(boxes, [x, y, x, y], [x + w, y + h, x + w, y + h])  # boxes may extend beyond their own image
+        visible = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
+        masks = np.zeros((len(visible), *canvas.shape[:2]), bool)
+        masks[:, top : top + h, left : left + w] = scene.masks[visible]
+        parts.append(
+            (
+                boxes[visible],
+                masks[:, *inside],
+                scene.labels[visible],
+                scene.area[visible],
+                scene.dots[visible] + [x, y],
+            )
+        )
+    joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     return Scene(canvas[inside], *joined, semantic[inside])
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+def mosaic_at(row: int, record: Any, scenes: list[Scene], size: tuple[int, int]) -> Scene:
+    four = [scenes[neighbor(row, number, len(scenes))] for number in record.order[row].tolist()]
+    return mosaic_of(four, tuple(record.centre_yx[row].tolist()), size)
+
+
+@on_each_run
 @pytest.mark.parametrize("size", [(40, 52), (100, 90), 17])
-def test_a_mosaic_is_that_of_plain_numpy(run, size):
+def test_mosaic_equals_plain_numpy(run, size):
     chain = [T.Mosaic(size, center_range=(0.1, 0.9), fill=FILL)]
-    scenes = [scene(index) for index in range(14)]  # the last group has two
-    [record] = drawn(chain, scenes).records
-    with runner(run):
-        rows = rows_of(loader(chain, ragged="error"))
-    for row, found in enumerate(rows):
-        four = [scenes[neighbour(row, number, 14)] for number in record.order[row].tolist()]
+    scenes = [make_scene(index) for index in range(14)]  # the last group has only two
+    [record] = draw_chain(chain, scenes).records
+    with run():
+        rows = load_rows(chain, ragged="error")
+    for row, row_loaded in enumerate(rows):
         pair = size if isinstance(size, tuple) else (size, size)
-        same(found, mosaic(four, tuple(record.centre_yx[row].tolist()), pair), row)
+        assert_row_equals(row_loaded, mosaic_at(row, record, scenes, pair), row)
 
 
-def mirrored(one: Scene, *, axis: int) -> Scene:
-    """Left to right (1) or upside down (0)."""
-    length = one.image.shape[axis]
-    boxes, dots = one.boxes.copy(), one.dots.copy()
+def mirror(scene: Scene, *, axis: int) -> Scene:
+    """Mirror left to right (axis 1) or upside down (axis 0)."""
+    length = scene.image.shape[axis]
+    boxes, dots = scene.boxes.copy(), scene.dots.copy()
     near, far = 1 - axis, 3 - axis
-    boxes[:, [near, far]] = length - one.boxes[:, [far, near]]
-    dots[..., near] = length - 1 - one.dots[..., near]
+    boxes[:, [near, far]] = length - scene.boxes[:, [far, near]]
+    dots[..., near] = length - 1 - scene.dots[..., near]
     return replace(
-        one,
-        image=np.flip(one.image, axis),
+        scene,
+        image=np.flip(scene.image, axis),
         boxes=boxes,
-        masks=np.flip(one.masks, 1 + axis),
+        masks=np.flip(scene.masks, 1 + axis),
         dots=dots,
-        semantic=np.flip(one.semantic, axis),
+        semantic=np.flip(scene.semantic, axis),
     )
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
-def test_transforms_before_and_after_see_what_they_would(run):
+@on_each_run
+def test_mosaic_between_flips_equals_plain_numpy(run):
     chain = [T.RandomHorizontalFlip(0.5), T.Mosaic((40, 52), fill=FILL), T.RandomVerticalFlip(0.5)]
-    before = [scene(index) for index in range(14)]
-    flips, record, last = drawn(chain, before).records
-    flipped = [mirrored(one, axis=1) if flips.flipped[row] else one for row, one in enumerate(before)]
-    with runner(run):
-        rows = rows_of(loader(chain, batch_size=8))
+    before = [make_scene(index) for index in range(14)]
+    flips, record, last = draw_chain(chain, before).records
+    flipped = [mirror(scene, axis=1) if flips.flipped[row] else scene for row, scene in enumerate(before)]
+    with run():
+        rows = load_rows(chain, batch_size=8)
     assert 0 < flips.flipped.sum() < 14
-    for row, found in enumerate(rows):
-        four = [flipped[neighbour(row, number, 14)] for number in record.order[row].tolist()]
-        expected = mosaic(four, tuple(record.centre_yx[row].tolist()), (40, 52))
-        same(found, mirrored(expected, axis=0) if last.flipped[row] else expected, row)
+    for row, row_loaded in enumerate(rows):
+        expected = mosaic_at(row, record, flipped, (40, 52))
+        assert_row_equals(row_loaded, mirror(expected, axis=0) if last.flipped[row] else expected, row)
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
-def test_a_part_of_a_mosaic_is_made_alone(run):
-    """The crop after it makes the window of the mosaic smaller than the mosaic."""
+@on_each_run
+def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(run):
+    """With the crop, only a part of the mosaic is made."""
     crop = T.CenterCrop((20, 30))
-    with runner(run):
-        whole = rows_of(loader([T.Mosaic((40, 50), fill=FILL)]))
-        parts = rows_of(loader([T.Mosaic((40, 50), fill=FILL), crop]))
-    for (image, _, mask), (part, _, part_mask) in zip(whole, parts, strict=True):
-        assert torch.equal(image[:, 10:30, 10:40], part)
-        assert torch.equal(mask[10:30, 10:40], part_mask)
+    with run():
+        mosaics = load_rows([T.Mosaic((40, 50), fill=FILL)])
+        crops = load_rows([T.Mosaic((40, 50), fill=FILL), crop])
+    for (image, _, mask), (crop_image, _, crop_mask) in zip(mosaics, crops, strict=True):
+        assert torch.equal(image[:, 10:30, 10:40], crop_image)
+        assert torch.equal(mask[10:30, 10:40], crop_mask)
 
 
-def test_what_is_not_made_a_mosaic_stays_as_it_is():
+def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
     chain = [T.Mosaic(40, p=0.5)]
-    scenes = [scene(index) for index in range(14)]
-    [record] = drawn(chain, scenes).records
-    rows = rows_of(loader(chain))
+    scenes = [make_scene(index) for index in range(14)]
+    [record] = draw_chain(chain, scenes).records
+    rows = load_rows(chain)
     assert 0 < record.gathered.sum() < 14
     for row in np.flatnonzero(~record.gathered).tolist():
-        same(rows[row], scenes[row], row)
+        assert_row_equals(rows[row], scenes[row], row)
 
 
-def test_masks_alone_go_into_a_mosaic():
-    """Semantic segmentation: no boxes."""
-    dataset = [(gl.Image(scene(n).image), gl.Mask(scene(n).semantic)) for n in range(8)]
-    boxed = rows_of(loader([T.Mosaic(50)], Scenes(8)))
-    with loader([T.Mosaic(50)], dataset) as made:
-        found = torch.cat([torch.stack(list(masks)) for _, masks in made])
-    assert torch.equal(found, torch.stack([semantic for *_, semantic in boxed]))
+def test_mosaic_of_semantic_masks_without_boxes_equals_that_with_boxes():
+    dataset = [(gl.Image(make_scene(n).image), gl.Mask(make_scene(n).semantic)) for n in range(8)]
+    rows = load_rows([T.Mosaic(50)], scenes_dataset(8))
+    with make_loader([T.Mosaic(50)], dataset) as loader:
+        masks_alone = torch.cat([torch.stack(list(masks)) for _, masks in loader])
+    assert torch.equal(masks_alone, torch.stack([semantic for *_, semantic in rows]))
 
 
-def test_a_crop_before_leaves_boxes_out_with_what_belongs_to_them():
+def test_mosaic_after_a_crop_drops_boxes_with_their_fields():
     chain = [T.RandomIoUCrop(sampler_options=[0.0], max_scale=0.6), T.Mosaic(300), T.SanitizeBoundingBoxes()]
-    for _, target, _ in rows_of(loader(chain)):
+    for _, target, _ in load_rows(chain):
         count = len(target["boxes"])
         assert {len(target[name]) for name in ("labels", "masks", "area", "points")} == {count}
         for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             down, across = torch.nonzero(mask, as_tuple=True)
-            if len(down):  # cut by the crop, a box is still around its pixels
+            if len(down):  # a box that the crop cuts still contains its pixels
                 assert box[0] - 1 < across.min()
                 assert across.max() < box[2] + 1
                 assert box[1] - 1 < down.min()
                 assert down.max() < box[3] + 1
 
 
-# -- CopyPaste: what it shows -----------------------------------------------------------------------------------------
+# -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
-def resized(one: Scene, size: tuple[int, int]) -> Scene:
-    height, width = one.image.shape[:2]
+def resize(scene: Scene, size: tuple[int, int]) -> Scene:
+    height, width = scene.image.shape[:2]
     if (height, width) == size:
-        return one
+        return scene
     to, nearest, bilinear = (size[1], size[0]), PILImage.Resampling.NEAREST, PILImage.Resampling.BILINEAR
     ratio = np.array([size[1] / width, size[0] / height])
-    masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(to, nearest)) > 0 for mask in one.masks]
+    masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(to, nearest)) > 0 for mask in scene.masks]
     return replace(
-        one,
-        # Along the rows first: Pillow 13 begins with what is cheaper, and rounds to levels in between.
-        image=np.asarray(PILImage.fromarray(one.image).resize((size[1], height), bilinear).resize(to, bilinear)),
-        boxes=one.boxes * np.tile(ratio, 2),
+        scene,
+        # Resize rows first, since Pillow 13 would begin with the cheaper axis, and rounds in between.
+        image=np.asarray(PILImage.fromarray(scene.image).resize((size[1], height), bilinear).resize(to, bilinear)),
+        boxes=scene.boxes * np.tile(ratio, 2),
         masks=np.array(masks, bool).reshape(-1, *size),
-        dots=one.dots * ratio,
-        semantic=np.asarray(PILImage.fromarray(one.semantic.astype(np.uint8)).resize(to, nearest)).astype(np.int64),
+        dots=scene.dots * ratio,
+        semantic=np.asarray(PILImage.fromarray(scene.semantic.astype(np.uint8)).resize(to, nearest)).astype(np.int64),
     )
 
 
-def pasted(own: Scene, other: Scene, chosen: list[int]) -> Scene:
-    """Instances of a scene over another one, pixel by pixel."""
-    other = resized(other, own.image.shape[:2])
-    image, semantic, masks = own.image.copy(), own.semantic.copy(), own.masks.copy()
+def paste(background: Scene, other: Scene, chosen: list[int]) -> Scene:
+    """Paste instances of a scene over another scene."""
+    other = resize(other, background.image.shape[:2])
+    image, semantic, masks = background.image.copy(), background.semantic.copy(), background.masks.copy()
     for number in chosen:
         there = other.masks[number]
         image[there], semantic[there] = other.image[there], other.semantic[there]
         masks[:, there] = False
-    rest, boxes = [], []
+    visible, boxes = [], []
     for number, mask in enumerate(masks):
         ys, xs = np.nonzero(mask)
         if len(ys):
-            rest.append(number)
-            lost = mask.sum() < own.masks[number].sum()
-            around = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
-            boxes.append(around if lost else own.boxes[number])
+            visible.append(number)
+            lost = mask.sum() < background.masks[number].sum()
+            box = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+            boxes.append(box if lost else background.boxes[number])
     return Scene(
         image,
         np.concatenate([np.array(boxes, float).reshape(-1, 4), other.boxes[chosen]]),
-        np.concatenate([masks[rest], other.masks[chosen]]),
-        np.concatenate([own.labels[rest], other.labels[chosen]]),
-        np.concatenate([own.area[rest], other.area[chosen]]),
-        np.concatenate([own.dots[rest], other.dots[chosen]]),
+        np.concatenate([masks[visible], other.masks[chosen]]),
+        np.concatenate([background.labels[visible], other.labels[chosen]]),
+        np.concatenate([background.area[visible], other.area[chosen]]),
+        np.concatenate([background.dots[visible], other.dots[chosen]]),
         semantic,
     )
 
 
-def choice(record: Any, row: int, count: int) -> list[int]:
-    """Which of so many instances are pasted: those that as many draws hit."""
+def chosen_instances(record: Any, row: int, count: int) -> list[int]:
+    """Return which of `count` instances are pasted: those chosen by `count` draws, without repetition."""
     numbers = uniforms(Key(*record.keys[row].tolist()), np.zeros(1, np.int64), 0, count)[0]
     return sorted({int(number * count) for number in numbers})
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
+@on_each_run
 @pytest.mark.parametrize("size", [(40, 50), None], ids=["equal", "different"])
-def test_a_paste_is_that_of_plain_numpy(run, size):
+def test_copy_paste_equals_plain_numpy(run, size):
     chain = [T.CopyPaste(p=0.8)]
-    scenes = [scene(index, size=size) for index in range(25)]  # the last one is alone
-    [record] = drawn(chain, scenes).records
-    with runner(run):
-        rows = rows_of(loader(chain, Scenes(25, size), batch_size=6))
+    scenes = [make_scene(index, size=size) for index in range(25)]  # the last scene has no partner
+    [record] = draw_chain(chain, scenes).records
+    with run():
+        rows = load_rows(chain, scenes_dataset(25, size), batch_size=6)
     lost = 0
-    for row, found in enumerate(rows):
-        partner, expected = neighbour(row, 1, 25), scenes[row]
+    for row, row_loaded in enumerate(rows):
+        partner, expected = neighbor(row, 1, 25), scenes[row]
         if record.gathered[row] and partner != row:
-            expected = pasted(expected, scenes[partner], choice(record, row, len(scenes[partner].boxes)))
+            expected = paste(expected, scenes[partner], chosen_instances(record, row, len(scenes[partner].boxes)))
         lost += len(set(scenes[row].labels) - set(expected.labels))
-        same(found, expected, row)
+        assert_row_equals(row_loaded, expected, row)
     assert 0 < record.gathered.sum() < 25
-    assert lost  # some were hidden altogether
+    assert lost  # some instances were hidden entirely
 
 
-@pytest.mark.parametrize("run", ["single", "batched"])
-def test_mosaics_are_pasted_onto_each_other(run):
+@on_each_run
+def test_copy_paste_of_mosaics_equals_plain_numpy(run):
     chain = [T.Mosaic((40, 52), fill=FILL), T.CopyPaste(), T.RandomHorizontalFlip(1.0), T.CenterCrop((40, 52))]
-    scenes = [scene(index) for index in range(16)]
-    tiled, paste, *_ = drawn(chain, scenes).records
-    mosaics = [
-        mosaic([scenes[row ^ n] for n in tiled.order[row].tolist()], tuple(tiled.centre_yx[row].tolist()), (40, 52))
-        for row in range(16)
-    ]
-    with runner(run):
-        rows = rows_of(loader(chain, Scenes(16), batch_size=8))
-    for row, found in enumerate(rows):
+    scenes = [make_scene(index) for index in range(16)]
+    tiled, pasting, *_ = draw_chain(chain, scenes).records
+    mosaics = [mosaic_at(row, tiled, scenes, (40, 52)) for row in range(16)]
+    with run():
+        rows = load_rows(chain, scenes_dataset(16), batch_size=8)
+    for row, row_loaded in enumerate(rows):
         other = mosaics[row ^ 1]
-        expected = pasted(mosaics[row], other, choice(paste, row, len(other.boxes)))
-        same(found, mirrored(expected, axis=1), row)
+        expected = paste(mosaics[row], other, chosen_instances(pasting, row, len(other.boxes)))
+        assert_row_equals(row_loaded, mirror(expected, axis=1), row)
 
 
-# -- the same for all workers and batches -----------------------------------------------------------------------------
+# -- workers, batches, ranks and resuming -----------------------------------------------------------------------------
 
 CHAIN = [
     T.RandomResizedCrop(48),
@@ -336,9 +342,9 @@ CHAIN = [
 ]
 
 
-def equal(one: list[Any], two: list[Any]) -> None:
-    assert len(one) == len(two)
-    for (image, target, mask), (image2, target2, mask2) in zip(one, two, strict=True):
+def assert_rows_equal(rows: list[Any], expected: list[Any]) -> None:
+    assert len(rows) == len(expected)
+    for (image, target, mask), (image2, target2, mask2) in zip(rows, expected, strict=True):
         assert torch.equal(image, image2)
         assert torch.equal(mask, mask2)
         for name in target:
@@ -346,182 +352,150 @@ def equal(one: list[Any], two: list[Any]) -> None:
 
 
 @pytest.mark.processes
-def test_workers_and_batches_make_no_difference():
-    options = {"dataset": Scenes(26), "shuffle": True, "ragged": "error"}
-    first = rows_of(loader(CHAIN, batch_size=4, **options))
+def test_combined_samples_are_equal_with_any_workers_and_batch_sizes():
+    options = {"dataset": scenes_dataset(26), "shuffle": True, "ragged": "error"}
+    first = load_rows(CHAIN, batch_size=4, **options)
     for workers, size in ((0, 26 + 2), (1, 12), (2, 8)):
-        equal(first, rows_of(loader(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options)))
+        assert_rows_equal(first, load_rows(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options))
 
 
 @pytest.mark.slow
-def test_an_epoch_goes_on_where_it_was_left():
-    options = {"dataset": Scenes(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
-    whole = rows_of(loader(CHAIN, **options))
-    with loader(CHAIN, **options) as made:
-        next(iter(made))
-        state = made.state_dict()
-    again = loader(CHAIN, **options)
-    again.load_state_dict(state)
-    equal(whole[8:], rows_of(again))
+def test_combined_samples_are_equal_after_resuming():
+    options = {"dataset": scenes_dataset(26), "batch_size": 8, "shuffle": True, "ragged": "error"}
+    expected = load_rows(CHAIN, **options)
+    with make_loader(CHAIN, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    resumed = make_loader(CHAIN, **options)
+    resumed.load_state_dict(state)
+    assert_rows_equal(expected[8:], rows_of(resumed))
 
 
-def test_ranks_make_no_difference():
-    """Each of them has whole groups, also at the end, where the epoch begins again."""
-    whole = rows_of(loader(CHAIN, Scenes(16), batch_size=16))
-    two = [rows_of(loader(CHAIN, Scenes(16), batch_size=4, rank=rank, world_size=2)) for rank in (0, 1)]
-    equal(whole, [*two[0][:4], *two[1][:4], *two[0][4:], *two[1][4:]])
-    padded = [rows_of(loader([T.Mosaic(40)], Scenes(6), batch_size=8, rank=rank, world_size=2)) for rank in (0, 1)]
+def test_combined_samples_are_equal_on_ranks():
+    """Each rank has complete groups, even at the end, where samples of the beginning are added."""
+    expected = load_rows(CHAIN, scenes_dataset(16), batch_size=16)
+    rows_by_rank = [load_rows(CHAIN, scenes_dataset(16), batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
+    assert_rows_equal(
+        expected, [*rows_by_rank[0][:4], *rows_by_rank[1][:4], *rows_by_rank[0][4:], *rows_by_rank[1][4:]]
+    )
+    padded = [load_rows([T.Mosaic(40)], scenes_dataset(6), batch_size=8, rank=rank, world_size=2) for rank in (0, 1)]
     assert [target["image_id"] for part in padded for _, target, _ in part] == [0, 1, 2, 3, 4, 5, 4, 5]
-    equal(rows_of(loader([T.Mosaic(40)], Scenes(6), batch_size=8))[:6], [*padded[0], *padded[1]][:6])
+    assert_rows_equal(load_rows([T.Mosaic(40)], scenes_dataset(6), batch_size=8)[:6], [*padded[0], *padded[1]][:6])
 
 
-def test_one_sample_is_made_again():
-    rows = rows_of(loader(CHAIN, Scenes(14), shuffle=True, ragged="error"))
-    with loader(CHAIN, Scenes(14), shuffle=True, ragged="error") as made:
+def test_replay_returns_a_combined_sample():
+    rows = load_rows(CHAIN, scenes_dataset(14), shuffle=True, ragged="error")
+    with make_loader(CHAIN, scenes_dataset(14), shuffle=True, ragged="error") as loader:
         for position in (2, 13):
-            found = made.replay(0, position)
-            image, target, _ = found.sample
+            replayed = loader.replay(0, position)
+            image, target, _ = replayed.sample
             assert torch.equal(image, rows[position][0])
             assert torch.equal(target["boxes"], rows[position][1]["boxes"])
-            assert {"Mosaic", "CopyPaste"} <= {name for name, _ in found.draws}
+            assert {"Mosaic", "CopyPaste"} <= {name for name, _ in replayed.draws}
 
 
-def test_a_collate_fn_gets_the_same():
-    rows = rows_of(loader(CHAIN, ragged="error"))
-    with loader(CHAIN, ragged="error", collate_fn=list) as made:
-        equal(rows, [sample for batch in made for sample in batch])
+def test_collate_fn_receives_the_combined_samples():
+    rows = load_rows(CHAIN, ragged="error")
+    with make_loader(CHAIN, ragged="error", collate_fn=list) as loader:
+        assert_rows_equal(rows, [sample for batch in loader for sample in batch])
 
 
-def test_a_sample_that_fails_is_missing_in_its_group():
-    class Failing(Scenes):
-        def __getitem__(self, index: int) -> Any:
-            if index == 2:
-                raise OSError("gone")
-            return super().__getitem__(index)
+def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
+    def sample(index: int) -> Any:
+        if index == 2:
+            raise OSError("gone")
+        return scene_sample(index)
 
     with pytest.warns(RuntimeWarning, match="gone"):
-        rows = rows_of(loader([T.Mosaic(40)], Failing(8), faults=gl.Faults(on_error="skip", max_error_rate=1.0)))
+        rows = load_rows([T.Mosaic(40)], MapDataset(sample, 8), faults=gl.Faults(on_error="skip", max_error_rate=1.0))
     assert [target["image_id"] for _, target, _ in rows] == [0, 1, 3, 4, 5, 6, 7]
-    [record] = drawn([T.Mosaic(40)], [scene(n) for n in range(8)]).records
-    four = [scene(0 if n == 2 else n) for n in record.order[0].tolist()]
-    np.testing.assert_array_equal(
-        rows[0][1]["labels"].numpy(), mosaic(four, tuple(record.centre_yx[0].tolist()), (40, 40)).labels
-    )
+    scenes = [make_scene(n) for n in range(8)]
+    [record] = draw_chain([T.Mosaic(40)], scenes).records
+    scenes[2] = scenes[0]  # a sample takes the place of a failed one
+    np.testing.assert_array_equal(rows[0][1]["labels"].numpy(), mosaic_at(0, record, scenes, (40, 40)).labels)
 
 
-def test_a_sampler_puts_the_rows_of_a_batch_together():
+def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
     keys = [3, 9, 0, 5, 7, 1]
-    rows = rows_of(loader([T.Mosaic(40)], batch_size=4, sampler=keys))
-    scenes = [scene(key) for key in keys]
-    [record] = drawn([T.Mosaic(40)], scenes).records
+    rows = load_rows([T.Mosaic(40)], batch_size=4, sampler=keys)
+    scenes = [make_scene(key) for key in keys]
+    [record] = draw_chain([T.Mosaic(40)], scenes).records
     for row, (_, target, _) in enumerate(rows):
-        four = [scenes[neighbour(row, number, 6)] for number in record.order[row].tolist()]
-        expected = mosaic(four, tuple(record.centre_yx[row].tolist()), (40, 40))
+        expected = mosaic_at(row, record, scenes, (40, 40))
         np.testing.assert_array_equal(target["labels"].numpy(), expected.labels)
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def target(**more: Any) -> dict[str, Any]:
-    one = scene(0)
-    return {"boxes": gl.Boxes(one.boxes), "labels": one.labels, **more}
+def make_target(**more: Any) -> dict[str, Any]:
+    scene = make_scene(0)
+    return {"boxes": gl.Boxes(scene.boxes), "labels": scene.labels, **more}
 
 
-IMAGE = scene(0).image
-MASKS = gl.Mask(scene(0).masks)
+IMAGE = make_scene(0).image
+MASKS = gl.Mask(make_scene(0).masks)
 
 
-@pytest.mark.parametrize(
-    ("transform", "sample", "text"),
-    [
-        (
-            T.Mosaic(40),
-            (IMAGE, 7),
-            r"Mosaic combines images of several samples and their boxes or masks, but this sample has no boxes",
-        ),
-        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one N×H×W gpuload.Mask.*3 boxes.*has 0"),
-        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
-        (
-            T.Mosaic(40),
-            (IMAGE, target(scores=np.ones(3))),
-            r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter=",
-        ),
-        (
-            T.CopyPaste(),
-            (IMAGE, target(masks=MASKS, names=["a", "b", "c"])),
-            r"CopyPaste moves boxes to other samples, .*'names', with 3 entries",
-        ),
-    ],
-)
-def test_samples_that_cannot_be_put_together_are_refused(transform, sample, text):
-    with pytest.raises(gl.SampleError, match=text), loader([transform], [sample] * 4) as made:
-        next(iter(made))
+@pytest.mark.parametrize(("transform", "sample", "text"), [
+    (T.Mosaic(40), (IMAGE, 7),
+     r"Mosaic combines images of several samples and their boxes or masks, but this sample has no boxes"),
+    (T.CopyPaste(), (IMAGE, make_target()), r"CopyPaste needs samples with one N×H×W gpuload.Mask.*3 boxes.*has 0"),
+    (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one set of boxes"),
+    (T.Mosaic(40), (IMAGE, make_target(scores=np.ones(3))),
+     r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter="),
+    (T.CopyPaste(), (IMAGE, make_target(masks=MASKS, names=["a", "b", "c"])),
+     r"CopyPaste moves boxes to other samples, .*'names', with 3 entries"),
+])  # fmt: skip
+def test_combining_samples_without_suitable_targets_raises(transform, sample, text):
+    with pytest.raises(gl.SampleError, match=text), make_loader([transform], [sample] * 4) as loader:
+        next(iter(loader))
 
 
-def test_what_the_getter_names_goes_with_the_boxes_and_nothing_else():
+def test_labels_getter_of_mosaic_names_the_fields_that_move_with_boxes():
     getter = lambda sample: (sample[1]["labels"], sample[1]["scores"])  # noqa: E731
-    sample = (IMAGE, target(scores=np.array([7.0, 8.0, 9.0]), names=np.array([1, 2, 3])))
-    with loader([T.Mosaic(120, labels_getter=getter)], [sample] * 4) as made:
-        _, targets = next(iter(made))
-    for found in targets:
-        assert len(found["boxes"]) == len(found["labels"]) == len(found["scores"]) == 12
-        assert found["scores"].tolist() == [7.0, 8.0, 9.0] * 4
-        assert found["names"].tolist() == [1, 2, 3]
+    sample = (IMAGE, make_target(scores=np.array([7.0, 8.0, 9.0]), names=np.array([1, 2, 3])))
+    with make_loader([T.Mosaic(120, labels_getter=getter)], [sample] * 4) as loader:
+        _, targets = next(iter(loader))
+    for target in targets:
+        assert len(target["boxes"]) == len(target["labels"]) == len(target["scores"]) == 12
+        assert target["scores"].tolist() == [7.0, 8.0, 9.0] * 4
+        assert target["names"].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("second", "text"),
-    [
-        (
-            (IMAGE, {**target(), "more": 1}),
-            r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have",
-        ),
-        (
-            (IMAGE, {"boxes": gl.Boxes(scene(2).boxes), "labels": scene(2).labels, "area": 1.0}),
-            r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
-            r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
-            r"pass Mosaic",
-        ),
-    ],
-)
-def test_samples_of_a_batch_must_be_alike(second, text):
-    first = (IMAGE, target() if "more" in second[1] else target(area=np.ones(3)))
-    with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], [first, second] * 2) as made:
-        next(iter(made))
+@pytest.mark.parametrize(("second", "text"), [
+    ((IMAGE, {**make_target(), "more": 1}), r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have"),
+    ((IMAGE, {"boxes": gl.Boxes(make_scene(2).boxes), "labels": make_scene(2).labels, "area": 1.0}),
+     r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
+     r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
+     r"pass Mosaic"),
+])  # fmt: skip
+def test_mosaic_of_samples_with_different_entries_raises(second, text):
+    first = (IMAGE, make_target() if "more" in second[1] else make_target(area=np.ones(3)))
+    with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], [first, second] * 2) as loader:
+        next(iter(loader))
 
 
-def test_masks_of_whole_images_must_be_alike():
+def test_mosaic_of_masks_with_different_dtypes_raises():
     masks = [np.zeros((30, 40), np.uint8), np.zeros((30, 40), np.int32)]
     dataset = [(np.zeros((30, 40, 3), np.uint8), gl.Mask(mask)) for mask in masks * 2]
     text = "Mosaic combines masks, but sample 0 of the batch has torch.uint8"
-    with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], dataset) as made:
-        next(iter(made))
+    with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], dataset) as loader:
+        next(iter(loader))
 
 
-def test_repeats_are_not_put_together():
+def test_repeats_with_mosaic_raises():
     text = "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: with"
     with pytest.raises(ValueError, match=text):
-        loader([T.Mosaic(40)], repeats=2, shuffle=True)
+        make_loader([T.Mosaic(40)], repeats=2, shuffle=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "transform", "text"),
-    [
-        (
-            6,
-            T.Mosaic(40),
-            r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in ",
-        ),
-        (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
-        (
-            5,
-            T.CopyPaste(),
-            r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s",
-        ),
-        (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
-    ],
-)
-def test_batches_hold_whole_groups(size, transform, text):
+@pytest.mark.parametrize(("size", "transform", "text"), [
+    (6, T.Mosaic(40), r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in "),
+    (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
+    (5, T.CopyPaste(), r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s"),
+    (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
+])  # fmt: skip
+def test_batch_size_that_is_no_multiple_of_the_group_raises(size, transform, text):
     with pytest.raises(ValueError, match=text):
-        loader([transform], batch_size=size, ragged="error")
+        make_loader([transform], batch_size=size, ragged="error")

@@ -1,4 +1,4 @@
-"""A batch of any loader is taken apart by types and shapes."""
+"""BatchTree recognizes the leaves of a batch of any loader by their types and shapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scene:
     text: str
 
 
-def kinds(batch: Any) -> list[str]:
+def leaf_kinds(batch: Any) -> list[str]:
     return [leaf.kind for leaf in BatchTree(batch).leaves]
 
 
@@ -52,8 +52,8 @@ def kinds(batch: Any) -> list[str]:
         ([OrderedDict(image=IMAGES), OrderedDict(image=IMAGES)], ["images", "images"]),
     ],
 )
-def test_leaves_are_what_they_look_like(batch, expected):
-    assert kinds(batch) == expected
+def test_batch_tree_recognizes_leaves_by_type_and_shape(batch, expected):
+    assert leaf_kinds(batch) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_leaves_are_what_they_look_like(batch, expected):
         Scene(IMAGES, "a"),
     ],
 )
-def test_a_batch_is_rebuilt_as_it_was(batch):
+def test_rebuild_of_a_batch_tree_returns_an_equal_batch(batch):
     tree = BatchTree(batch)
     rebuilt = tree.rebuild([leaf.value for leaf in tree.leaves])
     assert type(rebuilt) is type(batch)
     assert repr(rebuilt) == repr(batch)
 
 
-def test_a_sample_has_what_belongs_to_its_image():
+def test_sample_of_a_batch_tree_holds_the_entries_of_its_image():
     masks, labels = torch.stack([torch.zeros(8, 9), torch.ones(8, 9)]), [torch.zeros(3), torch.ones(4)]
     batch = {"image": IMAGES, "mask": gl.Mask(masks), "labels": labels, "boxes": [BOXES, BOXES], "id": 7}
     sample = BatchTree(batch).sample(1)
@@ -86,24 +86,24 @@ def test_a_sample_has_what_belongs_to_its_image():
     assert sample["id"] == 7
 
 
-def test_a_tuple_has_an_entry_for_each_image_as_a_list_has():
+def test_sample_of_a_batch_tree_takes_entries_of_tuples():
     sample = BatchTree({"image": IMAGES, "names": ("a", "b"), "labels": (torch.zeros(3), torch.ones(4))}).sample(1)
     assert sample["names"] == "b"
     assert len(sample["labels"]) == 4
 
 
 @pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
-def test_numbers_of_no_axes_belong_to_all_images(scalar):
+def test_sample_of_a_batch_tree_holds_scalars_unchanged(scalar):
     assert BatchTree({"image": IMAGES, "step": scalar}).sample(1)["step"] is scalar
 
 
-def test_torchvisions_tensors_are_told_by_their_types():
+def test_batch_tree_recognizes_torchvisions_tensors():
     torchvision()
     from torchvision import tv_tensors
 
     boxes = tv_tensors.BoundingBoxes(torch.zeros(3, 4), format="XYXY", canvas_size=(8, 9))
     batch = tv_tensors.Image(IMAGES), tv_tensors.Mask(torch.zeros(2, 1, 8, 9)), [boxes, boxes]
-    assert kinds(batch) == ["images", "mask", "points"]
+    assert leaf_kinds(batch) == ["images", "mask", "points"]
 
 
 LAST = "which looks like channels last, but images must be"
@@ -144,12 +144,12 @@ NONE = (
          "batch[1] is the Boxes of a single image; pass a list with one Boxes per image, empty for images "),
     ],
 )  # fmt: skip
-def test_batches_that_are_refused(batch, error, message):
+def test_batch_tree_of_an_unusable_batch_raises(batch, error, message):
     with pytest.raises(error, match=re.escape(message)):
         BatchTree(batch)
 
 
-def test_a_mask_file_is_refused():
+def test_sample_with_an_encoded_mask_raises():
     tree = BatchTree((IMAGES, [gl.Mask(gl.Encoded(b"", mode="L"))] * 2))
     message = "batch[1] is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
     with pytest.raises(TypeError, match=re.escape(message)):
@@ -159,15 +159,11 @@ def test_a_mask_file_is_refused():
 HEAT_MAP = torch.rand(2, 2, 8, 9)
 
 
-def test_selected_images_are_the_only_images():
-    batch = {
-        "image": IMAGES,
-        "heat": HEAT_MAP,
-        "scenes": [{"image": IMAGES[0]}] * 2,
-        "mask": gl.Mask(np.zeros((2, 8, 9))),
-    }
-    kinds = {leaf.path: leaf.kind for leaf in BatchTree(batch, {"image", 'batch["heat"]'}).leaves}
-    assert kinds == {
+def test_batch_tree_with_selected_images_has_no_other_images():
+    masks = gl.Mask(np.zeros((2, 8, 9)))
+    batch = {"image": IMAGES, "heat": HEAT_MAP, "scenes": [{"image": IMAGES[0]}] * 2, "mask": masks}
+    kinds_by_path = {leaf.path: leaf.kind for leaf in BatchTree(batch, {"image", 'batch["heat"]'}).leaves}
+    assert kinds_by_path == {
         'batch["heat"]': "images",
         'batch["image"]': "images",
         'batch["mask"]': "mask",
@@ -176,7 +172,7 @@ def test_selected_images_are_the_only_images():
     assert [leaf.kind for leaf in BatchTree((IMAGES, HEAT_MAP), {"batch[0]"}).leaves] == ["images", "value"]
 
 
-def test_selected_images_that_are_no_images_are_refused_by_name():
+def test_batch_tree_with_unusable_selected_images_raises():
     batch = {"image": IMAGES, "action": torch.zeros(2, 7)}
     with pytest.raises(ValueError, match=re.escape("has 'img', but the batch has only 'action', 'image'")):
         BatchTree(batch, {"img"})
@@ -196,7 +192,7 @@ def test_selected_images_that_are_no_images_are_refused_by_name():
         ((HEAT_MAP, HEAT_MAP), ""),
     ],
 )  # fmt: skip
-def test_warning_names_floats_beside_images_that_are_probably_no_images(batch, suspect):
+def test_batch_tree_warns_of_floats_that_are_probably_targets(batch, suspect):
     warning = BatchTree(batch).warning
     assert warning.startswith(suspect)
     assert bool(warning) == bool(suspect)

@@ -1,4 +1,4 @@
-"""Padding and keeping: what a batch of arrays of different sizes becomes, in nestings of every kind; what is not."""
+"""`pad_collate`, `pad` and `keep`: batches of arrays of different sizes in any nesting, and their errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from helpers.map_datasets import MapDataset
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
@@ -40,76 +41,70 @@ class Scene:
     label: int
 
 
-class Ragged:
-    """Item i: an array of i + 1 times 2, and i."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.full((index + 1, 2), index, np.float32), index
+def ragged_array(index: int) -> tuple[np.ndarray, int]:
+    return np.full((index + 1, 2), index, np.float32), index
 
 
-# What arrays become
+RAGGED = MapDataset(ragged_array, 6)
 
 
 @pytest.mark.slow
 @given(st.data())
-def test_each_array_is_found_again_at_the_start_of_its_row(data: st.DataObject) -> None:
+def test_pad_collate_places_each_array_at_the_start_of_its_row(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 4))
     dtype = data.draw(st.sampled_from([np.uint8, np.int64, np.float32, np.float64, np.bool_, np.int16]))
     shapes = st.tuples(*[st.integers(0, 4)] * rank)
     arrays = data.draw(st.lists(shapes.flatmap(lambda shape: st_numpy.arrays(dtype, shape)), min_size=1, max_size=5))
-    data_, sizes, padding = pad_collate(arrays, value=1)
+    padded, sizes, padding = pad_collate(arrays, value=1)
     largest = tuple(max(array.shape[axis] for array in arrays) for axis in range(rank))
-    assert data_.shape == (len(arrays), *largest)
-    assert data_.dtype == torch.from_numpy(np.zeros(1, dtype)).dtype
+    assert padded.shape == (len(arrays), *largest)
+    assert padded.dtype == torch.from_numpy(np.zeros(1, dtype)).dtype
     assert sizes.dtype == torch.int64
     assert sizes.tolist() == [list(array.shape) for array in arrays]
-    rest = np.ones(data_.shape, bool)
+    is_padding = np.ones(padded.shape, bool)
     for row, array in enumerate(arrays):
-        place = (row, *map(slice, array.shape))
-        np.testing.assert_array_equal(data_[place].numpy(), array)
-        rest[place] = False
-    assert (data_.numpy()[rest] == 1).all()
-    assert padding == (rest.mean() if rest.size else 0)
+        region = (row, *map(slice, array.shape))
+        np.testing.assert_array_equal(padded[region].numpy(), array)
+        is_padding[region] = False
+    assert (padded.numpy()[is_padding] == 1).all()
+    assert padding == (is_padding.mean() if is_padding.size else 0)
 
 
-def test_arrays_of_one_size_are_padded_by_nothing_but_still_padded() -> None:
+def test_pad_collate_of_equal_sizes_returns_padded_without_padding() -> None:
     batch = pad_collate([np.zeros((2, 3)), np.ones((2, 3))])
     assert isinstance(batch, Padded)
     assert batch.padding == 0
     torch.testing.assert_close(batch.data, default_collate([np.zeros((2, 3)), np.ones((2, 3))]))
 
 
-def test_tensors_of_any_dtype() -> None:
+def test_pad_collate_keeps_the_dtype_of_tensors() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.uint16, torch.complex64, torch.bool):
         batch = pad_collate([torch.ones(1, dtype=dtype), torch.ones(3, dtype=dtype)])
         assert batch.data.dtype == dtype
         assert batch.data.to(torch.complex64).real.tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
-def test_arrays_and_tensors_may_stand_beside_each_other() -> None:
+def test_pad_collate_combines_arrays_and_tensors() -> None:
     batch = pad_collate([np.ones(1, np.int32), torch.ones(2, dtype=torch.int32)])
     assert batch.data.tolist() == [[1, 0], [1, 1]]
 
 
-def test_views_and_read_only_arrays() -> None:
-    """Warnings are errors here, and torch warns of arrays that cannot be written to."""
+def test_pad_collate_accepts_views_and_read_only_arrays() -> None:
+    """Warnings are errors here, and torch warns about arrays that cannot be written to."""
     fixed = np.arange(3)
     fixed.flags.writeable = False
     batch = pad_collate([fixed, np.arange(5)[::-1], np.arange(8)[::2]])
     assert batch.data.tolist() == [[0, 1, 2, 0, 0], [4, 3, 2, 1, 0], [0, 2, 4, 6, 0]]
 
 
-def test_the_arrays_are_copied() -> None:
+def test_pad_collate_copies_arrays() -> None:
     array = np.zeros(2)
     batch = pad_collate([array])
     array[:] = 1
     assert batch.data.tolist() == [[0, 0]]
 
 
-def test_fixed_sizes() -> None:
+def test_pad_collate_pads_to_fixed_sizes() -> None:
     arrays = [np.ones((1, 2)), np.ones((2, 1))]
     assert pad_collate(arrays, to=(3, 4)).data.shape == (2, 3, 4)
     assert pad_collate(arrays, to=(None, 4)).data.shape == (2, 2, 4)
@@ -118,7 +113,7 @@ def test_fixed_sizes() -> None:
     assert pad_collate([np.ones((0, 4))]).padding == 0
 
 
-def test_sizes_and_values_of_single_leaves() -> None:
+def test_pad_collate_takes_sizes_and_values_per_field() -> None:
     samples = [{"tokens": np.arange(n), "target": {"boxes": np.zeros((n, 4), np.float32)}} for n in (1, 2)]
     batch = pad_collate(samples, to={"target.boxes": (3, None)}, value={"tokens": -100})
     assert batch["tokens"].data.tolist() == [[0, -100], [0, 1]]
@@ -126,13 +121,10 @@ def test_sizes_and_values_of_single_leaves() -> None:
     assert not batch["target"]["boxes"].data.any()
 
 
-def test_float_values() -> None:
+def test_pad_collate_pads_with_nan_and_infinity() -> None:
     batch = pad_collate([np.zeros(1), np.zeros(2)], value=float("nan"))
     assert batch.data.isnan().tolist() == [[False, True], [False, False]]
     assert pad_collate([np.zeros(1), np.zeros(2)], value=float("-inf")).data[0, 1] == float("-inf")
-
-
-# Nesting, and leaves that are not padded
 
 
 @pytest.mark.parametrize(
@@ -154,13 +146,13 @@ def test_float_values() -> None:
         [([{"a": 1.5}], [2]), ([{"a": 2.5}], [3])],
     ],
 )
-def test_without_arrays_it_is_default_collate(samples: list[Any]) -> None:
+def test_pad_collate_without_arrays_equals_default_collate(samples: list[Any]) -> None:
     batch, expected = pad_collate(samples), default_collate(samples)
     assert repr(batch) == repr(expected)
     assert type(batch) is type(expected)
 
 
-def test_arrays_in_all_containers() -> None:
+def test_pad_collate_pads_arrays_in_all_containers() -> None:
     def sample(n: int) -> dict[str, Any]:
         array = np.ones(n)
         return {"t": (array, "x"), "l": [array], "p": Point(array, "x"), "s": Scene(array, n), "d": {"e": array}}
@@ -177,15 +169,12 @@ def test_arrays_in_all_containers() -> None:
     assert batch["s"].label.tolist() == [1, 3]
 
 
-# In loaders
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_in_torchs_dataloader(workers: int) -> None:
+def test_pad_collate_works_in_torchs_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
     loader = DataLoader(
-        Ragged(), 4, collate_fn=collate, num_workers=workers, multiprocessing_context="spawn" if workers else None
+        RAGGED, 4, collate_fn=collate, num_workers=workers, multiprocessing_context="spawn" if workers else None
     )
     batches = list(loader)
     assert [tuple(padded.data.shape) for padded, _ in batches] == [(4, 8, 2), (2, 8, 2)]
@@ -198,11 +187,11 @@ def test_in_torchs_dataloader(workers: int) -> None:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_in_gpuloads_loader(workers: int) -> None:
+def test_pad_collate_in_a_loader_equals_dataloader(workers: int) -> None:
     collate = partial(gl.pad_collate, to=(8, None), value=-1)
-    with gl.Loader(Ragged(), 4, collate_fn=collate, num_workers=workers, device="cpu") as loader:
+    with gl.Loader(RAGGED, 4, collate_fn=collate, num_workers=workers, device="cpu") as loader:
         batches = list(loader)
-    theirs = list(DataLoader(Ragged(), 4, collate_fn=collate))
+    theirs = list(DataLoader(RAGGED, 4, collate_fn=collate))
     for (padded, labels), (expected, expected_labels) in zip(batches, theirs, strict=True):
         assert type(padded) is Padded
         torch.testing.assert_close(padded.data, expected.data)
@@ -213,7 +202,7 @@ def test_in_gpuloads_loader(workers: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_beside_arrays_in_gpuloads_loader(workers: int) -> None:
+def test_pad_collate_in_a_loader_pads_images_and_arrays(workers: int) -> None:
     samples = [(gl.Image(np.full((20 + n, 30, 3), n, np.uint8)), {"boxes": np.ones((n, 4))}) for n in range(4)]
     with gl.Loader(samples, 4, collate_fn=gl.pad_collate, num_workers=workers, device="cpu") as loader:
         ((images, target),) = loader
@@ -225,76 +214,58 @@ def test_images_beside_arrays_in_gpuloads_loader(workers: int) -> None:
 
 
 @pytest.mark.cuda
-def test_on_cuda() -> None:
+def test_pad_collate_keeps_tensors_on_cuda() -> None:
     batch = pad_collate([torch.ones(1, device="cuda"), torch.ones(3, device="cuda")])
     assert batch.data.device.type == batch.sizes.device.type == "cuda"
     assert batch.data.tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
-def test_it_can_be_sent_to_other_processes() -> None:
+def test_pad_collate_and_padded_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(gl.pad_collate)) is pad_collate
     batch = pad_collate([np.ones(1), np.ones(2)])
-    again = pickle.loads(pickle.dumps(batch))
-    assert type(again) is Padded
-    assert again.data.tolist() == batch.data.tolist()
+    loaded = pickle.loads(pickle.dumps(batch))
+    assert type(loaded) is Padded
+    assert loaded.data.tolist() == batch.data.tolist()
 
 
 @pytest.mark.processes
-def test_importing_it_imports_no_torch() -> None:
+def test_importing_pad_collate_does_not_import_torch() -> None:
     code = "import sys, gpuload; gpuload.pad_collate; gpuload.Padded; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (
-            [{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
-            "field 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [(1, np.ones(3)), (1, None)],
-            "field '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [np.array(1), np.ones(3)],
-            "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
-            "not change the number of dimensions, so return arrays with the same number of dimensions "
-            "(for an empty array, use an axis of size 0)",
-        ),
-        (
-            [Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
-            "field 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
-            "dtype",
-        ),
-        (
-            [(1, {"a": 2}), (1, {"b": 2})],
-            "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
-            "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts with any keys, in a list): "
-            "all samples of a batch must have the same structure; make the dataset return every "
-            "sample with the same structure",
-        ),
-        (
-            [[1, 2], [1]],
-            "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
-            "second): all samples of a batch must have the same structure; make the dataset return every "
-            "sample with the same structure",
-        ),
-    ],
-)
-def test_samples_that_differ(samples: list[Any], message: str) -> None:
+@pytest.mark.parametrize(("samples", "message"), [
+    ([{"boxes": np.ones((3, 4))}, {"boxes": np.ones(4)}],
+     "field 'boxes' is of shape (3, 4) in sample 0 of the batch, but of shape (4,) in sample 1; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([(1, np.ones(3)), (1, None)],
+     "field '1' is of shape (3,) in sample 0 of the batch, but of type NoneType in sample 1; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([np.array(1), np.ones(3)],
+     "the sample is of shape (3,) in sample 1 of the batch, but of shape () in sample 0; padding does "
+     "not change the number of dimensions, so return arrays with the same number of dimensions "
+     "(for an empty array, use an axis of size 0)"),
+    ([Point(np.ones(1), 1), Point(np.ones(1, np.float32), 1)],
+     "field 'track' is float64 in sample 0 of the batch, but float32 in sample 1; return arrays with the same "
+     "dtype"),
+    ([(1, {"a": 2}), (1, {"b": 2})],
+     "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
+     "first only, 'b' in the second only; collate_fn=gpuload.keep('1') keeps dicts with any keys, in a list): "
+     "all samples of a batch must have the same structure; make the dataset return every "
+     "sample with the same structure"),
+    ([[1, 2], [1]],
+     "sample 0 of the batch is [·, ·], but sample 1 is [·] (the sample has length 2 in the first, 1 in the "
+     "second): all samples of a batch must have the same structure; make the dataset return every "
+     "sample with the same structure"),
+])  # fmt: skip
+def test_pad_collate_of_samples_with_different_structure_raises(samples: list[Any], message: str) -> None:
     with pytest.raises(CollateError, match=exactly(message)):
         pad_collate(samples)
 
 
-def test_larger_than_the_fixed_size() -> None:
+def test_pad_collate_of_an_array_larger_than_the_fixed_size_raises() -> None:
     samples = [{"target": [np.ones((2, 4))]}, {"target": [np.ones((6, 4))]}, {"target": [np.ones((7, 4))]}]
     message = (
         "field 'target.0' of sample 1 of the batch has shape (6, 4), which exceeds to=(5, None) on axis 0; "
@@ -304,7 +275,7 @@ def test_larger_than_the_fixed_size() -> None:
         pad_collate(samples, to=(5, None))
 
 
-def test_arrays_that_are_no_numbers() -> None:
+def test_pad_collate_of_unsupported_values_raises() -> None:
     with pytest.raises(
         CollateError, match=r"^field 'a' of sample 0 of the batch is an array of <U1, which torch does not support"
     ):
@@ -320,49 +291,36 @@ def test_arrays_that_are_no_numbers() -> None:
         pad_collate([(1,), (None,)])
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"to": (5,)},
-            ValueError,
-            "to=(5,) must have one size for each dimension of field 'boxes', whose shape is (1, 4); give each field "
-            "its own sizes: to={name: sizes}",
-        ),
-        (
-            {"to": {"box": (5, 4)}},
-            ValueError,
-            "to= names the field 'box', which is not padded; padded fields are 'boxes'",
-        ),
-        (
-            {"value": {"label": 1}},
-            ValueError,
-            "value= names the field 'label', which is not padded; padded fields are 'boxes'",
-        ),
-        ({"value": -1}, ValueError, "value=-1 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
-        ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
-        ({"value": "0"}, TypeError, "value must be a number, got '0' (str)"),
-        ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None (NoneType)"),
-        ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
-        ({"to": (5, -4)}, ValueError, "to must be at least 0, got -4"),
-        ({"to": {"boxes": (5, 4.0)}}, TypeError, "to['boxes'] must be an integer, got 4.0 (float)"),
-    ],
-)
-def test_options_that_do_not_suit(options: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"to": (5,)}, ValueError,
+     "to=(5,) must have one size for each dimension of field 'boxes', whose shape is (1, 4); give each field "
+     "its own sizes: to={name: sizes}"),
+    ({"to": {"box": (5, 4)}}, ValueError, "to= names the field 'box', which is not padded; padded fields are 'boxes'"),
+    ({"value": {"label": 1}}, ValueError,
+     "value= names the field 'label', which is not padded; padded fields are 'boxes'"),
+    ({"value": -1}, ValueError, "value=-1 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": 256}, ValueError, "value=256 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": 0.5}, ValueError, "value=0.5 cannot be stored in field 'boxes', which is uint8"),
+    ({"value": float("nan")}, ValueError, "value=nan cannot be stored in field 'boxes', which is uint8"),
+    ({"value": "0"}, TypeError, "value must be a number, got '0' (str)"),
+    ({"value": {"boxes": None}}, TypeError, "value['boxes'] must be a number, got None (NoneType)"),
+    ({"to": 5}, TypeError, "to must be a tuple with one size (or None) per axis, got 5"),
+    ({"to": (5, -4)}, ValueError, "to must be at least 0, got -4"),
+    ({"to": {"boxes": (5, 4.0)}}, TypeError, "to['boxes'] must be an integer, got 4.0 (float)"),
+])  # fmt: skip
+def test_pad_collate_with_wrong_options_raises(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=exactly(message)):
         pad_collate([{"boxes": np.ones((1, 4), np.uint8), "label": 3}], **options)
 
 
-def test_values_beyond_a_dtype() -> None:
+def test_pad_collate_with_a_value_beyond_the_dtype_raises() -> None:
     with pytest.raises(ValueError, match=exactly("value=1000000.0 cannot be stored in the sample, which is float16")):
         pad_collate([np.ones(1, np.float16)], value=1e6)
     with pytest.raises(ValueError, match=exactly("value=2 cannot be stored in the sample, which is bool")):
         pad_collate([np.ones(1, bool)], value=2)
 
 
-def test_named_leaves_alone() -> None:
+def test_pad_pads_only_the_named_fields() -> None:
     def sample(i: int) -> dict[str, Any]:
         return {"image": np.full((2, 3), i), "caption": np.arange(i + 1), "deep": {"tokens": [7] * i}}
 
@@ -384,17 +342,13 @@ def test_named_leaves_alone() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transforms", [[], [T.CenterCrop(8)]])
-def test_captions_in_gpuloads_loader(workers: int, transforms: list[Any]) -> None:
-    class Captions:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            picture = np.full((8, 8, 3), index, np.uint8) if transforms else index
-            return {"image": picture, "caption": [5] * (index + 1), "label": index}
+def test_pad_in_a_loader_pads_captions(workers: int, transforms: list[Any]) -> None:
+    def sample(index: int) -> dict[str, Any]:
+        picture = np.full((8, 8, 3), index, np.uint8) if transforms else index
+        return {"image": picture, "caption": [5] * (index + 1), "label": index}
 
     options: dict[str, Any] = {"transforms": transforms, "num_workers": workers, "device": "cpu"}
-    with gl.Loader(Captions(), 4, collate_fn=gl.pad("caption"), **options) as loader:
+    with gl.Loader(MapDataset(sample, 4), 4, collate_fn=gl.pad("caption"), **options) as loader:
         (batch,) = loader
     assert batch["image"].shape == ((4, 3, 8, 8) if transforms else (4,))
     assert batch["label"].tolist() == [0, 1, 2, 3]
@@ -402,7 +356,7 @@ def test_captions_in_gpuloads_loader(workers: int, transforms: list[Any]) -> Non
     assert batch["caption"].data.sum(dim=1).tolist() == [5, 10, 15, 20]
 
 
-def test_what_pad_cannot_do() -> None:
+def test_pad_with_wrong_arguments_raises() -> None:
     for names in ((), (b"x",), (True,)):
         message = f"pad() needs the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
         with pytest.raises(TypeError, match=exactly(message)):
@@ -424,60 +378,49 @@ def test_what_pad_cannot_do() -> None:
         gl.pad("d")([{"d": [1]}, {"d": ["x"]}])
 
 
-def test_no_samples() -> None:
+def test_pad_collate_without_samples_raises() -> None:
     with pytest.raises(ValueError, match=exactly("pad_collate() got no samples; a batch must have at least one")):
         pad_collate([])
 
 
-class Described:
-    """Pictures with what somebody said of each: dicts of several forms, or None."""
+ANNOTATIONS = [{"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]]]
 
-    said: tuple[Any, ...] = ({"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]])
 
-    def __len__(self) -> int:
-        return len(self.said)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": gl.Image(np.full((8, 8, 3), index, np.uint8)),
-            "meta": self.said[index],
-            "tokens": list(range(index + 1)),
-            "inner": {"id": index, "meta": [index] * index},
-        }
+def annotated_image(index: int) -> dict[str, Any]:
+    return {
+        "image": gl.Image(np.full((8, 8, 3), index, np.uint8)),
+        "meta": ANNOTATIONS[index],
+        "tokens": list(range(index + 1)),
+        "inner": {"id": index, "meta": [index] * index},
+    }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_kept_fields_come_as_a_list_of_objects(workers: int) -> None:
+def test_keep_in_a_loader_returns_lists_of_objects(workers: int) -> None:
     collate = gl.keep("meta", "inner.meta", collate_fn=gl.pad("tokens"))
-    with gl.Loader(Described(), 4, num_workers=workers, device="cpu", collate_fn=collate) as loader:
+    with gl.Loader(MapDataset(annotated_image, 4), 4, num_workers=workers, device="cpu", collate_fn=collate) as loader:
         (batch,) = loader
     assert batch["image"].shape == (4, 3, 8, 8)
-    assert batch["meta"] == list(Described.said)
+    assert batch["meta"] == ANNOTATIONS
     assert [type(value) for value in batch["meta"]] == [dict, type(None), dict, list]
     assert batch["inner"]["meta"] == [[n] * n for n in range(4)]
     assert batch["inner"]["id"].tolist() == [0, 1, 2, 3]
     assert batch["tokens"].sizes.tolist() == [[1], [2], [3], [4]]
 
 
-def test_kept_fields_of_a_tuple_have_numbers() -> None:
-    numbers, told = gl.keep(1)([(3, {"a": 1}), (4, (5,))])
+def test_keep_accepts_indices_of_a_tuple() -> None:
+    numbers, objects = gl.keep(1)([(3, {"a": 1}), (4, (5,))])
     assert numbers.tolist() == [3, 4]
-    assert told == [{"a": 1}, (5,)]
+    assert objects == [{"a": 1}, (5,)]
     assert pickle.loads(pickle.dumps(gl.keep("a")))([{"a": None}]) == {"a": [None]}
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: gl.keep(), TypeError, "keep() needs the names of the fields that it keeps, as in keep('meta') or"),
-        (
-            lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]),
-            ValueError,
-            "keep() names the field 'meta', which sample 1 of the batch lacks; its fields are 'mete', 'x.y'",
-        ),
-    ],
-)
-def test_what_keep_cannot_do(call: Any, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("call", "error", "message"), [
+    (lambda: gl.keep(), TypeError, "keep() needs the names of the fields that it keeps, as in keep('meta') or"),
+    (lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]), ValueError,
+     "keep() names the field 'meta', which sample 1 of the batch lacks; its fields are 'mete', 'x.y'"),
+])  # fmt: skip
+def test_keep_with_wrong_arguments_raises(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         call()

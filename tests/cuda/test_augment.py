@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches.test_augment import CLASSIC, GEOMETRY, NORMALIZE, as_image, assert_same, photographs, ragged_photographs
 from helpers import lacking
+from helpers.augment_batches import (
+    CLASSIC,
+    GEOMETRY,
+    NORMALIZE,
+    assert_equal_batches,
+    image_batch,
+    image_sample,
+    ragged_images,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl
@@ -25,26 +33,26 @@ Kind = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, 
 
 
 def clips() -> torch.Tensor:
-    return torch.stack([photographs(2, seed=seed) for seed in range(6)])
+    return torch.stack([image_batch(2, seed=seed) for seed in range(6)])
 
 
 def images(transforms: list[Any], batch: Any, **options: Any) -> Kind:
-    return transforms, batch, [as_image(image) for image in batch], options
+    return transforms, batch, [image_sample(image) for image in batch], options
 
 
 def with_others(transforms: list[Any], batch: Any, targets: Any, **options: Any) -> Kind:
-    samples = [(as_image(image), target) for image, target in zip(batch, targets, strict=True)]
+    samples = [(image_sample(image), target) for image, target in zip(batch, targets, strict=True)]
     return transforms, (batch, targets), samples, options
 
 
 def cameras() -> Kind:
-    top, wrist = photographs(seed=1), photographs(6, (30, 44), seed=2)
-    samples = [{"top": as_image(a), "wrist": as_image(b)} for a, b in zip(top, wrist, strict=True)]
+    top, wrist = image_batch(seed=1), image_batch(6, (30, 44), seed=2)
+    samples = [{"top": image_sample(a), "wrist": image_sample(b)} for a, b in zip(top, wrist, strict=True)]
     return CLASSIC, {"top": top, "wrist": wrist}, samples, {}
 
 
 def segmented(**options: Any) -> Kind:
-    batch = ragged_photographs()
+    batch = ragged_images()
     return with_others(
         [T.RandomShortestSize([20, 26]), NORMALIZE], batch, [gl.Mask(image[0]) for image in batch], **options
     )
@@ -54,25 +62,25 @@ def detected() -> Kind:
     targets = []
     for row in range(6):
         boxes = np.array([[at, at, at + 30, at + 20] for at in range(1 + row % 3)], np.float32)
-        masks = gl.Mask(photographs(len(boxes), channels=1, seed=row)[:, 0] // 128)
+        masks = gl.Mask(image_batch(len(boxes), channels=1, seed=row)[:, 0] // 128)
         targets.append({"boxes": gl.Boxes(boxes), "labels": torch.arange(len(boxes)), "masks": masks})
     transforms = [T.RandomIoUCrop(), T.Resize((24, 24)), T.SanitizeBoundingBoxes(), NORMALIZE]
-    return with_others(transforms, photographs(), targets)
+    return with_others(transforms, image_batch(), targets)
 
 
 KINDS = {
-    "classic": lambda: images(CLASSIC, photographs()),
-    "geometry": lambda: images(GEOMETRY, photographs()),
-    "floats": lambda: images(CROPS, photographs() / 255),
-    "list": lambda: images(CLASSIC, ragged_photographs()),
+    "classic": lambda: images(CLASSIC, image_batch()),
+    "geometry": lambda: images(GEOMETRY, image_batch()),
+    "floats": lambda: images(CROPS, image_batch() / 255),
+    "list": lambda: images(CLASSIC, ragged_images()),
     "clips": lambda: images(CLASSIC, clips(), dtype="float16", memory_format="channels_last"),
     "cameras": cameras,
-    "masks": lambda: with_others(CROPS, photographs(), [gl.Mask(image[0] // 32) for image in photographs()]),
+    "masks": lambda: with_others(CROPS, image_batch(), [gl.Mask(image[0] // 32) for image in image_batch()]),
     "masks, padded": lambda: segmented(ragged="pad", pad_to=16),
     "masks, lists": lambda: segmented(ragged="list"),
     "boxes": detected,
-    "mixed": lambda: with_others([*CROPS, T.MixUp(num_classes=3)], photographs(), torch.tensor([0, 1, 2, 0, 1, 2])),
-    "erased": lambda: images([*CROPS, T.RandomErasing(0.8, value="random")], photographs()),
+    "mixed": lambda: with_others([*CROPS, T.MixUp(num_classes=3)], image_batch(), torch.tensor([0, 1, 2, 0, 1, 2])),
+    "erased": lambda: images([*CROPS, T.RandomErasing(0.8, value="random")], image_batch()),
 }
 
 
@@ -109,25 +117,25 @@ def test_augment_on_a_gpu_gives_the_bits_of_a_loaders_batch(kind, backend):
     augmented = gl.Augment(transforms, seed=7, **options)(moved(batch))
     assert {leaf.device for leaf in tree_leaves(augmented) if isinstance(leaf, torch.Tensor)} == {HERE}
     expected = on_host(expected)
-    assert_same(on_host(augmented), tuple(expected) if isinstance(augmented, tuple) else expected)
+    assert_equal_batches(on_host(augmented), tuple(expected) if isinstance(augmented, tuple) else expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("locked", [False, True])
 def test_augment_with_device_cuda_moves_cpu_batches_to_the_device(backend, locked):
-    batch = photographs()
+    batch = image_batch()
     expected = gl.Augment(CLASSIC, backend=backend)(batch.to(HERE))
     augment = gl.Augment(CLASSIC, backend=backend, device="cuda")
     augmented = augment({"images": batch.pin_memory() if locked else batch, "name": "x"})
     assert augmented["images"].device == HERE
     assert augmented["name"] == "x"
-    assert_same(augmented["images"].cpu(), expected.cpu())
+    assert_equal_batches(augmented["images"].cpu(), expected.cpu())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["channels_last", "sliced", "every second", "H×W×C"])
 def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
-    batch = photographs().to(HERE)
+    batch = image_batch().to(HERE)
     padded = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=HERE)
     padded[:, :, 3:43, 5:61] = batch
     spread = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=HERE)
@@ -140,7 +148,7 @@ def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
     }
     augment = gl.Augment(CLASSIC, backend=backend)
     expected = augment(batch, positions=range(6))
-    assert_same(augment(ways[layout], positions=range(6)).cpu(), expected.cpu())
+    assert_equal_batches(augment(ways[layout], positions=range(6)).cpu(), expected.cpu())
 
 
 # -- streams, waits and memory -----------------------------------------------------------------------------------------
@@ -149,7 +157,7 @@ def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_augment_works_on_the_current_stream(backend):
     """The batch is computed late and read late on that stream, without an event."""
-    batch, augment = photographs().to(HERE), gl.Augment(CLASSIC, backend=backend)
+    batch, augment = image_batch().to(HERE), gl.Augment(CLASSIC, backend=backend)
     expected = [augment(batch, positions=range(position, position + 6)).cpu() for position in range(2)]
     stream, augmented = torch.cuda.Stream(), []
     stream.wait_stream(torch.cuda.current_stream())
@@ -161,7 +169,7 @@ def test_augment_works_on_the_current_stream(backend):
             assert torch.cuda.current_stream() == stream
     stream.synchronize()
     for images, expected_images in zip(augmented, expected, strict=True):
-        assert_same(images.cpu(), expected_images)
+        assert_equal_batches(images.cpu(), expected_images)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -180,7 +188,7 @@ def test_no_batch_of_augment_waits_for_the_device(kind, backend):
 
 
 def test_augment_does_not_wait_for_copies_of_page_locked_memory():
-    augment, batch = gl.Augment(CLASSIC, device="cuda"), photographs()
+    augment, batch = gl.Augment(CLASSIC, device="cuda"), image_batch()
     expected = augment(batch, positions=range(6)).cpu()
     locked = batch.pin_memory()
     try:
@@ -191,12 +199,12 @@ def test_augment_does_not_wait_for_copies_of_page_locked_memory():
         other_batch = torch.full_like(batch, 9).pin_memory()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_same(augmented.cpu(), expected)
+    assert_equal_batches(augmented.cpu(), expected)
     assert (other_batch == 9).all()
 
 
 def test_augmenting_many_batches_leaves_no_memory_on_the_device():
-    augment, batch, used = gl.Augment(CLASSIC), photographs(2).to(HERE), []
+    augment, batch, used = gl.Augment(CLASSIC), image_batch(2).to(HERE), []
     for _ in range(6):
         augment(batch)
         torch.cuda.synchronize()
@@ -213,13 +221,13 @@ def test_augment_works_on_two_devices_in_turn():
         devices.append(torch.cuda.current_device())
         return images
 
-    batch, augment = photographs(), gl.Augment([*CLASSIC, T.Lambda(note_device)])
+    batch, augment = image_batch(), gl.Augment([*CLASSIC, T.Lambda(note_device)])
     expected = augment(batch.to(HERE), positions=range(6)).cpu()
     for index in (1, 0, 1, 0):
         augmented = augment(batch.to(torch.device("cuda", index)), positions=range(6))
         assert augmented.device.index == index
         assert torch.cuda.current_device() == 0
-        assert_same(augmented.cpu(), expected)
+        assert_equal_batches(augmented.cpu(), expected)
     assert devices == [0, 1, 0, 1, 0]  # a user's function runs with the device of its images as the current one
     assert "cuda:0" in str(augment.plan())
 
@@ -227,7 +235,7 @@ def test_augment_works_on_two_devices_in_turn():
 def test_plan_of_augment_compiles_the_stage_that_batches_need():
     augment = gl.Augment(CROPS, device="cuda")
     plan = augment.plan()
-    augment(photographs())
+    augment(image_batch())
     assert augment.plan() == plan
     assert list(augment._compiled) == [HERE]
 
@@ -237,7 +245,7 @@ def test_plan_of_augment_compiles_the_stage_that_batches_need():
 
 def test_augment_in_a_network_on_the_device_keeps_its_device_and_position():
     """`Augment` has no parameters, so `to()` changes neither where it works nor its position."""
-    batch = photographs()
+    batch = image_batch()
     network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
     network(batch)
     assert network(batch).device.type == "cpu"
@@ -247,17 +255,17 @@ def test_augment_in_a_network_on_the_device_keeps_its_device_and_position():
     resumed.load_state_dict(tree_map(lambda leaf: leaf.to(HERE), dict(state)))  # as map_location="cuda" makes it
     with pytest.warns(RuntimeWarning, match="the state was saved with the backend 'torch', but"):
         images = resumed(batch.to(HERE))
-    assert_same(images.cpu(), expected)
+    assert_equal_batches(images.cpu(), expected)
 
 
 def test_network_after_augment_is_trained_and_autocast_does_not_change_augment():
-    batch, augment = photographs().to(HERE), gl.Augment(CLASSIC)
+    batch, augment = image_batch().to(HERE), gl.Augment(CLASSIC)
     expected = augment(batch, positions=range(6))
     convolution = torch.nn.Conv2d(3, 2, 3).to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
         augmented = augment(batch, positions=range(6))
         convolution(augmented).sum().backward()
-    assert_same(augmented.cpu(), expected.cpu())
+    assert_equal_batches(augmented.cpu(), expected.cpu())
     assert convolution.weight.grad is not None
     assert float(convolution.weight.grad.abs().sum()) > 0
 
@@ -282,7 +290,7 @@ def test_boxes_and_keypoints_on_the_device_raise(target):
 
 def test_positions_on_the_device_raise():
     with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
-        gl.Augment(CROPS)(photographs().to(HERE), positions=torch.arange(6, device=HERE))
+        gl.Augment(CROPS)(image_batch().to(HERE), positions=torch.arange(6, device=HERE))
 
 
 @pytest.mark.parametrize(
@@ -299,12 +307,12 @@ def test_positions_on_the_device_raise():
 def test_images_on_another_device_than_augment_raise(device, batch, message):
     if "cuda:1" in batch and torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
-    images = tuple(photographs().to(place) for place in batch)
+    images = tuple(image_batch().to(place) for place in batch)
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CROPS, device=device)(*images)
 
 
 def test_mask_on_the_device_with_images_on_the_cpu_raises():
-    batch = photographs()
+    batch = image_batch()
     with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but batch[0] is on cpu")):
         gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(HERE)))

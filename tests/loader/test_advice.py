@@ -1,7 +1,8 @@
-"""The sentence names the bottleneck where it should, and nothing else where another is right."""
+"""The advice names the true bottleneck, its remedy, and what there is to gain."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from string import Formatter
 from typing import Any
@@ -13,8 +14,8 @@ from gpuload.loader.advice import advice
 from gpuload.loader.stats import Part, Stats, WorkerStats, replace_figures
 
 
-def workers(*busy: float, **parts: float) -> dict[str, Any]:
-    """Workers, and what their parts took, all of it of a CPU; 1,000 samples."""
+def busy_workers(*busy: float, **parts: float) -> dict[str, Any]:
+    """Return the figures of busy workers whose parts take CPU time, for 1,000 samples."""
     return {
         "workers": tuple(WorkerStats(n, b, 100, 0) for n, b in enumerate(busy)),
         "num_workers": len(busy),
@@ -23,42 +24,44 @@ def workers(*busy: float, **parts: float) -> dict[str, Any]:
     }
 
 
-def stats(*, main: dict[str, float] | None = None, on_device: dict[str, float] | None = None, **given: Any) -> Stats:
-    """Ten seconds, 100 batches."""
-    parts = given.pop("parts", ())
+def make_stats(
+    *, main: dict[str, float] | None = None, on_device: dict[str, float] | None = None, **figures: Any
+) -> Stats:
+    """Return the stats of ten seconds and 100 batches."""
+    parts = figures.pop("parts", ())
     parts += tuple(Part(name, "main", seconds, 100) for name, seconds in (main or {}).items())
     parts += tuple(Part(name, "device", seconds, 100) for name, seconds in (on_device or {}).items())
     defaults = {"seconds": 10.0, "batches": 100, "images": 1000, "decode__bytes": 600_000_000}
-    return changed(Stats(), **defaults | given, parts=parts)
+    return replace_stats(Stats(), **defaults | figures, parts=parts)
 
 
-def changed(found: Stats, **figures: Any) -> Stats:
-    """The snapshot with other figures: `ring__bytes` is that of a group."""
-    return replace_figures(found, {name.replace("__", "."): value for name, value in figures.items()})
+def replace_stats(stats: Stats, **figures: Any) -> Stats:
+    """Replace figures; a figure `ring__bytes` is that of the group `ring`."""
+    return replace_figures(stats, {name.replace("__", "."): value for name, value in figures.items()})
 
 
-def said(found: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
-    """The sentence, on a machine with so many CPUs, whose process may lock so much memory."""
+def advise(stats: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
+    """Return the advice on a machine with this number of CPUs and limit on page-locked memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "lockable_bytes", lambda: lockable_bytes)
-        sentence = advice(changed(found, cpu__count=cpus))
+        sentence = advice(replace_stats(stats, cpu__count=cpus))
     assert "\n" not in sentence
     return sentence
 
 
 def without_gain(sentence: str) -> str:
-    """The sentence without its end, which says how much there is to gain."""
+    """Return the sentence without its end, which says how much there is to gain."""
     explanation, gain = sentence.split("; faster loading could raise throughput by at most ")
     assert "%; next comes " in gain
     return explanation
 
 
-DECODING = workers(*[0.975] * 8, read=1.0, header=4.0, decode=70.0)
+DECODING = busy_workers(*[0.975] * 8, read=1.0, header=4.0, decode=70.0)
 DECODING |= {"decode__counts": {"nvImageCodec": 1000}, "prefetch_factor": 3}
 
 
-def test_decode_is_the_bottleneck():
-    sentence = said(stats(waiting=0.31, **DECODING))
+def test_advice_with_busy_decoding_workers_recommends_more_workers():
+    sentence = advise(make_stats(waiting=0.31, **DECODING))
     assert sentence == (
         "decode is the bottleneck: 7.8 of 8 workers are busy, and the loop waits 31% of the time; 12 workers would "
         "give about 1.4 times the throughput; faster loading could raise throughput by at most 45%; next comes the "
@@ -66,14 +69,12 @@ def test_decode_is_the_bottleneck():
     )
 
 
-def test_a_sentence_about_a_short_wait_says_how_little_there_is_to_gain_and_that_the_stage_comes_next():
-    found = stats(
-        waiting=0.11, main={"stage": 8.1, "step": 0.7}, cpu__seconds=15.0, **workers(0.99, read=0.1, decode=9.7)
+def test_advice_on_a_short_wait_states_the_small_gain_and_the_stage_as_next():
+    stats = make_stats(
+        waiting=0.11, main={"stage": 8.1, "step": 0.7}, cpu__seconds=15.0, **busy_workers(0.99, read=0.1, decode=9.7)
     )
-    sentence = said(changed(found, decode__counts={"simplejpeg": 1000}), cpus=2)
-    assert sentence.startswith(
-        "decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 11% of the time; "
-    )
+    sentence = advise(replace_stats(stats, decode__counts={"simplejpeg": 1000}), cpus=2)
+    assert sentence.startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 11% of the time")
     assert sentence.endswith(
         "; faster loading could raise throughput by at most 12%; next comes the stage, which takes 81% of the loop's "
         "time"
@@ -86,250 +87,219 @@ def test_a_sentence_about_a_short_wait_says_how_little_there_is_to_gain_and_that
     ({"collate": 2.0, "rest": 3.0}, "putting batches together"),
     ({"hold": 5.0, "step": 1.0}, "the training step"),
 ])  # fmt: skip
-def test_what_comes_next_is_the_largest_part_of_the_rest(main: dict[str, float], name: str):
-    sentence = said(stats(waiting=0.4, main=main, stage__device="cuda:0", **DECODING))
+def test_advice_names_the_largest_other_part_as_next(main: dict[str, float], name: str):
+    sentence = advise(make_stats(waiting=0.4, main=main, stage__device="cuda:0", **DECODING))
     assert "; 13 workers would give at most 1.6 times the throughput; " in sentence
     share = 60 if name == "the training step" else 50
     assert sentence.endswith(f"; next comes {name}, which takes {share}% of the loop's time")
 
 
-def test_more_workers_than_cpus_are_not_recommended():
-    sentence = said(stats(waiting=0.31, **DECODING), cpus=10)
+def test_advice_recommends_at_most_one_worker_per_cpu():
+    sentence = advise(make_stats(waiting=0.31, **DECODING), cpus=10)
     assert sentence.startswith("decode is the bottleneck")
     assert without_gain(sentence).endswith("; 10 workers would give about 1.2 times the throughput")
     for cpus in (8, 4):
-        sentence = said(stats(waiting=0.31, **DECODING), cpus=cpus)
+        sentence = advise(make_stats(waiting=0.31, **DECODING), cpus=cpus)
         text = f"more workers would not help, as this process may use only {cpus} CPUs, but smaller or cuttable JPEGs"
         assert without_gain(sentence).endswith(f"{text} would help (`gpuload pack`)")
 
 
-def test_cpus_that_are_full_once_workers_have_started_are_full():
-    """Counters of workers begin with their first chunk."""
-    given = DECODING | {"parts": (Part("start", "workers", 8 * 8.0, 8), *DECODING["parts"])}
-    found = stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu__seconds=95.0, **given)
-    assert "as this process uses all of its 10 CPUs" in said(found, cpus=10)
+def test_advice_counts_cpu_time_from_the_end_of_the_workers_start():
+    """The counters of workers begin with their first chunk."""
+    figures = DECODING | {"parts": (Part("start", "workers", 8 * 8.0, 8), *DECODING["parts"])}
+    stats = make_stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu__seconds=95.0, **figures)
+    assert "as this process uses all of its 10 CPUs" in advise(stats, cpus=10)
 
 
-def test_workers_elsewhere_are_not_bound_by_cpus_here():
-    sentence = said(stats(waiting=0.5, cpu__seconds=10.0, elsewhere=True, **DECODING), cpus=1)
-    assert "; 16 workers would give about 2.0 times the throughput" in sentence
+TINY = {"decode__bytes": 3_072_000}
 
 
-def test_the_start_does_not_count():
-    """Five of ten seconds were the first batch: the loop waits for a tenth of the rest."""
-    assert said(stats(waiting=0.55, first_s=5.0, **DECODING)).count("the loop waits 10% of the time") == 1
-    assert said(stats(waiting=0.5, first_s=5.0, **DECODING)).startswith("the training step is the bottleneck")
+@pytest.mark.parametrize(("stats", "pattern"), [
+    (make_stats(waiting=0.55, first_s=5.0, **DECODING), "decode is the bottleneck.* the loop waits 10% of the time"),
+    (make_stats(waiting=0.5, first_s=5.0, **DECODING), "the training step is the bottleneck"),
+    (make_stats(waiting=0.31, decode__whole=950, **DECODING),
+     "decode is .* 950 JPEGs were fully decoded where a part would do; `gpuload doctor` says why"),
+    (make_stats(waiting=0.3, **DECODING | TINY), "tiny images are the bottleneck: 3,072 bytes of pixels each"),
+    (make_stats(main={"collate": 3.0, "rest": 3.0}, **busy_workers(0.4, 0.4, decode=4.0) | TINY),
+     "tiny images are the bottleneck: 3,072 bytes of pixels each"),
+    (make_stats(waiting=0.3, decode__read_bytes=200_000_000, **DECODING | TINY), "decode is the bottleneck"),
+    (make_stats(waiting=0.6, **TINY, **busy_workers(1.0, read=9.0, decode=0.1)), "reading is the bottleneck"),
+    (make_stats(waiting=0.4, faults__restarts=30, **busy_workers(0.5, 0.5, decode=9.0)),
+     "dying workers are the bottleneck: 30 died within 100 batches"),
+    (make_stats(waiting=0.4, faults__restarts=1, **busy_workers(0.9, 0.9, decode=9.0)),
+     "copying the dataset's arrays is the bottleneck"),
+    (make_stats(waiting=0.4, **busy_workers(0.95, 0.1, 0.1, decode=9.0)),
+     "worker 0 is the bottleneck: it is busy 95% of the time, the average of all 3 workers is 38%"),
+    (make_stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **busy_workers(0.5, decode=5.0)),
+     "the stage is the bottleneck: it takes 60% of the loop's time, 60 ms per batch; transforms run"),
+    (make_stats(on_device={"stage": 7.0, "copy": 1.0}, main={"hold": 8.0}, **busy_workers(0.3, decode=3.0)),
+     "the stage is the bottleneck: it takes 70% of the device's time"),
+    (make_stats(main={"collate": 4.0, "rest": 1.0}, **busy_workers(0.5, decode=3.0)),
+     "the main process is the bottleneck: it takes 50% of the loop's time to put batches together.* a collate_fn"),
+], ids=[
+    "first batch waits", "only the first batch waits", "JPEGs decoded in full", "tiny images",
+    "tiny images, main process", "small crops of large files", "tiny images on a slow disk", "many deaths", "one death",
+    "one busy worker", "stage in the loop", "stage on the device", "slow collation",
+])  # fmt: skip
+def test_advice_starts_with_the_bottleneck_and_contains_its_remedy(stats: Stats, pattern: str):
+    sentence = advise(stats)
+    assert re.match(pattern, sentence), sentence
 
 
-def test_reading_is_the_bottleneck():
-    slow = stats(waiting=0.6, **workers(1.0, 1.0, read=19.0, decode=1.0))
-    slow = changed(slow, cpu__workers_s=1.0, decode__counts={"simplejpeg": 1000})
-    assert without_gain(said(slow, cpus=2)) == (
-        "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers are busy, and the loop waits 60% of the "
-        "time; 5 workers would give about 2.5 times the throughput"
-    )
-    sentence = said(changed(slow, cpu__workers_s=18.0), cpus=2)
-    assert sentence.startswith("reading is the bottleneck")
-    assert "takes CPU time (a sample takes 19 ms in the dataset's own code)" in sentence
-    assert without_gain(sentence).endswith("more workers would not help, as this process may use only 2 CPUs")
-    sentence = said(changed(slow, cpu__workers_s=18.0, decode__counts={}), cpus=2)
-    assert "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
-
-
-def test_no_workers():
-    found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decode__counts={"simplejpeg": 1000})
-    assert without_gain(said(found)) == (
-        "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; 3 workers "
-        "would give about 4.0 times the throughput"
-    )
-
-
-def test_without_nvimagecodec():
-    sentence = said(stats(waiting=0.31, decode__whole=950, **DECODING))
-    assert sentence.startswith("decode is the bottleneck")
-    assert "950 JPEGs were fully decoded where a part would do; `gpuload doctor` says why" in sentence
-
-
-def test_large_images():
-    sentence = said(stats(waiting=0.31, **DECODING | {"decode__bytes": 36_000_000_000}))
+def test_advice_on_large_images_recommends_packing_them_smaller():
+    sentence = advise(make_stats(waiting=0.31, **DECODING | {"decode__bytes": 36_000_000_000}))
     assert sentence.startswith("decode is the bottleneck")
     assert "12.0 megapixels decoded per image" in sentence
     assert "--short-side 512" in sentence
 
 
-@pytest.mark.parametrize("found", [
-    stats(waiting=0.3, **DECODING | {"decode__bytes": 3_072_000}),
-    stats(main={"collate": 3.0, "rest": 3.0}, **workers(0.4, 0.4, decode=4.0) | {"decode__bytes": 3_072_000}),
-])  # fmt: skip
-def test_small_images(found: Stats):
-    sentence = said(found)
-    assert sentence.startswith("tiny images are the bottleneck: 3,072 bytes of pixels each")
+def test_advice_on_remote_workers_ignores_local_cpus():
+    sentence = advise(make_stats(waiting=0.5, cpu__seconds=10.0, elsewhere=True, **DECODING), cpus=1)
+    assert "; 16 workers would give about 2.0 times the throughput" in sentence
 
 
-def test_small_crops_of_large_files_are_no_small_images():
-    found = stats(waiting=0.3, decode__read_bytes=200_000_000, **DECODING | {"decode__bytes": 3_072_000})
-    assert said(found).startswith("decode is the bottleneck")
-
-
-def test_small_images_on_a_slow_disk_are_a_slow_disk():
-    found = stats(waiting=0.6, decode__bytes=3_072_000, **workers(1.0, read=9.0, decode=0.1))
-    assert said(found).startswith("reading is the bottleneck")
-
-
-def test_a_small_ring():
-    found = stats(
-        waiting=0.4, main={"slot wait": 6.0}, ring__limit_bytes=4 << 20, **workers(0.5, 0.5, read=1.0, decode=9.0)
-    )
-    sentence = said(found)
-    assert sentence.startswith("the ring is the bottleneck")
-    assert "ring_bytes=4,194,304 is too small for the batches in flight. It is full 60% of the time" in sentence
-    assert without_gain(sentence).endswith("try ring_bytes=8,388,608")
-    assert said(changed(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers))).startswith(
-        "copying the dataset's arrays is the bottleneck"
-    )
-
-
-def test_dying_workers():
-    sentence = said(stats(waiting=0.4, faults__restarts=30, **workers(0.5, 0.5, decode=9.0)))
-    assert sentence.startswith("dying workers are the bottleneck: 30 died within 100 batches")
-    assert said(stats(waiting=0.4, faults__restarts=1, **workers(0.9, 0.9, decode=9.0))).startswith(
-        "copying the dataset's arrays is the bottleneck"
-    )
-
-
-def test_one_worker_has_the_work():
-    sentence = said(stats(waiting=0.4, **workers(0.95, 0.1, 0.1, decode=9.0)))
-    assert "worker 0 is the bottleneck: it is busy 95% of the time, the average of all 3 workers is 38%" in sentence
-
-
-def test_nobody_has_enough_to_do():
-    sentence = said(stats(waiting=0.2, **workers(0.5, 0.5, decode=9.0)))
+def test_advice_on_idle_workers_recommends_a_larger_prefetch_factor():
+    sentence = advise(make_stats(waiting=0.2, **busy_workers(0.5, 0.5, decode=9.0)))
     assert sentence.startswith("the bottleneck is too few")
     assert without_gain(sentence).endswith("raise prefetch_factor (for example to 4) or lower chunk_size")
 
 
-def test_requested_prefetch_factor_that_starves_the_workers_is_named_with_the_number_that_is_enough():
-    starved = stats(batches=100, images=3200, waiting=0.5, **workers(*[0.45] * 15, decode=9.0))
-    assert without_gain(said(changed(starved, chunk_size=8, prefetch_factor=2))) == (
+def test_advice_on_slow_reading_depends_on_its_cpu_time():
+    slow = make_stats(waiting=0.6, **busy_workers(1.0, 1.0, read=19.0, decode=1.0))
+    slow = replace_stats(slow, cpu__workers_s=1.0, decode__counts={"simplejpeg": 1000})
+    assert without_gain(advise(slow, cpus=2)) == (
+        "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers are busy, and the loop waits 60% of the "
+        "time; 5 workers would give about 2.5 times the throughput"
+    )
+    sentence = advise(replace_stats(slow, cpu__workers_s=18.0), cpus=2)
+    assert sentence.startswith("reading is the bottleneck")
+    assert "takes CPU time (a sample takes 19 ms in the dataset's own code)" in sentence
+    assert without_gain(sentence).endswith("more workers would not help, as this process may use only 2 CPUs")
+    sentence = advise(replace_stats(slow, cpu__workers_s=18.0, decode__counts={}), cpus=2)
+    assert "if the dataset decodes images itself, have it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
+
+
+def test_advice_without_workers_recommends_workers():
+    stats = make_stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decode__counts={"simplejpeg": 1000})
+    assert without_gain(advise(stats)) == (
+        "decode is the bottleneck: the main process does this itself (num_workers=0) for 75% of the time; 3 workers "
+        "would give about 4.0 times the throughput"
+    )
+
+
+def test_advice_on_a_small_ring_recommends_a_larger_one():
+    stats = make_stats(
+        waiting=0.4, main={"slot wait": 6.0}, ring__limit_bytes=4 << 20, **busy_workers(0.5, 0.5, read=1.0, decode=9.0)
+    )
+    sentence = advise(stats)
+    assert sentence.startswith("the ring is the bottleneck")
+    assert "ring_bytes=4,194,304 is too small for the batches in flight. It is full 60% of the time" in sentence
+    assert without_gain(sentence).endswith("try ring_bytes=8,388,608")
+    assert advise(
+        replace_stats(stats, workers=tuple(replace(worker, busy=1.0) for worker in stats.workers))
+    ).startswith("copying the dataset's arrays is the bottleneck")
+
+
+def test_advice_on_a_prefetch_factor_that_starves_workers_names_one_that_is_enough():
+    starved = make_stats(batches=100, images=3200, waiting=0.5, **busy_workers(*[0.45] * 15, decode=9.0))
+    assert without_gain(advise(replace_stats(starved, chunk_size=8, prefetch_factor=2))) == (
         "prefetch_factor=2 is the bottleneck: it gives 15 workers too few chunks to work on (6.8 of 15 workers are "
         "busy, and the loop waits 50% of the time); leave it out, or set it to 12"
     )
-    assert "prefetch_factor=12 is" not in said(changed(starved, chunk_size=8, prefetch_factor=12))
+    assert "prefetch_factor=12 is" not in advise(replace_stats(starved, chunk_size=8, prefetch_factor=12))
 
 
-def test_the_stage():
-    sentence = said(stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **workers(0.5, decode=5.0)))
-    assert sentence.startswith(
-        "the stage is the bottleneck: it takes 60% of the loop's time, 60 ms per batch; transforms run"
-    )
-    sentence = said(stats(on_device={"stage": 7.0, "copy": 1.0}, main={"hold": 8.0}, **workers(0.3, decode=3.0)))
-    assert sentence.startswith("the stage is the bottleneck: it takes 70% of the device's time")
-
-
-def test_copies():
-    copying = stats(main={"copy": 6.0}, stage__device="cuda:0")
-    sentence = said(copying)
-    assert sentence.startswith(
-        "copying batches to the device is the bottleneck: it takes 60% of the loop's time; decode"
-    )
-    refused = changed(copying, stage__pinning_refused=True)
-    sentence = said(refused, lockable_bytes=64 << 10)
+def test_advice_on_copying_explains_refused_page_locking():
+    copying = make_stats(main={"copy": 6.0}, stage__device="cuda:0")
+    sentence = advise(copying)
+    assert sentence.startswith("copying batches to the device is the bottleneck: it takes 60% of the loop's time; ")
+    refused = replace_stats(copying, stage__pinning_refused=True)
+    sentence = advise(refused, lockable_bytes=64 << 10)
     assert "this process may lock only 64 KiB of memory" in sentence
     assert "ulimit -l unlimited" in sentence
-    assert "the driver refused it" in said(refused)
-    found = DECODING | {"parts": refused.parts + DECODING["parts"]}
-    assert said(changed(refused, waiting=0.65, **found)).startswith("decode is the bottleneck")
+    assert "the driver refused it" in advise(refused)
+    stats = DECODING | {"parts": refused.parts + DECODING["parts"]}
+    assert advise(replace_stats(refused, waiting=0.65, **stats)).startswith("decode is the bottleneck")
 
 
-def test_the_devices_decoder():
-    assert said(stats(main={"device decode": 6.0, "step": 3.0}, stage__device="cuda:0")) == (
+def test_advice_on_waiting_for_the_device_decoder_recommends_device_share():
+    assert advise(make_stats(main={"device decode": 6.0, "step": 3.0}, stage__device="cuda:0")) == (
         "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both', "
         "device_share=…) leaves some images to workers"
     )
 
 
-def test_a_step_that_is_the_bottleneck_has_a_word_for_the_ring():
-    found = stats(main={"step": 9.0, "copy": 0.2}, stage__pinning_refused=True, **workers(0.4, decode=4.0))
-    sentence = said(found, lockable_bytes=64 << 10)
+def test_advice_on_the_training_step_mentions_a_ring_that_is_not_page_locked():
+    stats = make_stats(main={"step": 9.0, "copy": 0.2}, stage__pinning_refused=True, **busy_workers(0.4, decode=4.0))
+    sentence = advise(stats, lockable_bytes=64 << 10)
     assert sentence.startswith("the training step is the bottleneck")
-    assert (
-        "throughput by at most 2%; the ring is not page-locked (this process may lock only 64 KiB of memory)"
-        in sentence
-    )
+    assert "by at most 2%; the ring is not page-locked (this process may lock only 64 KiB of memory)" in sentence
 
 
-def test_the_main_process():
-    sentence = said(stats(main={"collate": 4.0, "rest": 1.0}, **workers(0.5, decode=3.0)))
-    assert sentence.startswith(
-        "the main process is the bottleneck: it takes 50% of the loop's time to put batches together"
-    )
-    assert "a collate_fn" in sentence
-
-
-def test_the_step():
-    sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
+def test_advice_on_the_training_step_says_how_many_workers_are_enough():
+    sentence = advise(make_stats(waiting=0.004, main={"step": 9.0}, **busy_workers(*[0.2] * 8, decode=9.0)))
     assert sentence == (
         "the training step is the bottleneck: the loop waits 0.4% of the time, and a faster loader could raise "
         "throughput by at most 1%; 1.6 of 8 workers are busy, and 3 would be enough"
     )
 
 
-def test_the_start_of_workers():
+def test_advice_names_the_start_of_workers_while_it_dominates():
     start = Part("start", "workers", 20.0, 2)
-    found = stats(waiting=0.97, seconds=10.4, first_s=10.0, **workers(0.9, 0.9, decode=0.7))
-    found = changed(found, parts=(start, *found.parts))
-    sentence = said(found)
-    assert sentence == (
+    stats = make_stats(waiting=0.97, seconds=10.4, first_s=10.0, **busy_workers(0.9, 0.9, decode=0.7))
+    stats = replace_stats(stats, parts=(start, *stats.parts))
+    assert advise(stats) == (
         "starting the workers is the bottleneck so far: it took 10.0 of 10.4 s, during which they import the dataset's "
         "modules and unpickle the dataset; workers start only once, not in each epoch: ask again later, or exclude "
         "the start with stats(since=…)"
     )
-    # Of 60 s the start is of no account; where it comes with each epoch, it is, unless the loop waits longer for more.
-    later = changed(found, seconds=60.0, waiting=0.2)
-    assert not said(later).startswith("starting the workers")
-    sentence = said(changed(later, untried=("persistent",)))
+    # In 60 s the start matters only if it comes with each epoch and is most of what the loop waits for.
+    later = replace_stats(stats, seconds=60.0, waiting=0.2)
+    assert not advise(later).startswith("starting the workers")
+    sentence = advise(replace_stats(later, untried=("persistent",)))
     assert sentence.startswith("starting the workers")
     assert sentence.endswith("persistent_workers=True starts them once, not in each epoch")
-    assert not said(changed(later, waiting=0.9, untried=("persistent",))).startswith("starting the workers")
+    assert not advise(replace_stats(later, waiting=0.9, untried=("persistent",))).startswith("starting the workers")
 
 
-def test_a_stage_that_is_slower_than_the_wait_is_not_the_bottleneck_while_workers_are_busy():
-    """A batch takes one worker 0.1 s, and the loop 0.09: a quicker stage would only make the loop wait longer."""
+def test_advice_with_busy_workers_names_a_slow_stage_only_where_all_cpus_are_used():
+    """A batch takes a worker 0.1 s and the loop 0.09 s, so a faster stage would only make the loop wait longer."""
     main = {"stage": 8.0, "step": 1.0}
-    found = stats(waiting=0.1, main=main, decode__counts={"simplejpeg": 1000}, **workers(1.0, decode=10.0))
-    assert said(found).startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 10% of")
-    # Unless all CPUs are in use, most of them by the transforms.
-    assert said(changed(found, cpu__seconds=39.0), cpus=4).startswith("the stage is the bottleneck")
+    stats = make_stats(waiting=0.1, main=main, decode__counts={"simplejpeg": 1000}, **busy_workers(1.0, decode=10.0))
+    assert advise(stats).startswith("decode is the bottleneck: 1.0 of 1 worker is busy, and the loop waits 10% of")
+    assert advise(replace_stats(stats, cpu__seconds=39.0), cpus=4).startswith("the stage is the bottleneck")
 
 
-# -- counters of real loaders whose timing cannot be had at will ------------------------------------------------------
+# -- figures that real loaders had ------------------------------------------------------------------------------------
 
 
-def test_a_stage_of_16_percent_beside_a_step_of_81():
+def test_advice_on_a_stage_of_16_percent_and_a_step_of_81_names_the_step():
     """A step of 83 ms, a transform that takes 11, two workers, two busy CPUs."""
     main = {"wait": 0.001, "copy": 0.004, "stage": 1.583, "collate": 0.037, "rest": 0.28, "step": 8.157}
-    found = stats(seconds=10.06, batches=96, waiting=0.0001, main=main, **workers(0.01, 0.01, header=0.125, pack=0.016))
-    sentence = said(found, cpus=2)
+    stats = make_stats(
+        seconds=10.06, batches=96, waiting=0.0001, main=main, **busy_workers(0.01, 0.01, header=0.125, pack=0.016)
+    )
+    sentence = advise(stats, cpus=2)
     assert sentence.startswith(
         "the training step is the bottleneck: the loop waits 0.0% of the time, and a faster loader could raise "
         "throughput by at most 23%; the stage takes 16% of the loop's time, 16.5 ms per batch; transforms run on "
     )
 
 
-def test_a_dataset_that_computes_on_a_busy_machine():
-    """8 ms of CPU for each sample, two workers on two CPUs, beside four busy loops and others' work."""
-    given = workers(1.0, 1.0, read=20.534, header=0.085) | {"cpu__workers_s": 1.586, "decode__bytes": 0}
-    found = stats(
-        seconds=10.393, batches=6, images=192, waiting=0.999, cpu__queued_s=19.142, cpu__seconds=1.593, **given
+def test_advice_on_a_busy_machine_says_that_workers_wait_for_a_cpu():
+    """8 ms of CPU for each sample, two workers on two CPUs that other programs keep busy."""
+    figures = busy_workers(1.0, 1.0, read=20.534, header=0.085) | {"cpu__workers_s": 1.586, "decode__bytes": 0}
+    stats = make_stats(
+        seconds=10.393, batches=6, images=192, waiting=0.999, cpu__queued_s=19.142, cpu__seconds=1.593, **figures
     )
-    sentence = said(found, cpus=2)
+    sentence = advise(stats, cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert "and takes CPU time (a sample takes 20.5 ms in the dataset's own code)" in sentence
     assert (
         "; more workers would not help, as this process may use only 2 CPUs, and other programs use them too: workers "
         "wait 93% of their time for a CPU; " in sentence
     )
-    sentence = said(changed(found, num_workers=1, workers=found.workers[:1]), cpus=2)
+    sentence = advise(replace_stats(stats, num_workers=1, workers=stats.workers[:1]), cpus=2)
     assert "the loop would wait less, but workers wait 93% of their time for a CPU that other programs use" in sentence
 
 
@@ -338,41 +308,41 @@ def test_a_dataset_that_computes_on_a_busy_machine():
     (16, 7712, 1.452, "64 workers and prefetch_factor=48"),
     (32, 15168, 3.25, "128 workers and prefetch_factor=96"),
 ])  # fmt: skip
-def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: int, cpu_s: float, wanted: str):
+def test_advice_on_a_sleeping_dataset_recommends_more_workers_than_cpus(
+    count: int, images: int, cpu_s: float, wanted: str
+):
     """20 ms of sleep for each sample, batches of 32, two CPUs."""
-    given = workers(*[0.99] * count, read=9.9 * count) | {"cpu__workers_s": cpu_s, "decode__bytes": 0}
-    found = stats(batches=images // 32, images=images, waiting=0.98, cpu__seconds=cpu_s + 0.2, **given)
-    sentence = said(changed(found, chunk_size=8, prefetch_factor=8), cpus=2)
+    figures = busy_workers(*[0.99] * count, read=9.9 * count) | {"cpu__workers_s": cpu_s, "decode__bytes": 0}
+    stats = make_stats(batches=images // 32, images=images, waiting=0.98, cpu__seconds=cpu_s + 0.2, **figures)
+    sentence = advise(replace_stats(stats, chunk_size=8, prefetch_factor=8), cpus=2)
     assert sentence.startswith("reading is the bottleneck")
     assert f"; {wanted} would give about 4.0 times the throughput" in sentence
 
 
-def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
-    """An `ArrayFile` on a network disk: its pages come while pixels are copied."""
-    found = stats(waiting=0.9, untried=("block", "cache"), **workers(1.0, 1.0, header=0.1, decode=19.0))
-    sentence = said(changed(found, cpu__workers_s=0.9), cpus=2)
+def test_advice_on_a_mapped_array_names_reading_only_on_a_slow_disk():
+    """The pages of an `ArrayFile` on a network disk are read while pixels are copied."""
+    stats = make_stats(waiting=0.9, untried=("block", "cache"), **busy_workers(1.0, 1.0, header=0.1, decode=19.0))
+    sentence = advise(replace_stats(stats, cpu__workers_s=0.9), cpus=2)
     assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers are busy")
-    assert without_gain(sentence).endswith(
-        'shuffle="block" reads neighbouring samples together'
-    )  # Cached keeps no pixels
-    sentence = said(found, cpus=2)  # in the page cache
+    assert without_gain(sentence).endswith('shuffle="block" reads neighbouring samples together')
+    sentence = advise(stats, cpus=2)  # in the page cache
     assert "JPEG" not in sentence
     assert sentence.startswith("copying the dataset's arrays is the bottleneck")
 
 
-def test_what_takes_no_jpegs_has_none_to_blame():
+def test_advice_without_jpegs_does_not_mention_jpegs():
     for parts in ({"collate": 9.0}, {"pack": 9.0}, {"plan": 9.0}, {"header": 9.0, "read": 8.0}):
-        sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"decode__bytes": 0}), cpus=1)
+        sentence = advise(make_stats(waiting=0.9, **busy_workers(1.0, **parts) | {"decode__bytes": 0}), cpus=1)
         assert "JPEG" not in sentence
         assert sentence.startswith("collate_fn is the bottleneck: ") == ("collate" in parts)
         assert without_gain(sentence).endswith("more workers would not help, as this process may use only 1 CPU")
-    found = stats(waiting=0.9, decode__counts={"Pillow": 1000}, **workers(1.0, decode=9.0))
-    assert "JPEG" not in said(found, cpus=1)
-    assert "JPEG" in said(changed(found, decode__counts={"simplejpeg": 1000}), cpus=1)
+    stats = make_stats(waiting=0.9, decode__counts={"Pillow": 1000}, **busy_workers(1.0, decode=9.0))
+    assert "JPEG" not in advise(stats, cpus=1)
+    assert "JPEG" in advise(replace_stats(stats, decode__counts={"simplejpeg": 1000}), cpus=1)
 
 
-def test_every_sentence_has_a_condition_and_contains_figures_that_exist():
-    figures = module._Figures(stats(waiting=0.31, **DECODING))
+def test_sentences_have_known_conditions_and_existing_figures():
+    figures = module._Figures(make_stats(waiting=0.31, **DECODING))
     for condition, sentence in module.SENTENCES.items():
         assert condition in {*figures.conditions, *module.PART_NAMES, "wait"}
         for owner, _, name in (path.partition(".") for _, path, _, _ in Formatter().parse(sentence) if path):
@@ -384,5 +354,5 @@ def test_every_sentence_has_a_condition_and_contains_figures_that_exist():
     (1, "1 batch, too few to name the bottleneck: ask again later"),
     (2, "2 batches, too few to name the bottleneck: ask again later"),
 ])  # fmt: skip
-def test_too_little(batches: int, sentence: str):
-    assert said(stats(batches=batches, waiting=0.5)) == sentence
+def test_advice_on_too_few_batches_says_to_ask_again_later(batches: int, sentence: str):
+    assert advise(make_stats(batches=batches, waiting=0.5)) == sentence

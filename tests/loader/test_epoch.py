@@ -1,4 +1,4 @@
-"""Where a loader stands, told without one: no dataset, no worker."""
+"""The cursor of a loader and the progress of an epoch, without dataset or workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuload.order.place import Place
 
 
 class Schedule:
-    """So many batches of one position each; `end` is where an epoch that nobody could count ends."""
+    """A schedule with batches of one position each. `end` is the place after an epoch of unknown length."""
 
     def __init__(self, samples: int | None = 10, end: Place | None = None) -> None:
         self.samples, self._end = samples, end
@@ -21,7 +21,7 @@ class Schedule:
         return None if self.samples is None else self.samples - place.position
 
     def batches(self, place):
-        raise AssertionError("nothing is asked for")
+        raise AssertionError("no batch should be requested")
 
     def place_after(self, epoch):
         return self._end or Place(epoch + 1, 0)
@@ -30,8 +30,8 @@ class Schedule:
 FIRST = Cursor()
 
 
-def take(progress: Progress, count: int) -> None:
-    """As an iterator that gives so many batches of an epoch of 10."""
+def advance(progress: Progress, count: int) -> None:
+    """Count batches as an iterator over an epoch of 10 does."""
     progress.has_begun = True
     for _ in range(count):
         progress.remaining_batches = None if progress.remaining_batches is None else progress.remaining_batches - 1
@@ -44,23 +44,23 @@ def begin(cursor: Cursor, schedule: Schedule | None = None) -> tuple[Cursor, Pro
     return cursor.begin(progress), progress
 
 
-def test_each_epoch_begins_where_the_one_before_it_ended():
+def test_epoch_begins_where_the_previous_one_ended():
     cursor = FIRST
     for epoch in range(3):
         cursor, progress = begin(cursor)
         assert (cursor.epoch, progress.start, progress.remaining_batches) == (epoch, Place(epoch, 0), 10)
-        take(progress, 10)
+        advance(progress, 10)
         assert cursor.place == Place(epoch + 1, 0)
 
 
-def test_an_epoch_that_was_left_is_saved_where_it_stands_and_the_next_is_a_whole_one():
+def test_epoch_left_early_is_saved_at_its_place_and_the_next_is_complete():
     cursor, progress = begin(FIRST)
-    take(progress, 4)
+    advance(progress, 4)
     assert cursor.place == Place(0, 4)
     assert cursor.start_progress(Schedule()).start == Place(1, 0)
 
 
-def test_an_iterator_from_which_nothing_was_taken_does_not_count():
+def test_iterator_without_a_batch_does_not_advance_the_cursor():
     cursor = FIRST.go_to(Place(3, 7), is_running=False)
     for _ in range(3):
         cursor, progress = begin(cursor)
@@ -68,32 +68,32 @@ def test_an_iterator_from_which_nothing_was_taken_does_not_count():
     assert begin(cursor.set_epoch(5, is_running=True))[1].start == Place(5, 0)
 
 
-def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
+def test_set_epoch_keeps_the_place_in_the_loaded_epoch_and_begins_any_other():
     loaded = FIRST.go_to(Place(3, 7), is_running=False)
     assert loaded.set_epoch(3, is_running=False).start_progress(Schedule()).start == Place(3, 7)
     assert loaded.set_epoch(4, is_running=False).start_progress(Schedule()).start == Place(4, 0)
     assert (loaded.epoch_sent, loaded.set_epoch(4, is_running=False).epoch_sent) == (-1, 4)
 
 
-@pytest.mark.parametrize("running", [False, True])
-def test_the_number_of_the_last_epoch_stays_while_there_is_a_session(running):
+@pytest.mark.parametrize(("running", "epoch"), [(False, 7), (True, 0)])
+def test_epoch_number_stays_while_a_session_is_running(running, epoch):
     cursor, progress = begin(FIRST)
-    take(progress, 1)
-    assert cursor.set_epoch(7, is_running=running).epoch == (0 if running else 7)
-    assert cursor.go_to(Place(7, 2), is_running=running).epoch == (0 if running else 7)
+    advance(progress, 1)
+    assert cursor.set_epoch(7, is_running=running).epoch == epoch
+    assert cursor.go_to(Place(7, 2), is_running=running).epoch == epoch
 
 
-def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
+def test_place_of_set_epoch_is_saved_once_the_open_epoch_has_ended():
     cursor, progress = begin(FIRST)
-    take(progress, 2)
+    advance(progress, 2)
     cursor = cursor.set_epoch(8, is_running=True)
     assert cursor.place == Place(0, 2)
     progress.end_reason = "its iterator is no longer used"
     assert cursor.place == Place(8, 0)
 
 
-def test_an_epoch_ends_for_one_reason():
-    FIRST.end("before there was one")
+def test_end_keeps_the_first_reason():
+    FIRST.end("before any epoch")
     cursor, progress = begin(FIRST)
     assert cursor.is_open
     cursor.end("a reason")
@@ -101,10 +101,10 @@ def test_an_epoch_ends_for_one_reason():
     assert (progress.end_reason, cursor.is_open) == ("a reason", False)
 
 
-def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_set_its_number():
+def test_sampler_state_at_the_end_of_an_epoch_goes_to_the_next_epoch_only():
     end = Place(1, 0, sampler={"over": True, "own": 5})
     cursor, progress = begin(FIRST)
-    take(progress, 10)
+    advance(progress, 10)
     progress.place, progress.end_reason = end, ""
     assert cursor.place == end
     assert cursor.start_progress(Schedule()).place == end
@@ -112,13 +112,13 @@ def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_se
     assert cursor.set_epoch(2, is_running=True).place == Place(2, 0)
 
 
-def test_a_place_at_the_end_of_an_epoch_counts_as_the_beginning_of_the_next():
+def test_place_at_the_end_of_an_epoch_is_the_beginning_of_the_next():
     progress = FIRST.go_to(Place(2, 10), is_running=False).start_progress(Schedule())
     assert (progress.remaining_batches, progress.place) == (0, Place(3, 0))
     assert FIRST.start_progress(Schedule(None)).remaining_batches is None
 
 
-def test_a_cursor_is_never_changed():
+def test_cursor_is_immutable():
     cursor, _ = begin(FIRST)
     cursor.set_epoch(9, is_running=False)
     cursor.go_to(Place(9, 9), is_running=False)
@@ -128,7 +128,7 @@ def test_a_cursor_is_never_changed():
         cursor.epoch = 5  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_an_iterator_that_nobody_has_any_more_has_ended_its_epoch():
+def test_collected_iterator_has_ended_its_epoch():
     loader = gl.Loader(range(6), 2, num_workers=0, device="cpu")
     with loader:
         batches = iter(loader)

@@ -1,8 +1,8 @@
-"""How much faster a loop could be, by a clock that only the loader and the step turn on."""
+"""`headspace()`: how much faster a loop could be, by a clock that only the loader and the step move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ def clock(monkeypatch) -> Clock:
 
 @dataclass
 class Batches:
-    """Epochs of `count` batches, each of which takes so many seconds; the first one of each epoch `start_s` more."""
+    """Epochs of `count` batches that take `each_s` seconds each; each epoch begins with another `start_s` seconds."""
 
     clock: Clock
     count: int = 100
@@ -51,7 +51,7 @@ class Batches:
             self.ended += 1
 
 
-def test_both_rates_are_printed_and_kept(clock, capsys):
+def test_headspace_prints_and_keeps_both_rates(clock, capsys):
     loop = gl.headspace(Batches(clock, each_s=0.3, start_s=50), STEPS)
     assert len(loop) == WARM_UP + 2 * STEPS
     for _ in loop:
@@ -64,38 +64,38 @@ def test_both_rates_are_printed_and_kept(clock, capsys):
         "           10.00 batches/s (100.0 ms a step) with copies of one batch\n"
         "A faster loader could make this loop at most 4.00 times as fast.\n"
     )
-    with pytest.raises(StopIteration) as over:  # for who drives it by hand, and it is not printed twice
+    with pytest.raises(StopIteration) as over:  # it returns the rates, and does not print them again
         next(loop)
     assert (over.value.value, capsys.readouterr().out) == (loop.rates, "")
 
 
-def test_a_loop_that_does_not_wait_is_told_so(clock, capsys):
+def test_headspace_of_a_loop_that_does_not_wait_says_so(clock, capsys):
     for _ in gl.headspace(Batches(clock, each_s=0.01), STEPS):
         clock.seconds += 1
     assert capsys.readouterr().out.endswith("The loop does not wait for its loader: a faster loader would not help.\n")
 
 
-def test_the_last_step_of_each_measurement_counts_and_the_first_steps_do_not(clock):
+def test_headspace_counts_the_last_step_of_each_measurement_and_no_warm_up_step(clock):
     loop, seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
     for _, step_s in zip(loop, seconds, strict=True):
         clock.seconds += step_s
     assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)
 
 
-def test_real_batches_come_first_then_a_new_copy_of_the_first_before_each_step(clock):
+def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):
     numbers, memory = [], set()
     for images, labels in gl.headspace(Batches(clock), STEPS):
         assert images.unique().tolist() == labels.unique().tolist()
         numbers.append(labels[0].item())
         memory.add(images)
         clock.seconds += 1
-        images.fill_(-1)  # as a step that normalizes in place, or mixes labels
+        images.fill_(-1)  # as a step does that normalizes in place or mixes labels
         labels.fill_(-1)
     assert numbers == [*range(WARM_UP + STEPS), *[0] * STEPS]
     assert len(memory) == WARM_UP + 2 * STEPS
 
 
-def test_dicts_arrays_and_other_values_are_restored_too():
+def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
     first = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
     batches = [first, *({} for _ in range(WARM_UP))]
     loop = gl.headspace(batches, 1)
@@ -112,8 +112,8 @@ def test_dicts_arrays_and_other_values_are_restored_too():
     )  # fmt: skip
 
 
-def copies_take(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the host take so long to copy a tensor."""
+def slow_down_copies(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each copy of a tensor by the host take this time."""
     for name in ("clone", "copy_"):
         original = getattr(torch.Tensor, name)
 
@@ -125,8 +125,8 @@ def copies_take(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -
 
 
 @pytest.mark.parametrize("changes", [False, True], ids=["kept", "changed"])
-def test_without_an_accelerator_the_time_to_copy_a_batch_does_not_count(clock, monkeypatch, changes):
-    copies_take(clock, monkeypatch, 1000)
+def test_headspace_without_an_accelerator_excludes_the_time_to_copy_batches(clock, monkeypatch, changes):
+    slow_down_copies(clock, monkeypatch, 1000)
     loop = gl.headspace(Batches(clock, each_s=1), STEPS)
     for images, _ in loop:
         clock.seconds += 1
@@ -135,17 +135,23 @@ def test_without_an_accelerator_the_time_to_copy_a_batch_does_not_count(clock, m
     assert loop.rates == HeadspaceRates(0.5, 1.0)
 
 
-class Device:
-    """A thread that runs steps in order while the host goes on, at most two steps ahead.
+def pretend_device(monkeypatch: pytest.MonkeyPatch, synchronize: Callable[[object], None]) -> None:
+    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
+    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
 
-    It copies a page-locked batch itself. The host copies one that is not, once the thread has nothing else to do.
+
+class Device:
+    """A device that runs steps in order, asynchronously, at most two steps behind the host.
+
+    The device copies a page-locked batch itself. The host copies other batches, once the device is idle.
     """
 
     LOCKED_COPY_S, PAGEABLE_COPY_S, STEP_S = 0.004, 0.02, 0.05
 
     def __init__(self, clock: Clock, is_synchronous: bool) -> None:
         self._clock, self._is_synchronous = clock, is_synchronous
-        self._ends_s = [0.0, 0.0]  # when the last two steps end
+        self._ends_s = [0.0, 0.0]  # the ends of the last two steps
 
     def step(self, images: torch.Tensor) -> None:
         previous_s, last_s = self._ends_s
@@ -164,7 +170,7 @@ class Device:
 
 
 class LockedMemory:
-    """Page-locked tensors, by their addresses; torch needs a driver for real ones."""
+    """Page-locked tensors, known by their addresses, since torch needs a driver for real ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._tensors: dict[int, torch.Tensor] = {}
@@ -180,11 +186,9 @@ class LockedMemory:
 @pytest.mark.parametrize("load_s", [0.0, 0.03, 0.1])
 @pytest.mark.parametrize("is_locked", [True, False], ids=["pinned", "pageable"])
 @pytest.mark.parametrize("is_synchronous", [True, False], ids=["synchronous", "asynchronous"])
-def test_the_gain_is_that_of_a_loader_without_cost_while_a_device_runs_beside_the_host(
+def test_headspace_gain_with_an_asynchronous_device_is_that_of_a_loader_without_cost(
     clock, monkeypatch, is_synchronous, is_locked, load_s
 ):
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
     memory = LockedMemory(monkeypatch)
     images = memory.copy(torch.zeros(4, 3)) if is_locked else torch.zeros(4, 3)
 
@@ -202,9 +206,9 @@ def test_the_gain_is_that_of_a_loader_without_cost_while_a_device_runs_beside_th
         return (clock.seconds - began_s) / steps
 
     gain = seconds_per_step(load_s) / seconds_per_step(0)
-    copies_take(clock, monkeypatch, 0.022)
+    slow_down_copies(clock, monkeypatch, 0.022)
     device = Device(clock, is_synchronous)
-    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
+    pretend_device(monkeypatch, device.synchronize)
     loop = gl.headspace(batches(load_s), 50)
     for batch in loop:
         device.step(batch)
@@ -212,33 +216,31 @@ def test_the_gain_is_that_of_a_loader_without_cost_while_a_device_runs_beside_th
     assert loop.rates.gain == pytest.approx(gain, rel=0.05)
 
 
-def test_copies_are_made_before_the_clock_starts_and_only_changed_ones_are_rewritten(clock, monkeypatch):
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
-    copies_take(clock, monkeypatch, 1000)
+def test_headspace_makes_copies_before_the_clock_starts_and_rewrites_only_changed_ones(clock, monkeypatch):
+    pretend_device(monkeypatch, lambda device: None)
+    slow_down_copies(clock, monkeypatch, 1000)
     loop = gl.headspace(Batches(clock, each_s=1), 8)
     for number, (images, _) in enumerate(loop):
         clock.seconds += 1
-        if number == WARM_UP + 8 + 2:  # the third copy, which comes again as the sixth
+        if number == WARM_UP + 8 + 2:  # the third copy, which is used again as the sixth
             images.add_(1)
     assert loop.rates == HeadspaceRates(0.5, 8 / 1008)
 
 
-def test_a_step_may_ask_for_gradients_of_its_batch():
+def test_headspace_batches_allow_requires_grad():
     for images in gl.headspace([torch.ones(2) for _ in range(WARM_UP + 5)], 5):
         assert not images.requires_grad
         images.requires_grad_()
 
 
-def test_a_batch_that_is_changed_in_inference_mode_is_restored():
+def test_headspace_restores_a_batch_changed_in_inference_mode():
     with torch.inference_mode():
         for images in gl.headspace([torch.ones(2) for _ in range(WARM_UP + 5)], 5):
             assert images.tolist() == [1, 1]
             images.mul_(2)
 
 
-def test_short_epochs_follow_one_another_and_the_last_one_is_ended_before_copies(clock):
+def test_headspace_iterates_short_epochs_and_ends_the_last_before_copies(clock):
     batches = Batches(clock, count=3)
     numbers = []
     for number, (_, labels) in enumerate(gl.headspace(batches, STEPS)):
@@ -248,11 +250,9 @@ def test_short_epochs_follow_one_another_and_the_last_one_is_ended_before_copies
     assert numbers[: WARM_UP + STEPS] == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_the_device_is_waited_for_at_the_ends_of_a_measurement_only(clock, monkeypatch):
+def test_headspace_synchronizes_the_device_only_at_the_ends_of_a_measurement(clock, monkeypatch):
     waits = []
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: waits.append((len(batches), str(device))))
+    pretend_device(monkeypatch, lambda device: waits.append((len(batches), str(device))))
     batches = []
     for batch in gl.headspace(Batches(clock), STEPS):
         batches.append(batch)
@@ -261,7 +261,7 @@ def test_the_device_is_waited_for_at_the_ends_of_a_measurement_only(clock, monke
     assert waits == [(end, "cuda:1") for end in ends]
 
 
-def test_a_loader_of_ours_goes_on_with_the_next_epoch(capsys):
+def test_headspace_of_a_gpuload_loader_continues_with_the_next_epoch(capsys):
     pictures = [(np.full((8, 8, 3), i, np.uint8), i) for i in range(8)]
     with gl.Loader(pictures, 4, num_workers=0, device="cpu") as loader:
         loop = gl.headspace(loader, 2)
@@ -272,7 +272,7 @@ def test_a_loader_of_ours_goes_on_with_the_next_epoch(capsys):
     assert capsys.readouterr().out.startswith("headspace: ")
 
 
-def test_what_is_wrong_is_named(clock):
+def test_headspace_with_wrong_arguments_raises(clock):
     with pytest.raises(TypeError, match=r"^headspace\(\) needs an iterable loader, got int$"):
         gl.headspace(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps"):

@@ -1,6 +1,6 @@
-"""CPUs, open files, processes and memory, read from a made-up tree of control groups; and workers near their GPU.
+"""CPUs, open files, processes and memory, read from a simulated tree of control groups; and workers near their GPU.
 
-For real: tests/faults/test_limits.py.
+tests/faults/test_limits.py tests the limits of a real system.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import resource
-import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import torch
 from helpers import lacking
 from helpers.cpu_device import Device
+from loader.affinity_samples import AffinitySamples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -50,8 +50,8 @@ V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n
 
 
 @pytest.fixture
-def machine(tmp_path: Path):
-    """A function that makes a machine of a membership, mounts and files under /sys/fs/cgroup; returns its root."""
+def make_machine(tmp_path: Path):
+    """Return a function that writes files of /proc and /sys/fs/cgroup, and returns their root."""
 
     def make(membership: str | None, mounts: str | None, files: dict[str, str]) -> str:
         texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
@@ -67,7 +67,7 @@ def machine(tmp_path: Path):
     return make
 
 
-def v2(folder: str, limit: object, use: int, stat: str = "") -> dict[str, str]:
+def memory_v2(folder: str, limit: object, use: int, stat: str = "") -> dict[str, str]:
     prefix = f"{folder}/" if folder else ""
     return {
         f"{prefix}memory.max": f"{limit}\n",
@@ -76,7 +76,7 @@ def v2(folder: str, limit: object, use: int, stat: str = "") -> dict[str, str]:
     }
 
 
-def v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, str]:
+def memory_v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, str]:
     prefix = f"memory/{folder}/" if folder else "memory/"
     return {
         f"{prefix}memory.limit_in_bytes": f"{limit}\n",
@@ -85,86 +85,65 @@ def v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, str]:
     }
 
 
-def test_what_is_left_is_the_limit_less_the_use(machine):
-    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB))) == 300 * MB
+FILE_PAGES = (
+    "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
+    "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
+)
+TOTALS = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
+DOCKER = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+POD = V2.replace(" / /sys", " /pod /sys")
+SPACE = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
+MEMORY = {
+    "limit less usage": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB), 300),
+    "file pages, but not shared memory": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, FILE_PAGES), 335),
+    "parent with the least left": ("0::/a/b/c\n", V2, memory_v2("a/b/c", "max", 10)
+        | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB), 100),
+    "container": ("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB), 300),
+    "version 1, totals of child groups": ("9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n", V1,
+        memory_v1("job", 500 * MB, 200 * MB, TOTALS) | memory_v1("", 9223372036854771712, 10**9), 330),
+    "version 1, container": ("4:memory:/docker/3f2\n", DOCKER, memory_v1("", 500 * MB, 200 * MB), 300),
+    "version 1, within a container": ("4:memory:/docker/3f2/in\n", DOCKER,
+        memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB), 100),
+    "parent of the mount": ("0::/../other\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
+    "group outside the mount": ("0::/elsewhere\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
+    "space in the mount point": ("0::/job\n", SPACE, memory_v2("of mine/job", 500 * MB, 200 * MB), 300),
+    "no mountinfo": ("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB), 300),
+    "version 1, no mountinfo": ("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB), 200),
+    "usage above the limit": ("0::/job\n", V2, memory_v2("job", 500 * MB, 600 * MB), 0),
+}  # fmt: skip
 
 
-def test_pages_of_files_can_be_reclaimed_and_shared_memory_cannot(machine):
-    stat = (
-        "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
-        "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
-    )
-    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB, stat))) == 335 * MB
-
-
-def test_the_ancestor_with_the_least_left_binds(machine):
-    files = v2("a/b/c", "max", 10) | v2("a/b", 500 * MB, 200 * MB) | v2("a", 900 * MB, 800 * MB)
-    assert memory_left_bytes(machine("0::/a/b/c\n", V2, files)) == 100 * MB
-
-
-def test_a_container_sees_its_own_group_as_the_root(machine):
-    assert memory_left_bytes(machine("0::/\n", V2, v2("", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_version_1_with_its_totals_over_the_groups_below(machine):
-    stat = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
-    membership = "9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n"
-    files = v1("job", 500 * MB, 200 * MB, stat) | v1("", 9223372036854771712, 10**9)
-    assert memory_left_bytes(machine(membership, V1, files)) == 330 * MB
-
-
-def test_version_1_in_a_container_that_sees_its_group_mounted_as_the_root(machine):
-    mount = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    assert memory_left_bytes(machine("4:memory:/docker/3f2\n", mount, v1("", 500 * MB, 200 * MB))) == 300 * MB
-    assert memory_left_bytes(machine("4:memory:/docker/3f2/in\n", mount, v1("in", 300 * MB, 200 * MB))) == 100 * MB
-
-
-def test_a_group_outside_of_what_is_mounted_counts_as_what_is(machine):
-    for membership in ("0::/../other\n", "0::/elsewhere\n"):
-        mount = V2.replace(" / /sys", " /pod /sys")
-        assert memory_left_bytes(machine(membership, mount, v2("", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_a_mount_in_an_unusual_place_with_a_space_in_its_name(machine):
-    mount = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
-    assert memory_left_bytes(machine("0::/job\n", mount, v2("of mine/job", 500 * MB, 200 * MB))) == 300 * MB
-
-
-def test_without_a_list_of_mounts_the_usual_place_is_looked_at(machine):
-    assert memory_left_bytes(machine("0::/job\n", None, v2("job", 500 * MB, 200 * MB))) == 300 * MB
-    assert memory_left_bytes(machine("4:memory:/job\n", None, v1("job", 400 * MB, 200 * MB))) == 200 * MB
-
-
-def test_more_in_use_than_the_limit_is_nothing_left(machine):
-    assert memory_left_bytes(machine("0::/job\n", V2, v2("job", 500 * MB, 600 * MB))) == 0
+@pytest.mark.parametrize(("membership", "mounts", "files", "left_mb"), MEMORY.values(), ids=MEMORY)
+def test_memory_left_is_that_of_the_control_group(make_machine, membership, mounts, files, left_mb):
+    assert memory_left_bytes(make_machine(membership, mounts, files)) == left_mb * MB
 
 
 @pytest.mark.parametrize(
     ("membership", "mounts", "files"),
     [
-        ("0::/job\n", V2, v2("job", "max", 200 * MB)),
-        ("4:memory:/job\n", V1, v1("job", 9223372036854771712, 200 * MB)),
+        ("0::/job\n", V2, memory_v2("job", "max", 200 * MB)),
+        ("4:memory:/job\n", V1, memory_v1("job", 9223372036854771712, 200 * MB)),
         ("0::/job\n", V2, {}),
         ("0::/job\n", V2, {"job/memory.max": "500\n"}),
-        ("0::/job\n", V2, v2("job", "many", 200 * MB)),
-        ("0::/job\n", V2, v2("job", "", 200 * MB)),
-        ("0::/job\n", V2, v2("job", 500, 0) | {"job/memory.current": "\x00"}),
-        (None, V2, v2("", 500, 0)),
-        ("", V2, v2("", 500, 0)),
-        ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", v2("", 500, 0)),
+        ("0::/job\n", V2, memory_v2("job", "many", 200 * MB)),
+        ("0::/job\n", V2, memory_v2("job", "", 200 * MB)),
+        ("0::/job\n", V2, memory_v2("job", 500, 0) | {"job/memory.current": "\x00"}),
+        (None, V2, memory_v2("", 500, 0)),
+        ("", V2, memory_v2("", 500, 0)),
+        ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", memory_v2("", 500, 0)),
     ],
 )
-def test_what_is_missing_or_makes_no_sense_is_no_limit(machine, membership, mounts, files):
-    assert memory_left_bytes(machine(membership, mounts, files)) is None
+def test_memory_left_of_missing_or_malformed_files_is_none(make_machine, membership, mounts, files):
+    assert memory_left_bytes(make_machine(membership, mounts, files)) is None
 
 
-def test_a_broken_stat_file_only_leaves_out_what_could_be_reclaimed(machine):
-    files = v2("job", 500 * MB, 200 * MB, "inactive_file\nactive_file x\n\nslab_reclaimable 5\n")
-    assert memory_left_bytes(machine("0::/job\n", V2, files)) == 300 * MB + 5
+def test_memory_left_with_a_malformed_stat_file_skips_its_bad_lines(make_machine):
+    files = memory_v2("job", 500 * MB, 200 * MB, "inactive_file\nactive_file x\n\nslab_reclaimable 5\n")
+    assert memory_left_bytes(make_machine("0::/job\n", V2, files)) == 300 * MB + 5
 
 
-def test_the_refusal_says_what_is_needed_for_what_and_what_is_left_of_which_limit(machine):
-    root = machine("0::/job\n", V2, v2("job", 500 * MB, 200 * MB))
+def test_check_memory_error_names_the_need_the_group_and_the_remedies(make_machine):
+    root = make_machine("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB))
     with pytest.raises(gl.LimitError) as refusal:
         check_memory(workers=4, output_bytes=121 * MB, root=root)
     assert str(refusal.value) == (
@@ -180,26 +159,26 @@ def test_the_refusal_says_what_is_needed_for_what_and_what_is_left_of_which_limi
 
 
 @pytest.fixture
-def allow(monkeypatch):
-    """Pretend that so many files may be open beyond those that are."""
+def limit_open_files(monkeypatch):
+    """Return a function that pretends that this many more files may be opened."""
 
-    def make(more: int, hard: int = 4096) -> int:
+    def set_limit(more: int, hard: int = 4096) -> int:
         listed = os.listdir("/proc/self/fd")
-        taken = [int(fd) for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")]  # all but listdir's own
+        open_descriptors = [int(fd) for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")]  # all but listdir's own
         soft = more
-        while soft - sum(fd < soft for fd in taken) < more:
+        while soft - sum(fd < soft for fd in open_descriptors) < more:
             soft += 1
         monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
         return soft
 
-    gc.collect()  # what earlier tests left open is not closed meanwhile
+    gc.collect()  # so that no file of an earlier test is closed during this one
     gc.disable()
-    yield make
+    yield set_limit
     gc.enable()
 
 
-def test_the_descriptors_left_are_the_limit_less_the_open_ones(allow):
-    allow(1000)
+def test_descriptors_left_is_the_limit_less_the_open_descriptors(limit_open_files):
+    limit_open_files(1000)
     before = descriptors_left() or 0
     file = os.open("/dev/null", os.O_RDONLY)
     assert descriptors_left() == before - 1
@@ -207,31 +186,31 @@ def test_the_descriptors_left_are_the_limit_less_the_open_ones(allow):
     assert before == 1000
 
 
-def test_a_descriptor_above_the_limit_takes_no_place_below_it(monkeypatch):
+def test_descriptors_left_ignores_a_descriptor_above_the_limit(monkeypatch):
     lowest = os.dup(0)
     os.close(lowest)
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 50
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     before = descriptors_left() or 0
     high = os.dup2(os.open("/dev/null", os.O_RDONLY), limit + 100)
-    assert descriptors_left() == before - 1  # of the two, the one below
+    assert descriptors_left() == before - 1  # the descriptor of /dev/null, not its duplicate
     os.close(high)
     os.close(lowest)
 
 
-def test_no_limit_or_no_list_of_open_files_is_none(monkeypatch):
+def test_descriptors_left_without_a_limit_is_none(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     assert descriptors_left() is None
     check_descriptors(100_000)
 
 
-def test_too_few_descriptors_are_refused_with_the_remedies(allow, monkeypatch):
+def test_check_descriptors_error_names_the_need_and_the_remedies(limit_open_files, monkeypatch):
     monkeypatch.setattr(fork_server, "is_running", lambda: False)
     needed = limits.POOL_DESCRIPTORS + 5 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
     needed += limits.SPARE_DESCRIPTORS + limits.SERVER_DESCRIPTORS
-    allow(needed)
+    limit_open_files(needed)
     check_descriptors(5)
-    soft = allow(needed - 1)
+    soft = limit_open_files(needed - 1)
     with pytest.raises(gl.LimitError) as refusal:
         check_descriptors(5)
     assert str(refusal.value) == (
@@ -243,14 +222,14 @@ def test_too_few_descriptors_are_refused_with_the_remedies(allow, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [10_000, 100])
-def test_more_workers_than_open_files_allow_are_refused_when_the_loader_is_made(allow, workers, recwarn):
-    soft = allow(300)
+def test_loader_with_more_workers_than_open_files_allow_raises(limit_open_files, workers, recwarn):
+    soft = limit_open_files(300)
     with pytest.raises(gl.LimitError, match=rf"num_workers={workers} needs .* but only 300 of the {soft} that"):
         gl.Loader([1, 2], num_workers=workers)
 
 
 @pytest.mark.processes
-def test_what_workers_of_other_loaders_take_does_not_count_before_the_first_iter(monkeypatch):
+def test_check_workers_counts_workers_of_other_loaders_as_releasable(monkeypatch):
     with gl.Loader(list(range(8)), num_workers=3, device="cpu") as other:
         list(other)
         needed = limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS
@@ -269,67 +248,66 @@ def test_what_workers_of_other_loaders_take_does_not_count_before_the_first_iter
 PIDS_V1 = "36 31 0:33 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n"
 
 
-def nproc(monkeypatch, limit: int, user: int = 1000) -> None:
+def limit_processes(monkeypatch, limit: int, user: int = 1000) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(os, "getuid", lambda: os.stat("/proc/self").st_uid)
 
 
-def test_the_group_with_the_fewest_processes_left_binds(machine, monkeypatch):
-    nproc(monkeypatch, resource.RLIM_INFINITY)
+def test_processes_left_is_that_of_the_group_with_the_fewest_left(make_machine, monkeypatch):
+    limit_processes(monkeypatch, resource.RLIM_INFINITY)
     files = {f"{group}/pids.{name}": f"{n}\n" for group, pair in {"a": (60, 50), "a/b": (900, 5)}.items()
              for name, n in zip(("max", "current"), pair, strict=True)}  # fmt: skip
-    root = machine("0::/a/b\n", V2, files)
+    root = make_machine("0::/a/b\n", V2, files)
     assert processes_left(root) == (10, f"the 60 that the control group {root}/sys/fs/cgroup/a may have (pids.max)")
 
 
-def test_version_1_has_a_controller_for_processes(machine, monkeypatch):
-    nproc(monkeypatch, resource.RLIM_INFINITY)
+def test_processes_left_of_cgroup_v1_reads_the_pids_controller(make_machine, monkeypatch):
+    limit_processes(monkeypatch, resource.RLIM_INFINITY)
     files = {"pids/job/pids.max": "100\n", "pids/job/pids.current": "30\n", "memory/job/pids.max": "1\n"}
-    root = machine("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1, files)
+    root = make_machine("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1, files)
     left = processes_left(root)
     assert left is not None
     assert left[0] == 70
 
 
-def test_a_group_without_a_limit_on_processes_is_none(machine, monkeypatch):
-    nproc(monkeypatch, resource.RLIM_INFINITY)
+def test_processes_left_of_a_group_without_a_limit_is_none(make_machine, monkeypatch):
+    limit_processes(monkeypatch, resource.RLIM_INFINITY)
     files = {"job/pids.max": "max\n", "job/pids.current": "30\n"}
-    assert processes_left(machine("0::/job\n", V2, files)) is None
+    assert processes_left(make_machine("0::/job\n", V2, files)) is None
 
 
-def test_the_users_limit_counts_threads_of_all_of_his_processes_and_does_not_bind_root(monkeypatch):
-    def left() -> int:
-        found = processes_left()
-        return 0 if found is None else found[0]
+def test_processes_left_counts_the_users_threads_except_for_root(monkeypatch):
+    def processes_left_count() -> int:
+        limit = processes_left()
+        return 0 if limit is None else limit[0]
 
-    nproc(monkeypatch, 90_000)
+    limit_processes(monkeypatch, 90_000)
     started, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: (started.set(), stop.wait()))
     threads = len(os.listdir("/proc/self/task"))
-    before = left()
+    before = processes_left_count()
     assert 0 < before <= 90_000 - threads
     assert "90,000 that this user may have (RLIMIT_NPROC, `ulimit -u`)" in str(processes_left())
-    monkeypatch.setattr(limits.os, "scandir", only_this_process(os.scandir))
-    before = left()
+    scandir = os.scandir  # so that only this process is counted
+    monkeypatch.setattr(
+        limits.os, "scandir", lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
+    )
+    before = processes_left_count()
     thread.start()
     started.wait()
-    assert left() == before - 1
+    assert processes_left_count() == before - 1
     stop.set()
     thread.join()
-    monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # not asked
-    nproc(monkeypatch, 90_000, user=0)
+    monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # must not be called
+    limit_processes(monkeypatch, 90_000, user=0)
     assert "RLIMIT_NPROC" not in str(processes_left())
 
 
-def only_this_process(scandir):
-    return lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
-
-
-def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, monkeypatch):
-    nproc(monkeypatch, resource.RLIM_INFINITY)
+def test_check_processes_error_names_the_limit_and_the_remedies(make_machine, monkeypatch):
+    limit_processes(monkeypatch, resource.RLIM_INFINITY)
     monkeypatch.setattr(fork_server, "is_running", lambda: False)
-    root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
+    root = make_machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
     check_processes(8, root=root)  # and the template and the fork server
     check_processes(10, releasable=2, root=root)
     with pytest.raises(gl.LimitError) as refusal:
@@ -345,37 +323,34 @@ def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, 
 AFFINITY = len(os.sched_getaffinity(0))
 
 
-def test_this_machine():
+def test_limits_of_this_machine_are_not_negative():
     assert usable_cpus() >= 1
     assert (lockable_bytes() or 0) >= 0
 
 
-def test_without_a_quota_the_affinity_mask_counts(machine):
-    assert usable_cpus(machine("0::/job\n", V2, {"job/cpu.max": "max 100000\n"})) == AFFINITY
-    assert usable_cpus("/nowhere") == AFFINITY
+CPU_V1 = "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+CPU_V1_FILES = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+CPU_V1_UNLIMITED = {"cpu/job/cpu.cfs_quota_us": "-1\n"}
+CPUS = {
+    "no quota": ("0::/job\n", V2, {"job/cpu.max": "max 100000\n"}, AFFINITY),
+    "half a CPU": ("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"}, 1),
+    "parent": ("0::/pod/job\n", V2, {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}, 1),
+    "version 1": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES, 1),
+    "version 1, no quota": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES | CPU_V1_UNLIMITED, AFFINITY),
+    "version 1, no mountinfo": ("4:cpu,cpuacct:/job\n", None, CPU_V1_FILES, 1),
+    "no control group": (None, None, {}, AFFINITY),
+}
 
 
-def test_a_quota_of_half_a_cpu_is_one_cpu(machine):
-    assert usable_cpus(machine("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"})) == 1
-
-
-def test_the_quota_of_an_ancestor_binds(machine):
-    files = {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}
-    assert usable_cpus(machine("0::/pod/job\n", V2, files)) == 1
-
-
-@pytest.mark.parametrize("mounts", [None, "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"])
-def test_version_1_quotas_count(machine, mounts):
-    files = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
-    assert usable_cpus(machine("4:cpu,cpuacct:/job\n", mounts, files)) == 1
-    files["cpu/job/cpu.cfs_quota_us"] = "-1\n"
-    assert usable_cpus(machine("4:cpu,cpuacct:/job\n", mounts, files)) == AFFINITY
+@pytest.mark.parametrize(("membership", "mounts", "files", "cpus"), CPUS.values(), ids=CPUS)
+def test_usable_cpus_is_the_affinity_mask_or_the_quota(make_machine, membership, mounts, files, cpus):
+    assert usable_cpus(make_machine(membership, mounts, files)) == cpus
 
 
 @pytest.mark.parametrize(
     ("cpus", "ranks", "workers"), [(2, 1, 1), (1, 1, 1), (16, 1, 15), (64, 8, 7), (8, 8, 1), (10, 4, 1)]
 )
-def test_ranks_share_the_cpus_that_they_leave(cpus, ranks, workers):
+def test_default_workers_divides_the_cpus_among_ranks(cpus, ranks, workers):
     assert default_workers(cpus, ranks) == workers
 
 
@@ -385,7 +360,7 @@ NVIDIA, ASPEED = "0x10de", "0x1a03"
 
 
 class NumaMachine:
-    """A made-up machine: CPUs of each node, and GPUs by node, ``0000:1n:00.0`` the n-th."""
+    """A simulated machine with the CPUs of each node, and GPUs by node; ``0000:1n:00.0`` is the n-th GPU."""
 
     def __init__(self, root: Path, nodes: list[str], gpus: list[int], *, cpuset: str = "", version: int = 2) -> None:
         self.root = root
@@ -393,7 +368,10 @@ class NumaMachine:
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
         self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
-        devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]  # no GPUs
+        devices += [
+            ("0000:00:01.0", 0, ASPEED, "0x030000"),
+            ("0000:00:02.0", 0, NVIDIA, "0x068000"),
+        ]  # neither is a GPU
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
             self.write(f"{folder}/numa_node", str(node))
@@ -422,97 +400,84 @@ TWO = ["0-15,32-47", "16-31,48-63"]
 EIGHT = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_workers_go_to_the_node_of_their_gpu(tmp_path):
+def test_placement_puts_workers_on_the_numa_node_of_their_gpu(tmp_path):
     machine = NumaMachine(tmp_path, TWO, EIGHT)
-    found = machine.place(5)
-    assert found.cpus_for(32) == parse_cpu_list(TWO[1])
-    assert found.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
-    assert found.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
+    placement = machine.place(5)
+    assert placement.cpus_for(32) == parse_cpu_list(TWO[1])
+    assert placement.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
+    assert placement.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
     assert machine.place(0).cpus_for(1) == parse_cpu_list(TWO[0])
 
 
-def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
-    found = NumaMachine(tmp_path, TWO, EIGHT).place(0)
-    assert found.cpus_for(33) == frozenset()
-    assert found.describe(33) == (
+def test_placement_of_more_workers_than_the_node_has_cpus_uses_all_cpus(tmp_path):
+    placement = NumaMachine(tmp_path, TWO, EIGHT).place(0)
+    assert placement.cpus_for(33) == frozenset()
+    assert placement.describe(33) == (
         "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, since that node has only 32"
     )
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "most"),
+    ("gpus", "ranks", "max_workers"),
     [
         (EIGHT, 8, 8),  # four ranks share a node's 32 CPUs
-        ([0] * 8, 8, 4),  # all eight do, and the other node is nobody's
-        (EIGHT, 2, 16),  # both may be here
-        (EIGHT, 16, 4),  # two for each GPU
+        ([0] * 8, 8, 4),  # all eight do, and none uses the other node
+        (EIGHT, 2, 16),  # both may use this node
+        (EIGHT, 16, 4),  # two ranks for each GPU
         ([0, 1], 1, 32),
         ([0, 1], 2, 32),
     ],
 )
-def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, ranks, most):
-    found = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
-    assert found.max_workers == most
-    assert found.cpus_for(most) == parse_cpu_list(TWO[0])
-    assert not found.cpus_for(most + 1)
-    if most < 32:
-        assert (
-            f"{most + 1} workers run on all CPUs, since that node has only 32, of which {most} are for this rank"
-            in found.describe(most + 1)
-        )
+def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, gpus, ranks, max_workers):
+    placement = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
+    assert placement.max_workers == max_workers
+    assert placement.cpus_for(max_workers) == parse_cpu_list(TWO[0])
+    assert not placement.cpus_for(max_workers + 1)
+    if max_workers < 32:
+        expected = f"since that node has only 32, of which {max_workers} are for this rank"
+        assert f"{max_workers + 1} workers run on all CPUs, {expected}" in placement.describe(max_workers + 1)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "allowed", "why"),
-    [
-        (["0-63"], [0], "", "one NUMA node: nothing to place"),
-        (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
-        (
-            TWO,
-            [0],
-            "0-15",
-            "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0",
-        ),
-        (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
-        (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
-        (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
-    ],
-    ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"],
-)
-def test_nothing_is_done(tmp_path, nodes, gpus, allowed, why):
-    found = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
-    assert not found.cpus
-    assert not found.cpus_for(1)
-    assert re.fullmatch(why, found.describe(4))
+@pytest.mark.parametrize(("nodes", "gpus", "allowed", "why"), [
+    (["0-63"], [0], "", "one NUMA node: nothing to place"),
+    (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
+    (TWO, [0], "0-15",
+     "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0"),
+    (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
+    (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
+    (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
+], ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"])  # fmt: skip
+def test_placement_without_a_choice_of_nodes_says_why(tmp_path, nodes, gpus, allowed, why):
+    placement = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
+    assert not placement.cpus
+    assert not placement.cpus_for(1)
+    assert re.fullmatch(why, placement.describe(4))
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
+def test_placement_in_a_container_uses_its_cpus_near_the_gpu(tmp_path, version):
     machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
     assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
-    assert (
-        machine.place(0, allowed="0-3,16-31")
-        .describe(5)
-        .endswith("5 workers run on all CPUs, since that node has only 4")
-    )
+    expected = "5 workers run on all CPUs, since that node has only 4"
+    assert machine.place(0, allowed="0-3,16-31").describe(5).endswith(expected)
     assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
 
 
-def test_a_gpu_that_is_not_on_the_bus(tmp_path):
+def test_placement_of_a_gpu_that_is_not_on_the_bus_is_unknown(tmp_path):
     assert "is unknown" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
 
 
-def test_a_device_on_the_pci_bus(monkeypatch):
-    told = type("Properties", (), {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+def test_pci_address_is_none_without_pci_properties(monkeypatch):
+    properties = type("Properties", (), {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert devices.pci_address(torch.device("cuda", 0)) == "0000:3b:00.0"
     assert devices.pci_address(torch.device("cpu")) is None
     assert devices.pci_address(torch.device("xpu", 0)) is None
-    monkeypatch.delattr(told, "pci_domain_id")
+    monkeypatch.delattr(properties, "pci_domain_id")
     assert devices.pci_address(torch.device("cuda", 0)) is None
 
 
-# -- for real: workers of this machine, which is told that its GPU is near its last CPU -----------------------------
+# -- workers of this machine, whose GPU seems to be near its last CPU ------------------------------------------------
 
 OWN = frozenset(os.sched_getaffinity(0))
 LAST = max(OWN)
@@ -520,62 +485,45 @@ OTHERS = format_cpu_list(OWN - {LAST})
 several = lacking.mark("two CPUs", len(OWN) < 2)
 
 
-class Where:
-    """Samples that say where they are read; reading number 3 for the first time kills the worker, if asked to."""
-
-    def __init__(self, marker: str = "") -> None:
-        self.marker = marker
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int):
-        if index == 3 and self.marker and not os.path.exists(self.marker):
-            open(self.marker, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.zeros((4, 4, 3), np.uint8), sum(1 << cpu for cpu in os.sched_getaffinity(0)), os.getpid()
-
-
 @pytest.fixture
-def near_the_last(tmp_path, monkeypatch):
+def gpu_near_last_cpu(tmp_path, monkeypatch):
     machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
     monkeypatch.setattr(devices, "pci_address", lambda device: "0000:10:00.0")
     here = partial(find_placement, root=str(machine.root))
     monkeypatch.setattr("gpuload.loader.options.find_placement", here)
 
 
-def masks(loader) -> set[int]:
+def cpu_masks(loader) -> set[int]:
     return {int(mask) for _, masks, _ in loader for mask in masks}
 
 
 @several
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_a_worker_and_the_one_in_its_place_run_near_the_gpu(near_the_last, tmp_path, caplog):
+def test_worker_and_its_replacement_run_on_the_cpus_near_the_gpu(gpu_near_last_cpu, tmp_path, caplog):
     caplog.set_level(logging.INFO, "gpuload.loader")
-    told = f"workers on CPUs {LAST}, ring in the memory of NUMA node 1, near cpu"
-    with gl.Loader(
-        Where(str(tmp_path / "died")), 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]
-    ) as loader:
-        assert str(loader.plan()).splitlines()[-1] == f"placement: {told}"
-        assert f"placement: {told}" in loader.plan()._repr_html_()
-        assert masks(loader) == {1 << LAST}
+    placement = f"workers on CPUs {LAST}, ring in the memory of NUMA node 1, near cpu"
+    samples = AffinitySamples(str(tmp_path / "died"))
+    with gl.Loader(samples, 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
+        assert str(loader.plan()).splitlines()[-1] == f"placement: {placement}"
+        assert f"placement: {placement}" in loader.plan()._repr_html_()
+        assert cpu_masks(loader) == {1 << LAST}
         stats = loader.stats()
         assert stats.faults.restarts == 1
-        assert stats.cpu.placement == told
-        assert f"placed    {told}" in str(stats)
+        assert stats.cpu.placement == placement
+        assert f"placed    {placement}" in str(stats)
         assert os.sched_getaffinity(0) == OWN
         assert loader._session.ring._near == {LAST}
-    assert f"placement: {told}" in [record.getMessage() for record in caplog.records]
+    assert f"placement: {placement}" in [record.getMessage() for record in caplog.records]
 
 
 @several
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_workers_are_set_free_when_there_are_more_of_them_than_cpus_and_come_back(near_the_last):
-    with gl.Loader(Where(), 2, num_workers="auto", device="cpu") as loader:
+def test_resize_beyond_the_cpus_of_a_node_frees_workers_and_back_binds_them(gpu_near_last_cpu):
+    with gl.Loader(AffinitySamples(), 2, num_workers="auto", device="cpu") as loader:
         assert loader.num_workers == 1
-        assert masks(loader) == {1 << LAST}
+        assert cpu_masks(loader) == {1 << LAST}
         pool = loader._session.engine
         pool.resize(2)
         assert os.sched_getaffinity(pool.pids[0]) == OWN
@@ -590,11 +538,11 @@ def test_workers_are_set_free_when_there_are_more_of_them_than_cpus_and_come_bac
 @pytest.mark.fresh
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{"affinity": "none", "num_workers": 1}, {"num_workers": 2}])
-def test_workers_run_anywhere(near_the_last, options):
-    with gl.Loader(Where(), 2, device="cpu", **options) as loader:
-        assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
-        told = loader.stats().cpu.placement
-    assert told == (
+def test_workers_without_affinity_or_too_many_for_the_node_run_on_all_cpus(gpu_near_last_cpu, options):
+    with gl.Loader(AffinitySamples(), 2, device="cpu", **options) as loader:
+        assert cpu_masks(loader) == {sum(1 << cpu for cpu in OWN)}
+        placement = loader.stats().cpu.placement
+    assert placement == (
         "affinity='none': nothing is placed"
         if "affinity" in options
         else "ring in the memory of NUMA node 1, near cpu; 2 workers run on all CPUs, since that node has only 1"
@@ -602,22 +550,22 @@ def test_workers_run_anywhere(near_the_last, options):
 
 
 @several
-def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
-    """Page-locking touches memory for the first time, and so decides on which node it lies."""
+def test_ring_slots_are_page_locked_on_the_cpus_near_the_gpu(gpu_near_last_cpu, monkeypatch):
+    """Page-locking touches memory for the first time, which decides its node."""
     device = Device()
-    seen, lock = [], device.lock
-    monkeypatch.setattr(device, "lock", lambda *at: (seen.append(os.sched_getaffinity(0)), lock(*at))[1])
-    monkeypatch.setattr(devices, "Accelerator", lambda asked: device)
+    affinities, lock = [], device.lock
+    monkeypatch.setattr(device, "lock", lambda *at: (affinities.append(os.sched_getaffinity(0)), lock(*at))[1])
+    monkeypatch.setattr(devices, "Accelerator", lambda requested: device)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
-    with gl.Loader(Where(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
-        assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
+    with gl.Loader(AffinitySamples(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
+        assert cpu_masks(loader) == {sum(1 << cpu for cpu in OWN)}
         assert loader.stats().cpu.placement == "ring in the memory of NUMA node 1, near cpu"
-    assert seen
-    assert all(cpus == {LAST} for cpus in seen)
+    assert affinities
+    assert all(cpus == {LAST} for cpus in affinities)
 
 
-def test_a_loader_on_the_cpu_has_nothing_to_place():
+def test_loader_on_the_cpu_has_no_placement():
     with gl.Loader([np.zeros((4, 4, 3), np.uint8)] * 2, 2, num_workers=0, device="cpu") as loader:
         list(loader)
         assert loader.stats().cpu.placement == ""
@@ -628,6 +576,6 @@ def test_a_loader_on_the_cpu_has_nothing_to_place():
 @pytest.mark.parametrize(
     ("text", "cpus"), [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5-6,9-10", {5, 6, 9, 10})]
 )
-def test_lists_of_cpus_as_the_kernel_writes_them(text, cpus):
+def test_cpu_lists_are_parsed_and_formatted_as_the_kernel_writes_them(text, cpus):
     assert parse_cpu_list(f"{text}\n") == cpus
     assert format_cpu_list(cpus) == text

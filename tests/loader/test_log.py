@@ -1,4 +1,4 @@
-"""What a loader writes to the log."""
+"""The log of a loader: session, decoders, plan, resuming, growth of the ring, restarted workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import lacking
-from loader.test_limits import Where
+from loader.affinity_samples import AffinitySamples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -21,13 +21,12 @@ PICTURES = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
 CHAIN = [T.CenterCrop(16), T.RandomPosterize(4), T.ToDtype("float32", scale=True)]
 
 
-def loader(**options):
+def make_loader(**options):
     return gl.Loader(PICTURES, 2, **{"transforms": CHAIN, "num_workers": 0, "device": "cpu", **options})
 
 
-class Heard(logging.Handler):
-    """What this thread logs to gpuload's loggers from now on: not what anybody else in this process does, who may be of
-    an earlier test. It is heard at "gpuload" itself, whatever others have done to the handlers of the root."""
+class ThreadLogHandler(logging.Handler):
+    """A handler of the log records of this thread. Loaders of earlier tests may log in other threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,13 +43,16 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def listen():
-    """Listen from a level on, and collect no garbage: a loader that an earlier test left is closed before."""
-    logger, handler = logging.getLogger("gpuload"), Heard()
+    """Return a function that starts to record at a level.
+
+    Garbage is collected before, and not during the test, since closing a loader of an earlier test would log.
+    """
+    logger, handler = logging.getLogger("gpuload"), ThreadLogHandler()
     level = logger.level
     gc.collect()
     gc.disable()
 
-    def listen(level: int) -> Heard:
+    def listen(level: int) -> ThreadLogHandler:
         logger.addHandler(handler)
         logger.setLevel(level)
         return handler
@@ -61,100 +63,101 @@ def listen():
     logger.removeHandler(handler)
 
 
-def test_a_session_tells_how_it_works(listen):
-    heard = listen(logging.INFO)
-    with loader() as found:
-        list(found)
-        list(found)  # the same session
-    begun, jpegs, plan = heard.lines()
+def test_session_start_is_logged_with_decoders_and_plan(listen):
+    log = listen(logging.INFO)
+    with make_loader() as loader:
+        list(loader)
+        list(loader)  # the same session
+    begun, jpegs, plan = log.lines()
     assert begun == (
         "session started: no worker processes (num_workers=0), batches of 2 on cpu, prefetch_factor=2, "
         f"ring_bytes={2 << 30}"
     )
     assert jpegs.startswith("JPEGs: ")
     assert plan == "plan: backend torch on cpu: CenterCrop by torch, RandomPosterize by torch, ToDtype by torch"
-    assert {record.levelno for record in heard.records if record.name == "gpuload.loader"} == {logging.INFO}
+    assert {record.levelno for record in log.records if record.name == "gpuload.loader"} == {logging.INFO}
 
 
-def test_what_runs_elsewhere_has_its_reason(listen):
-    heard = listen(logging.INFO)
-    with loader(backend="kornia", transforms=[T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]) as found:
-        next(iter(found))
-    told = heard.lines()[-1]
-    assert told.startswith("plan: backend kornia on cpu: view 1: JPEG by torch (jpeg: Kornia's JPEG gives")
-    assert "; view 2: CenterCrop by " in told
+def test_plan_in_the_log_says_why_a_transform_runs_on_another_backend(listen):
+    transforms = [T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]
+    plan = log_first_batch(listen(logging.INFO), backend="kornia", transforms=transforms)[-1]
+    assert plan.startswith("plan: backend kornia on cpu: view 1: JPEG by torch (jpeg: Kornia's JPEG gives")
+    assert "; view 2: CenterCrop by " in plan
 
 
-def test_a_missing_decoder_is_told_with_its_remedy(listen, monkeypatch):
-    def refuse(self):
+def log_first_batch(log: ThreadLogHandler, **options) -> list[str]:
+    with make_loader(**options) as loader:
+        next(iter(loader))
+    return log.lines()
+
+
+def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
+    def raise_import_error(self):
         raise ImportError("libnvjpeg.so: cannot open")
 
-    monkeypatch.setattr(NvImageCodecRegions, "__init__", refuse)
-    heard = listen(logging.INFO)
-    with loader() as found:
-        next(iter(found))
-    assert heard.lines()[1] == (
+    monkeypatch.setattr(NvImageCodecRegions, "__init__", raise_import_error)
+    assert log_first_batch(listen(logging.INFO))[1] == (
         "JPEGs: simplejpeg, then Pillow; nvImageCodec: not usable (ImportError: libnvjpeg.so: cannot open). With "
         "nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
     )
 
 
-def test_decoders_that_are_there(listen):
+def test_usable_decoders_are_logged(listen):
     lacking.nvimgcodec()
-    heard = listen(logging.INFO)
-    with loader() as found:
-        next(iter(found))
-    assert heard.lines()[1] == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
+    assert (
+        log_first_batch(listen(logging.INFO))[1]
+        == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
+    )
 
 
-def test_nothing_is_put_together_where_nobody_listens(listen, monkeypatch):
-    def look(self):
-        raise AssertionError("the decoders were looked for")
+def test_log_lines_are_not_computed_at_a_level_that_drops_them(listen, monkeypatch):
+    def fail(self):
+        raise AssertionError("the decoders were determined")
 
-    monkeypatch.setattr(decoder.Decoder, "jpeg_decoders", property(look))
-    heard = listen(logging.WARNING)
-    with loader() as found:
-        assert len(list(found)) == 3
-    assert not heard.records
+    monkeypatch.setattr(decoder.Decoder, "jpeg_decoders", property(fail))
+    log = listen(logging.WARNING)
+    with make_loader() as loader:
+        assert len(list(loader)) == 3
+    assert not log.records
 
 
-def test_resuming(listen):
-    with loader() as first:
+def test_load_state_dict_logs_where_it_resumes(listen):
+    with make_loader() as first:
         next(iter(first))
         state = first.state_dict()
-    heard = listen(logging.INFO)
-    loader().load_state_dict(state)
-    assert heard.lines() == ["resuming in epoch 0 at position 2 of 6"]
+    log = listen(logging.INFO)
+    make_loader().load_state_dict(state)
+    assert log.lines() == ["resuming in epoch 0 at position 2 of 6"]
 
 
-def test_the_ring_tells_of_its_growth(listen):
-    heard = listen(logging.DEBUG)
-    with loader() as found:
-        list(found)
-    told = heard.lines("gpuload.ring")
-    assert told
-    assert told[0].startswith("the ring grows by a slot of ")
-    assert told[0].endswith(f" of {2 << 30} bytes")
-    assert {record.levelno for record in heard.records if record.name == "gpuload.ring"} == {logging.DEBUG}
+def test_ring_growth_is_logged_at_debug_level(listen):
+    log = listen(logging.DEBUG)
+    with make_loader() as loader:
+        list(loader)
+    lines = log.lines("gpuload.ring")
+    assert lines
+    assert lines[0].startswith("the ring grows by a slot of ")
+    assert lines[0].endswith(f" of {2 << 30} bytes")
+    assert {record.levelno for record in log.records if record.name == "gpuload.ring"} == {logging.DEBUG}
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_started_again(listen, tmp_path):
-    heard = listen(logging.INFO)
-    with gl.Loader(Where(str(tmp_path / "died")), 2, num_workers=1, device="cpu") as found:
-        assert len(list(found)) == 4
-    way, told = (record for record in heard.records if record.name == "gpuload.workers")
-    assert way.getMessage().startswith("workers are forked from a template (process ")
-    assert told.levelno == logging.WARNING
+def test_restarted_worker_is_logged_as_a_warning(listen, tmp_path):
+    log = listen(logging.INFO)
+    with gl.Loader(AffinitySamples(str(tmp_path / "died")), 2, num_workers=1, device="cpu") as loader:
+        assert len(list(loader)) == 4
+    start, restart = (record for record in log.records if record.name == "gpuload.workers")
+    assert start.getMessage().startswith("workers are forked from a template (process ")
+    assert restart.levelno == logging.WARNING
     assert re.fullmatch(
         r"a worker died: worker 0 \(process \d+\): killed by SIGKILL at sample 3 \(position 3\); "
         r"a new worker replaces it \(death 1 of this epoch, max_restarts=10\)",
-        told.getMessage(),
+        restart.getMessage(),
     )
-    assert heard.lines()[0].startswith("session started: 1 worker, batches of 2 on cpu")
+    assert log.lines()[0].startswith("session started: 1 worker, batches of 2 on cpu")
 
 
-def test_a_program_without_a_log_sees_nothing(capsys, monkeypatch):
+def test_warning_without_a_configured_handler_prints_nothing(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
-    logging.getLogger("gpuload.workers").warning("unasked")
+    logging.getLogger("gpuload.workers").warning("a warning")
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""What `next()` takes, by a clock that the test sets."""
+"""The meter of a session, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuload.loader.meter import Meter
 
 @pytest.fixture
 def rig(monkeypatch):
-    """A clock, an engine, a transfer, and the meter of a session whose other parts are not read."""
+    """Return a clock, an engine, a transfer, and the meter of a session of which only these are read."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
     monkeypatch.setattr(Meter, "_read_counters", lambda self: None)
@@ -29,7 +29,7 @@ def rig(monkeypatch):
     return now, engine, transfer, meter
 
 
-def test_waiting_is_apart_from_what_next_does(rig):
+def test_meter_separates_waiting_from_the_rest_of_next(rig):
     now, engine, transfer, meter = rig
     meter.begin()
     with meter:
@@ -47,7 +47,7 @@ def test_waiting_is_apart_from_what_next_does(rig):
     assert (meter.last_waited_s, meter.time_s) == (1.0, 18.0)
 
 
-def test_time_between_epochs_does_not_count(rig):
+def test_meter_excludes_the_time_between_epochs(rig):
     now, engine, _, meter = rig
     now.s += 1.0
     assert meter.time_s == 0.0
@@ -60,7 +60,7 @@ def test_time_between_epochs_does_not_count(rig):
     meter.begin()
     now.s += 3.0
     assert meter.time_s == 5.0
-    meter.begin()  # the one before was left
+    meter.begin()  # the epoch before was left early
     with meter:
         now.s += 1.0
         engine.waited_s += 1.0

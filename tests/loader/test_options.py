@@ -1,4 +1,4 @@
-"""Each argument of a Loader belongs to one group of options, which checks itself when it is built."""
+"""The groups of options of a Loader, which validate themselves, and arguments that other libraries' loaders have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import lacking
@@ -22,28 +21,33 @@ from gpuload.batches.collate import BatchOptions
 from gpuload.loader.options import ARGUMENTS, Options, WorkerOptions
 from gpuload.order.options import OrderOptions
 from gpuload.stage.plan import StageOptions
-from gpuload.transforms import names as of_transforms
+from gpuload.transforms import names as transform_names
 
-# What groups hold of each other; it is no argument of a Loader.
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(gl.Loader).parameters.items()}
+# Fields that groups take from each other; they are not arguments of a Loader.
 DERIVED = {"combining_transform", "group_size", "chain", "single", "planned"}
 
 
-def given(**changes) -> dict[str, Any]:
-    """The arguments of a Loader, with its defaults."""
-    parameters = list(inspect.signature(gl.Loader).parameters.values())[1:]
-    return {"dataset": list(range(100)), **{one.name: one.default for one in parameters}, **changes}
+def make_options(**changes) -> Options:
+    return Options.of({**DEFAULTS, "dataset": list(range(100)), **changes})
 
 
-def test_each_argument_stands_in_one_group():
+def set_cpus(monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: int = 1) -> None:
+    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+
+
+def test_loader_arguments_each_belong_to_one_group_of_options():
     groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
     names = Counter(field.name for group in groups for field in dataclasses.fields(group) if field.init)
-    names.subtract(["seed", "repeats"])  # batches draw and mix by the order's
+    names.subtract(["seed", "repeats"])  # the groups of batches and of order both have these
     names["workers"] = names.pop("ray_workers")
-    assert dict.fromkeys(given(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
+    counts = {name: count for name, count in names.items() if name not in DERIVED}
+    assert counts == dict.fromkeys(DEFAULTS, 1), "edit the groups of options, or DERIVED above for a derived field"
 
 
-def test_each_group_is_frozen():
-    options = Options.of(given(num_workers=0))
+def test_option_groups_are_frozen():
+    options = make_options(num_workers=0)
     for group in (options, options.order, options.stage, options.batches, options.workers):
         name = dataclasses.fields(group)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -60,8 +64,8 @@ def test_each_group_is_frozen():
         ("workers", {"timeout": -1}, "timeout must be at least 0, got -1"),
     ],
 )
-def test_a_group_that_is_changed_checks_itself_again(group, changes, text):
-    options = Options.of(given(num_workers=0))
+def test_replaced_option_group_is_validated_again(group, changes, text):
+    options = make_options(num_workers=0)
     with pytest.raises(ValueError, match=text):
         dataclasses.replace(getattr(options, group), **changes)
 
@@ -81,30 +85,28 @@ def test_a_group_that_is_changed_checks_itself_again(group, changes, text):
         ({"batch_size": 64, "num_workers": 4, "dataset": iter}, 64, 64),
     ],
 )
-def test_chunks_are_a_workers_share_of_the_batch(changes, chunk, plain):
+def test_chunk_size_is_a_workers_share_of_the_batch(changes, chunk, plain):
     if changes.get("dataset") is iter:
         changes = {**changes, "dataset": {1, 2, 3}}
-    options = Options.of(given(**changes))
+    options = make_options(**changes)
     assert (options.chunk_size, options.plain_chunk_size) == (chunk, plain)
 
 
-@pytest.mark.parametrize(("cpus", "most"), [(1, 8), (2, 8), (16, 16)])
-def test_more_workers_than_the_cpus_can_run_are_warned_of(cpus, most, monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    gl.Loader([1, 2], num_workers=most)  # a warning would be an error
+@pytest.mark.parametrize(("cpus", "max_workers"), [(1, 8), (2, 8), (16, 16)])
+def test_loader_with_more_workers_than_the_cpus_can_run_warns(cpus, max_workers, monkeypatch):
+    set_cpus(monkeypatch, cpus)
+    gl.Loader([1, 2], num_workers=max_workers)  # a warning would be an error
     suggested = max(1, cpus - 1)
-    text = rf"num_workers={most + 1}, but this process may use only {cpus} CPUs?: .* The default is {suggested};"
+    text = rf"num_workers={max_workers + 1}, but this process may use only {cpus} CPUs?: .* The default is {suggested};"
     with pytest.warns(RuntimeWarning, match=text):
-        gl.Loader([1, 2], num_workers=most + 1)
+        gl.Loader([1, 2], num_workers=max_workers + 1)
 
 
-def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    with pytest.warns(RuntimeWarning) as warned:
+def test_warning_about_too_many_workers_states_their_cost(monkeypatch):
+    set_cpus(monkeypatch, 2)
+    with pytest.warns(RuntimeWarning) as warnings:
         gl.Loader([1, 2], num_workers=40)
-    assert str(warned[0].message) == (
+    assert str(warnings[0].message) == (
         "num_workers=40, but this process may use only 2 CPUs: starting the workers will occupy all CPUs for about 6 s "
         "before the first batch (many times longer if the dataset imports torch: 40 workers on two CPUs took 23 s), "
         "and then they use about 1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is "
@@ -112,11 +114,8 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
     )
 
 
-# -- "auto" -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("cpus", "ranks", "count", "most", "chunk"),
+    ("cpus", "ranks", "count", "max_workers", "chunk"),
     [
         (1, 1, 1, 16, 16),
         (2, 1, 1, 32, 16),
@@ -126,16 +125,15 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
         (8, 4, 1, 32, 16),
     ],
 )
-def test_auto_begins_with_few_and_may_have_many_only_if_they_wait(cpus, ranks, count, most, chunk, monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: cpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    options = Options.of(given(batch_size=64, num_workers="auto"))
-    assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, most, chunk)
+def test_num_workers_auto_starts_with_few_workers_and_allows_more(cpus, ranks, count, max_workers, chunk, monkeypatch):
+    set_cpus(monkeypatch, cpus, ranks)
+    options = make_options(batch_size=64, num_workers="auto")
+    assert (options.workers.count, options.workers.max_workers, options.chunk_size) == (count, max_workers, chunk)
 
 
-def test_batches_ahead_with_auto_are_three_chunks_per_worker_and_at_least_the_requested_number(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
-    options = Options.of(given(batch_size=64, num_workers="auto", prefetch_factor=3))
+def test_batches_ahead_with_auto_is_three_chunks_per_worker_and_at_least_prefetch_factor(monkeypatch):
+    set_cpus(monkeypatch, 2)
+    options = make_options(batch_size=64, num_workers="auto", prefetch_factor=3)
     ahead = [options.batches_ahead(count, 3) for count in (1, 2, 4, 8, 32)]
     assert ahead == [(3, 3), (3, 3), (3, 3), (3, 6), (3, 24)]  # chunks of 16
 
@@ -144,41 +142,31 @@ def test_batches_ahead_with_auto_are_three_chunks_per_worker_and_at_least_the_re
     ("workers", "batch_size", "ahead"),
     [(2, 256, 2), (15, 256, 3), (15, 64, 6), (15, 32, 12), (63, 32, 48), (4, 32, 3), (1, 32, 2), (8, 8, 2)],
 )
-def test_batches_ahead_by_default_are_three_chunks_per_worker(workers, batch_size, ahead):
-    options = Options.of(given(batch_size=batch_size, num_workers=workers))
+def test_batches_ahead_by_default_is_three_chunks_per_worker(workers, batch_size, ahead):
+    arguments = {"batch_size": batch_size, "num_workers": workers}
+    options = make_options(**arguments)
     assert options.batches_ahead(workers, 2) == (2, ahead)
     assert options.prefetch_factor(workers, 2) == ahead
-    assert Options.of(given(batch_size=batch_size, num_workers=workers, prefetch_factor=2)).batches_ahead(
-        workers, 2
-    ) == (2, 2)
+    assert make_options(**arguments, prefetch_factor=2).batches_ahead(workers, 2) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        (
-            {"num_workers": "auto", "dataset": {1, 2}},
-            "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
-            "so changing the number of workers would change the data; give a number",
-        ),
-        (
-            {"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
-            "prefetch_factor='auto' needs workers on this machine",
-        ),
-        (
-            {"num_workers": "auto", "workers": gl.RayWorkers(count=2)},
-            "num_workers='auto' and workers=.* cannot be combined",
-        ),
-    ],
-)
-def test_where_auto_has_no_meaning_it_is_refused(changes, text):
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"num_workers": "auto", "dataset": {1, 2}},
+     "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
+     "so changing the number of workers would change the data; give a number"),
+    ({"prefetch_factor": "auto", "workers": gl.RayWorkers(count=2)},
+     "prefetch_factor='auto' needs workers on this machine"),
+    ({"num_workers": "auto", "workers": gl.RayWorkers(count=2)},
+     "num_workers='auto' and workers=.* cannot be combined"),
+])  # fmt: skip
+def test_auto_where_it_does_not_apply_raises(changes, text):
     with pytest.raises(ValueError, match=text):
-        Options.of(given(**changes))
+        make_options(**changes)
 
 
-def test_where_there_are_no_worker_processes_auto_means_none(monkeypatch):
+def test_num_workers_auto_on_windows_is_zero(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
-    assert Options.of(given(num_workers="auto")).workers.count == 0
+    assert make_options(num_workers="auto").workers.count == 0
 
 
 @pytest.mark.parametrize(
@@ -190,118 +178,107 @@ def test_where_there_are_no_worker_processes_auto_means_none(monkeypatch):
         ((256, 256, 3), 1024, 2, 64),
         ((256, 256, 3), 64, 8, 16),
         ((256, 256, 3), 4, 2, 4),
-        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each: five would be enough
-        ((4, 256, 256, 3), 256, 15, 18),  # clips are no rows
+        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each
+        ((4, 256, 256, 3), 256, 15, 18),  # clips
     ],
 )
-def test_decoded_images_of_a_file_come_in_larger_chunks(tmp_path, shape, batch_size, workers, chunk):
+def test_chunk_size_of_an_array_file_is_larger(tmp_path, shape, batch_size, workers, chunk):
     path = tmp_path / "images.bin"
     path.touch()
-    os.truncate(path, 300 * math.prod(shape))  # a hole
+    os.truncate(path, 300 * math.prod(shape))  # sparse
     dataset = gl.ArrayFile(path, dtype="uint8", shape=(300, *shape))
-    assert Options.of(given(dataset=dataset, batch_size=batch_size, num_workers=workers)).chunk_size == chunk
-    usual = Options.of(given(dataset=range(300), batch_size=batch_size, num_workers=4)).chunk_size
+    assert make_options(dataset=dataset, batch_size=batch_size, num_workers=workers).chunk_size == chunk
+    usual = make_options(dataset=range(300), batch_size=batch_size, num_workers=4).chunk_size
     assert usual == min(max(batch_size // 4, 8), 64 if batch_size == 1024 else 32, batch_size)
 
 
-# -- an argument of another library's loader: the error says what to write --------------------------------------------
-
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "moving.md"
-OWN = set(inspect.signature(gl.Loader).parameters)
 
 
-def refusal(**arguments) -> str:
+def error_of_arguments(**arguments) -> str:
     with pytest.raises(TypeError) as caught:
         gl.Loader([1, 2], num_workers=0, **arguments)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("transform", "write transforms=[…], a list from gpuload.transforms"),
-        ("num_threads", "write num_workers=…"),
-        ("device_id", "write device=…, such as 0 or 'cuda:0'"),
-        (
-            "order",
-            "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL",
-        ),
-        (
-            "pipelines",
-            "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated "
-            "automatically",
-        ),
-        ("batch", "write batch_size=…"),
-        ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches prepared ahead of the one in use"),
-        ("pin_memory_device", "leave it out: device=… says where batches go"),
-        ("pad_size_divisor", "write ragged='pad' and pad_to=…, such as 32"),
-        ("hflip", "write transforms=T.from_timm(config, hflip=…)"),
-        ("shufle", "did you mean shuffle?"),
-        ("batchsize", "did you mean batch_size?"),
-        ("nothing", f"its arguments: {', '.join(inspect.signature(gl.Loader).parameters)}"),
-    ],
-)
-def test_it_is_told_what_to_write(name, text):
-    assert refusal(**{name: 1}) == f"Loader has no argument {name!r}; {text}"
+@pytest.mark.parametrize(("name", "text"), [
+    ("transform", "write transforms=[…], a list from gpuload.transforms"),
+    ("num_threads", "write num_workers=…"),
+    ("device_id", "write device=…, such as 0 or 'cuda:0'"),
+    ("order", "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL"),
+    ("pipelines", "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated "
+     "automatically"),
+    ("batch", "write batch_size=…"),
+    ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches prepared ahead of the one in use"),
+    ("pin_memory_device", "leave it out: device=… says where batches go"),
+    ("pad_size_divisor", "write ragged='pad' and pad_to=…, such as 32"),
+    ("hflip", "write transforms=T.from_timm(config, hflip=…)"),
+    ("shufle", "did you mean shuffle?"),
+    ("batchsize", "did you mean batch_size?"),
+    ("nothing", f"its arguments: {', '.join(DEFAULTS)}"),
+])  # fmt: skip
+def test_unknown_argument_raises_and_names_what_to_write(name, text):
+    assert error_of_arguments(**{name: 1}) == f"Loader has no argument {name!r}; {text}"
 
 
-def test_in_a_subclass_the_loader_is_named():
-    class Own(gl.Loader):
+def test_unknown_argument_in_a_subclass_names_the_loader():
+    class Subclass(gl.Loader):
         def __init__(self, dataset, extra):
             super().__init__(dataset, transform=extra)
 
     with pytest.raises(TypeError, match=r"^Loader has no argument 'transform'; write transforms="):
-        Own([1], 2)
+        Subclass([1], 2)
 
 
-def silent(parameters: set[str]) -> list[str]:
-    return sorted(name for name in parameters - OWN if "; its arguments" in refusal(**{name: 1}))
+def unanswered_arguments(parameters: set[str]) -> list[str]:
+    return sorted(name for name in parameters - DEFAULTS.keys() if "; its arguments" in error_of_arguments(**{name: 1}))
 
 
-def test_all_arguments_of_dataloader_have_an_answer():
+def test_arguments_of_dataloader_all_have_an_answer():
     parameters = set(inspect.signature(DataLoader.__init__).parameters) - {"self"}
-    assert silent(parameters) == []
+    assert unanswered_arguments(parameters) == [], "add them to ARGUMENTS in gpuload/loader/options.py"
     assert parameters > {"pin_memory_device"}
 
 
-def test_all_arguments_of_timms_create_loader_have_an_answer():
+def test_arguments_of_timms_create_loader_all_have_an_answer():
     timm()
     from timm.data.loader import create_loader
 
     parameters = set(inspect.signature(create_loader).parameters)
     assert len(parameters) > 40
-    assert [name for name in silent(parameters) if not name.startswith("batch_")] == ["re_split"]
+    assert [name for name in unanswered_arguments(parameters) if not name.startswith("batch_")] == ["re_split"]
 
 
-def test_all_arguments_of_dalis_iterator_have_an_answer():
+def test_arguments_of_dalis_iterator_all_have_an_answer():
     lacking.require("nvidia.dali")
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-    assert silent(set(inspect.signature(DALIGenericIterator.__init__).parameters) - {"self"}) == []
+    assert unanswered_arguments(set(inspect.signature(DALIGenericIterator.__init__).parameters) - {"self"}) == []
 
 
-def test_no_argument_of_a_loader_is_in_the_table():
-    assert set(ARGUMENTS) & OWN == set()
+def test_table_of_other_libraries_arguments_has_no_argument_of_loader():
+    assert not set(ARGUMENTS) & DEFAULTS.keys(), "remove them from ARGUMENTS in gpuload/loader/options.py"
 
 
-def test_a_warning_names_the_line_that_makes_the_loader(monkeypatch):
-    monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 1)
-    with pytest.warns(RuntimeWarning, match="num_workers=9") as warned:
+def test_warning_of_a_loader_points_to_the_line_that_makes_it(monkeypatch):
+    set_cpus(monkeypatch, 1)
+    with pytest.warns(RuntimeWarning, match="num_workers=9") as warnings:
         gl.Loader([1, 2], num_workers=9)
-    assert [warning.filename for warning in warned] == [__file__]
+    assert [warning.filename for warning in warnings] == [__file__]
 
 
-def test_the_page_has_the_tables():
+def test_moving_page_has_the_answers_of_both_tables():
     rows = [row.split(" | ") for row in PAGE.read_text().split("## Names of other libraries")[1].splitlines()]
     answers = {}
     for cells in rows:
         if len(cells) == 2 and (names := re.findall(r"`(\w+)`", cells[0])):
             answers |= dict.fromkeys(names, cells[1].removesuffix(" |").replace("`", ""))
-    assert answers == {**ARGUMENTS, **of_transforms.TRANSFORMS, **of_transforms.ARGUMENTS}
+    expected = {**ARGUMENTS, **transform_names.TRANSFORMS, **transform_names.ARGUMENTS}
+    assert answers == expected, f"edit the tables of {PAGE}"
 
 
-@pytest.mark.parametrize("text", sorted({*of_transforms.TRANSFORMS.values(), *ARGUMENTS.values()}))
-def test_what_an_answer_names_is_there(text):
+@pytest.mark.parametrize("text", sorted({*transform_names.TRANSFORMS.values(), *ARGUMENTS.values()}))
+def test_answers_name_only_existing_functions_and_transforms(text):
     called = re.findall(r"\b(?:T\.)?([A-Z]\w+)\(", text)
     assert [name for name in called if name not in {*T.__all__, *gl.__all__, "Subset"}] == []
     for name in re.findall(r"gpuload\.(\w+)", text):

@@ -1,4 +1,4 @@
-"""Going on from a saved state, on any number of workers and ranks, to the last bit."""
+"""Resuming from a saved state on any number of workers and ranks, with equal bits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.map_datasets import MapDataset
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -18,170 +19,166 @@ CHAIN = (T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 12, 14, 3), np.uint8)
 
 
-class Noise:
-    """Sample i is a random image and the number i; what is in `bad` raises."""
+def noise_images(samples: int, bad=()) -> MapDataset:
+    """Return a dataset whose sample i is a random image and the number i; samples in `bad` raise."""
 
-    def __init__(self, samples: int, bad=()) -> None:
-        self.samples, self.bad = samples, frozenset(bad)
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index):
-        if index in self.bad:
+    def sample(index):
+        if index in bad:
             raise ValueError("bad")
         return NOISE[index % len(NOISE)], index
 
-
-def loader(dataset, batch_size=5, **options) -> gl.Loader:
-    given_ = {"shuffle": True, "transforms": CHAIN, "num_workers": 0, "device": "cpu", "info": True, "seed": 11}
-    return gl.Loader(dataset, batch_size, **{**given_, **options})
+    return MapDataset(sample, samples)
 
 
-def taken(batches, most=10**9) -> list[tuple]:
-    """Of each batch: epoch, step, positions, numbers, and the bytes of its images."""
+def make_loader(dataset, batch_size=5, **options) -> gl.Loader:
+    defaults = {"shuffle": True, "transforms": CHAIN, "num_workers": 0, "device": "cpu", "info": True, "seed": 11}
+    return gl.Loader(dataset, batch_size, **{**defaults, **options})
+
+
+def take_batches(batches, max_batches=10**9) -> list[tuple]:
+    """Return epoch, step, positions, numbers and image bytes of each batch."""
     result = []
-    while len(result) < most and (batch := next(batches, None)) is not None:
+    while len(result) < max_batches and (batch := next(batches, None)) is not None:
         (images, numbers), info = batch
         result.append((info.epoch, info.step, info.positions.tolist(), numbers.tolist(), images.numpy().tobytes()))
     return result
 
 
-def epochs(loader_, count=2) -> list[tuple]:
-    return [batch for _ in range(count) for batch in taken(iter(loader_))]
+def place_of(loader) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
+
+
+def load_epochs(loader, count=2) -> list[tuple]:
+    return [batch for _ in range(count) for batch in take_batches(iter(loader))]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 7])
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "chunk_size": 2}])
-def test_the_rest_of_the_epoch_and_all_later_ones_are_equal_to_the_last_bit(stop, options):
-    dataset = Noise(33)
-    undisturbed = epochs(loader(dataset), 3)
+def test_resumed_loader_yields_the_remaining_batches_with_equal_bits(stop, options):
+    dataset = noise_images(33)
+    undisturbed = load_epochs(make_loader(dataset), 3)
     assert len(undisturbed) == 21
-    with loader(dataset, prefetch_factor=3, **options) as first:
-        seen = taken(iter(first), stop)
+    with make_loader(dataset, prefetch_factor=3, **options) as first:
+        seen = take_batches(iter(first), stop)
         state = json.loads(json.dumps(first.state_dict()))
-    with loader(dataset, **options) as second:
+    with make_loader(dataset, **options) as second:
         second.load_state_dict(state)
-        rest = []
-        while len(seen) + len(rest) < len(undisturbed):
-            rest += taken(iter(second))
-    assert seen + rest == undisturbed
+        resumed = []
+        while len(seen) + len(resumed) < len(undisturbed):
+            resumed += take_batches(iter(second))
+    assert seen + resumed == undisturbed
 
 
 @pytest.mark.processes
-def test_the_state_says_what_was_yielded_and_not_what_was_prefetched():
-    with loader(Noise(33), num_workers=2, prefetch_factor=4) as loader_:
-        assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (0, 0)
+def test_state_dict_holds_the_position_of_yielded_batches():
+    with make_loader(noise_images(33), num_workers=2, prefetch_factor=4) as loader:
+        assert place_of(loader) == (0, 0)
         places = []
-        for _ in loader_:
-            state = loader_.state_dict()
-            places.append((state["epoch"], state["position"]))
-        # With its last batch an epoch is done.
+        for _ in loader:
+            places.append(place_of(loader))
         assert places == [(0, 5), (0, 10), (0, 15), (0, 20), (0, 25), (0, 30), (1, 0)]
-        assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (1, 0)
+        assert place_of(loader) == (1, 0)
 
 
-def test_after_a_break_the_state_is_where_the_loop_was_left():
-    with loader(Noise(33)) as loader_:
-        for step, _ in enumerate(loader_):
+def test_state_dict_after_a_break_is_where_the_loop_was_left():
+    with make_loader(noise_images(33)) as loader:
+        for step, _ in enumerate(loader):
             if step == 2:
                 break
-        state = loader_.state_dict()
-        assert (state["epoch"], state["position"]) == (0, 15)
-        next(iter(loader_))
-        assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (1, 5)
+        assert place_of(loader) == (0, 15)
+        next(iter(loader))
+        assert place_of(loader) == (1, 5)
 
 
-def test_set_epoch_keeps_the_place_in_the_epoch_that_was_loaded_and_begins_any_other():
-    """As in a training loop that calls set_epoch(epoch) before each epoch, the first one after resuming too."""
-    state = {**loader(Noise(33)).state_dict(), "epoch": 3, "position": 20}
-    loader_ = loader(Noise(33))
-    loader_.load_state_dict(state)
-    loader_.set_epoch(3)
-    assert [batch[:2] for batch in taken(iter(loader_))] == [(3, 4), (3, 5), (3, 6)]
-    loader_.load_state_dict(state)
-    loader_.set_epoch(5)
-    assert taken(iter(loader_))[0][:2] == (5, 0)
+def test_set_epoch_after_loading_keeps_the_position_in_that_epoch_only():
+    """Training loops call set_epoch(epoch) before each epoch, including the first one after resuming."""
+    state = {**make_loader(noise_images(33)).state_dict(), "epoch": 3, "position": 20}
+    loader = make_loader(noise_images(33))
+    loader.load_state_dict(state)
+    loader.set_epoch(3)
+    assert [batch[:2] for batch in take_batches(iter(loader))] == [(3, 4), (3, 5), (3, 6)]
+    loader.load_state_dict(state)
+    loader.set_epoch(5)
+    assert take_batches(iter(loader))[0][:2] == (5, 0)
 
 
-def test_a_state_loaded_while_an_epoch_is_open_is_taken_up_by_the_next_and_said_so():
-    with loader(Noise(33)) as loader_:
-        state = {**loader_.state_dict(), "epoch": 7, "position": 25}
-        batches = iter(loader_)
-        taken(batches, 2)
+def test_load_state_dict_during_an_epoch_warns_and_affects_the_next():
+    with make_loader(noise_images(33)) as loader:
+        state = {**loader.state_dict(), "epoch": 7, "position": 25}
+        batches = iter(loader)
+        take_batches(batches, 2)
         expected = r"load_state_dict\(\) does not affect the epoch .* the next iter\(\) resumes from"
         with pytest.warns(RuntimeWarning, match=expected):
-            loader_.load_state_dict(state)
-        assert [batch[:2] for batch in taken(batches)] == [(0, step) for step in range(2, 7)]
-        assert [batch[:2] for batch in taken(iter(loader_))] == [(7, 5), (7, 6)]
+            loader.load_state_dict(state)
+        assert [batch[:2] for batch in take_batches(batches)] == [(0, step) for step in range(2, 7)]
+        assert [batch[:2] for batch in take_batches(iter(loader))] == [(7, 5), (7, 6)]
 
 
-def test_the_length_of_what_is_left():
-    loader_ = loader(Noise(33))
-    loader_.load_state_dict({**loader_.state_dict(), "position": 20})
-    assert len(loader_) == 7
-    assert len(iter(loader_)) == 3
+def test_length_of_a_resumed_iterator_is_the_number_of_remaining_batches():
+    loader = make_loader(noise_images(33))
+    loader.load_state_dict({**loader.state_dict(), "position": 20})
+    assert len(loader) == 7
+    assert len(iter(loader)) == 3
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_another_backend_is_warned_of_once_and_resumed(strict):
-    state = loader(Noise(33)).state_dict()
-    assert state["backend"] == "torch"  # which "auto" means on the CPU
-    loader(Noise(33), backend="torch").load_state_dict(state)
-    other = loader(Noise(33), backend="kornia")
+def test_load_state_dict_of_another_backend_warns_once(strict):
+    state = make_loader(noise_images(33)).state_dict()
+    assert state["backend"] == "torch"  # "auto" means torch on the CPU
+    make_loader(noise_images(33), backend="torch").load_state_dict(state)
+    other = make_loader(noise_images(33), backend="kornia")
     with pytest.warns(RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'") as caught:
         other.load_state_dict(state, strict=strict)
     assert [warning.filename for warning in caught] == [__file__]
     del state["backend"]
-    other.load_state_dict(state)  # of an earlier version: warnings are errors
-    assert "backend" not in loader(Noise(33), transforms=()).state_dict()
+    other.load_state_dict(state)  # a state of an earlier version; warnings are errors
+    assert "backend" not in make_loader(noise_images(33), transforms=()).state_dict()
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"dataset": Noise(34)}, "samples was 33 and is 34"),
+        ({"dataset": noise_images(34)}, "samples was 33 and is 34"),
         ({"seed": 12}, "seed was 11 and is 12"),
         ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
         ({"transforms": CHAIN[:2]}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}'"),
+        ({"decode": gl.Decode(exif=True)}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"),
     ],
 )
-def test_a_state_of_other_data_is_refused(changes, text):
-    state = loader(Noise(33)).state_dict()
-    other = loader(changes.pop("dataset", Noise(33)), **changes)
+def test_load_state_dict_of_other_data_raises_or_warns_with_strict_false(changes, text):
+    state = make_loader(noise_images(33)).state_dict()
+    other = make_loader(changes.pop("dataset", noise_images(33)), **changes)
     with pytest.raises(ValueError, match=text):
         other.load_state_dict(state)
     with pytest.warns(RuntimeWarning, match=text):
         other.load_state_dict(state, strict=False)
-    assert len(epochs(other, 1)) == 7
+    assert len(load_epochs(other, 1)) == 7
 
 
-def test_to_resume_far_in_a_large_dataset_costs_nothing():
-    class Large(Noise):
-        def __getitem__(self, index):
-            return NOISE[index % 64], index
-
-    loader_ = loader(Large(3 * 10**9))
-    loader_.load_state_dict({**loader_.state_dict(), "position": 2 * 10**9})
-    [batch] = taken(iter(loader_), 1)
+def test_resume_far_into_a_large_dataset_reads_only_the_next_batch():
+    loader = make_loader(noise_images(3 * 10**9))
+    loader.load_state_dict({**loader.state_dict(), "position": 2 * 10**9})
+    [batch] = take_batches(iter(loader), 1)
     assert batch[2] == list(range(2 * 10**9, 2 * 10**9 + 5))
 
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
 
 
-def stage(dataset, ranks, global_batch, **options):
-    return [loader(dataset, global_batch // ranks, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+def make_ranks(dataset, ranks, global_batch, **options):
+    options |= {"batch_size": global_batch // ranks, "world_size": ranks}
+    return [make_loader(dataset, rank=rank, **options) for rank in range(ranks)]
 
 
-def global_steps(loaders, most=10**9) -> list[tuple]:
-    """Of each step: positions that count, numbers, images of all ranks, in the order of ranks."""
-    iterators, result = [iter(loader_) for loader_ in loaders], []
-    while len(result) < most:
+def global_steps(loaders, max_steps=10**9) -> list[tuple]:
+    """Return position, number and image of each valid sample of each step, in the order of ranks."""
+    iterators, result = [iter(loader) for loader in loaders], []
+    while len(result) < max_steps:
         step = [next(iterator, None) for iterator in iterators]
         if step[0] is None:
-            assert step == [None] * len(step)  # every rank makes the same number of steps
+            assert step == [None] * len(step)  # all ranks make the same number of steps
             break
         rows: list[tuple] = []
         for (images, numbers), info in step:  # type: ignore[misc]
@@ -194,21 +191,21 @@ def global_steps(loaders, most=10**9) -> list[tuple]:
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(samples=st.integers(1, 70), batch=st.integers(1, 3), stops=st.tuples(st.integers(0, 4), st.integers(0, 4)))
-def test_one_then_four_then_two_ranks_see_what_one_would_have_seen(samples, batch, stops):
-    dataset, size = Noise(samples), 4 * batch
-    undisturbed = global_steps(stage(dataset, 1, size, uneven="exact"))
+def test_resume_on_other_numbers_of_ranks_yields_the_same_batches(samples, batch, stops):
+    dataset, size = noise_images(samples), 4 * batch
+    undisturbed = global_steps(make_ranks(dataset, 1, size, uneven="exact"))
     assert sorted(n for step in undisturbed for _, n, _ in step) == list(range(samples))
     resumed, state = [], None
     for ranks, most in ((1, stops[0]), (4, stops[1]), (2, 10**9)):
-        loaders = stage(dataset, ranks, size, uneven="exact")
-        for loader_ in loaders:
+        loaders = make_ranks(dataset, ranks, size, uneven="exact")
+        for loader in loaders:
             if state is not None:
-                loader_.load_state_dict(state)
+                loader.load_state_dict(state)
         if state is not None and state["epoch"] == 1:
             break
         resumed += global_steps(loaders, most)
-        states = [json.dumps(loader_.state_dict()) for loader_ in loaders]
-        assert len(set(states)) == 1  # any rank's state will do
+        states = [json.dumps(loader.state_dict()) for loader in loaders]
+        assert len(set(states)) == 1  # all ranks save the same state
         state = json.loads(states[0])
     assert resumed == undisturbed
 
@@ -223,11 +220,11 @@ def test_one_then_four_then_two_ranks_see_what_one_would_have_seen(samples, batc
     on_error=st.sampled_from(["skip", "replace"]),
     bad=st.sets(st.integers(0, 59), max_size=20),
 )
-def test_ranks_keep_step_whatever_fails(samples, batch, ranks, uneven, on_error, bad):
+def test_ranks_make_equally_many_steps_whatever_fails(samples, batch, ranks, uneven, on_error, bad):
     bad = {index for index in bad if index < samples - 1}
     assume(uneven != "drop" or samples >= ranks)
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
-    loaders = stage(Noise(samples, bad), ranks, batch * ranks, uneven=uneven, faults=faults)
+    loaders = make_ranks(noise_images(samples, bad), ranks, batch * ranks, uneven=uneven, faults=faults)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         steps = global_steps(loaders)
@@ -247,147 +244,123 @@ def test_ranks_keep_step_whatever_fails(samples, batch, ranks, uneven, on_error,
     on_error=st.sampled_from(["skip", "replace"]),
     bad=st.sets(st.integers(0, 59), max_size=6),
 )
-def test_two_epochs_broken_off_anywhere_are_gone_on_with(samples, batch, ranks, workers, stop, uneven, on_error, bad):
-    """With other numbers of workers and other chunks, whatever fails."""
-    dataset = Noise(samples, {index for index in bad if index < samples - 1})
+def test_resume_with_other_workers_and_chunks_yields_the_same_batches(
+    samples, batch, ranks, workers, stop, uneven, on_error, bad
+):
+    """Two epochs are interrupted anywhere, and samples may fail."""
+    dataset = noise_images(samples, {index for index in bad if index < samples - 1})
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
 
-    def job(workers=0, chunk=None):
+    def make_job(workers=0, chunk=None):
         options = {"uneven": uneven, "faults": faults, "num_workers": workers, "chunk_size": chunk}
-        return stage(dataset, ranks, batch * ranks, **options)
+        return make_ranks(dataset, ranks, batch * ranks, **options)
 
     def steps(loaders, most=10**9):
-        found = []
-        while len(found) < most and (epoch := loaders[0].state_dict()["epoch"]) < 2:
-            found += global_steps(loaders, most - len(found))
-            assert loaders[0].state_dict()["epoch"] > epoch or len(found) == most
-        return found
+        batches = []
+        while len(batches) < most and (epoch := loaders[0].state_dict()["epoch"]) < 2:
+            batches += global_steps(loaders, most - len(batches))
+            assert loaders[0].state_dict()["epoch"] > epoch or len(batches) == most
+        return batches
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        undisturbed = steps(job())
-        loaders = job(*workers[0])
+        undisturbed = steps(make_job())
+        loaders = make_job(*workers[0])
         seen = steps(loaders, stop)
         state = json.loads(json.dumps(loaders[0].state_dict()))
-        for loader_ in loaders:
-            loader_.close()
-        loaders = job(*workers[1])
-        for loader_ in loaders:
-            loader_.load_state_dict(state)
+        for loader in loaders:
+            loader.close()
+        loaders = make_job(*workers[1])
+        for loader in loaders:
+            loader.load_state_dict(state)
         seen += steps(loaders)
-        for loader_ in loaders:
-            loader_.close()
+        for loader in loaders:
+            loader.close()
     assert seen == undisturbed
 
 
-def test_exact_counts_every_sample_once_over_the_ranks():
-    loaders = stage(Noise(21), 4, 8, uneven="exact")
-    valid = [sum(int(info.valid.sum()) for _, info in loader_) for loader_ in loaders]
+def test_uneven_exact_counts_each_sample_once_over_the_ranks():
+    loaders = make_ranks(noise_images(21), 4, 8, uneven="exact")
+    valid = [sum(int(info.valid.sum()) for _, info in loader) for loader in loaders]
     assert sum(valid) == 21
     assert len(set(map(len, loaders))) == 1
 
 
-def test_the_ranks_of_torchrun_are_found(monkeypatch):
+def test_loader_takes_its_rank_from_torchruns_environment(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    found = loader(Noise(20), shuffle=False)
-    assert len(found) == 2
+    loader = make_loader(noise_images(20), shuffle=False)
+    assert len(loader) == 2
     with pytest.warns(RuntimeWarning, match="split among 2 ranks"):
-        batches = iter(found)
-    assert [batch[2] for batch in taken(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
+        batches = iter(loader)
+    assert [batch[2] for batch in take_batches(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"rank": 1}, "rank and world_size must be given together"),
-        ({"uneven": "exact", "info": False}, "uneven='exact' needs info=True"),
-    ],
-)
-def test_options_that_do_not_go_are_refused(options, text):
+@pytest.mark.parametrize(("options", "text"), [
+    ({"rank": 1}, "rank and world_size must be given together"),
+    ({"rank": 0, "world_size": 21, "uneven": "drop"},
+     "uneven='drop' leaves no batch: the dataset has 20 samples for 21 ranks"),
+    ({"uneven": "exact", "info": False}, "uneven='exact' needs info=True"),
+])  # fmt: skip
+def test_loader_with_incompatible_rank_options_raises(options, text):
     with pytest.raises(ValueError, match=text):
-        loader(Noise(20), **options)
-
-
-def test_too_few_samples_for_the_ranks_are_said():
-    with pytest.raises(ValueError, match=r"uneven='drop' leaves no batch: the dataset has 3 samples for 4 ranks"):
-        loader(Noise(3), rank=0, world_size=4, uneven="drop")
+        make_loader(noise_images(20), **options)
 
 
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_one_augmented_sample_is_had_again():
-    dataset = Noise(33)
-    with loader(dataset, num_workers=2) as loader_:
-        loader_.set_epoch(4)
-        for (images, numbers), info in loader_:
+def test_replay_returns_the_augmented_sample_and_its_draws():
+    dataset = noise_images(33)
+    with make_loader(dataset, num_workers=2) as loader:
+        loader.set_epoch(4)
+        for (images, numbers), info in loader:
             for row in (0, len(numbers) - 1):
-                again = loader_.replay(4, int(info.positions[row]))
-                image, number = again.sample
+                replayed = loader.replay(4, int(info.positions[row]))
+                image, number = replayed.sample
                 assert torch.equal(image, images[row])
                 assert number == numbers[row]
-                assert again.index == int(info.indices[row])
-                assert (again.epoch, again.position) == (4, int(info.positions[row]))
+                assert replayed.index == int(info.indices[row])
+                assert (replayed.epoch, replayed.position) == (4, int(info.positions[row]))
             break
-    assert [name for name, _ in again.draws] == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter"]
-    assert again.draws[0][1]["box_tlhw"][2:] != [0, 0]
-    assert again.draws[1][1]["flipped"] in (True, False)
+    assert [name for name, _ in replayed.draws] == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter"]
+    assert replayed.draws[0][1]["box_tlhw"][2:] != [0, 0]
+    assert replayed.draws[1][1]["flipped"] in (True, False)
     with pytest.raises(ValueError, match=r"position must be at least 0 and at most 32, got 33"):
-        loader_.replay(0, 33)
+        loader.replay(0, 33)
 
 
-# -- places that are easy to get wrong --------------------------------------------------------------------------------
+def test_epoch_after_loading_is_the_loaded_epoch():
+    loader = make_loader(noise_images(33))
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 20})
+    assert loader.epoch == 3
+    for epoch in range(loader.epoch, 5):
+        loader.set_epoch(epoch)
+        assert {batch[0] for batch in take_batches(iter(loader))} == {epoch}
+        assert loader.state_dict()["epoch"] == epoch + 1
 
 
-def test_the_epoch_that_was_loaded_is_the_one_that_is_told():
-    loader_ = loader(Noise(33))
-    loader_.load_state_dict({**loader_.state_dict(), "epoch": 3, "position": 20})
-    assert loader_.epoch == 3
-    for epoch in range(loader_.epoch, 5):
-        loader_.set_epoch(epoch)
-        assert {batch[0] for batch in taken(iter(loader_))} == {epoch}
-        assert loader_.state_dict()["epoch"] == epoch + 1
-
-
-def test_a_future_set_by_hand_is_what_the_state_names_once_the_open_epoch_is_over():
-    loader_ = loader(Noise(33))
-    batches = iter(loader_)
-    taken(batches, 1)
-    loader_.set_epoch(7)
-    assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (0, 5)
-    taken(batches)
-    assert (loader_.state_dict()["epoch"], loader_.state_dict()["position"]) == (7, 0)
-    assert taken(iter(loader_), 1)[0][:2] == (7, 0)
-
-
-def test_a_batch_that_was_raised_is_done_again_unless_another_followed():
-    loader_ = loader(Noise(33, bad=[12]), shuffle=False)
-    batches = iter(loader_)
-    taken(batches, 2)
+def test_state_dict_after_an_error_repeats_its_batch_unless_another_followed():
+    loader = make_loader(noise_images(33, bad=[12]), shuffle=False)
+    batches = iter(loader)
+    take_batches(batches, 2)
     with pytest.raises(gl.SampleError):
         next(batches)
-    assert loader_.state_dict()["position"] == 10
+    assert loader.state_dict()["position"] == 10
     next(batches)
-    assert loader_.state_dict()["position"] == 20
+    assert loader.state_dict()["position"] == 20
 
 
-def test_ranks_that_come_up_later_may_leave_no_batch(monkeypatch):
-    loader_ = loader(Noise(20), drop_last=True)
+def test_iter_with_too_many_ranks_in_the_environment_raises(monkeypatch):
+    loader = make_loader(noise_images(20), drop_last=True)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(ValueError, match="drop_last=True leaves no batch: the dataset has 20 samples for 8 ranks"):
-        iter(loader_)
+        iter(loader)
 
 
-def test_turning_images_upright_is_other_data():
-    state = loader(Noise(33)).state_dict()
-    with pytest.raises(ValueError, match=r"transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"):
-        loader(Noise(33), decode=gl.Decode(exif=True)).load_state_dict(state)
-
-
-# -- states that are saved after an epoch's last batch ----------------------------------------------------------------
+# -- states saved after the last batch of an epoch ---------------------------------------------------------------------
 
 
 class Streamed(torch.utils.data.IterableDataset):
@@ -405,7 +378,7 @@ COMPLETED = {
 }
 
 
-def values(loader) -> list:
+def load_values(loader) -> list:
     return [batch.tolist() for batch in loader]
 
 
@@ -414,7 +387,7 @@ def make_completed(name) -> gl.Loader:
 
 
 @pytest.mark.parametrize("name", COMPLETED)
-def test_loop_that_sets_a_completed_epoch_after_loading_has_no_batch_and_then_the_next_epoch(name):
+def test_set_epoch_of_a_completed_epoch_yields_no_batch_and_then_the_next_epoch(name):
     with make_completed(name) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
@@ -424,7 +397,7 @@ def test_loop_that_sets_a_completed_epoch_after_loading_has_no_batch_and_then_th
                 batches.append(batch.tolist())
             if epoch == 1:
                 state = json.loads(json.dumps(last))
-    # Nobody knows of a stream's last batch that it is the last one: its state is at the end of epoch 1.
+    # The last batch of a stream is not known to be the last: its state is at the end of epoch 1.
     assert state.get("completed") == (None if name == "iterable" else 1)
     with make_completed(name) as loader:
         loader.load_state_dict(state)
@@ -433,30 +406,30 @@ def test_loop_that_sets_a_completed_epoch_after_loading_has_no_batch_and_then_th
         iterator = iter(loader)
         assert list(iterator) == []
         loader.set_epoch(2)
-        assert values(loader) == batches
+        assert load_values(loader) == batches
 
 
 @pytest.mark.parametrize("name", sorted(COMPLETED.keys() - {"iterable"}))
-def test_state_of_a_completed_epoch_without_its_number_is_the_beginning_of_the_next(name):
+def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_next(name):
     with make_completed(name) as loader:
         loader.set_epoch(1)
         for _ in loader:
             state = loader.state_dict()
         loader.set_epoch(2)
-        batches = values(loader)
-    with make_completed(name) as loader:  # without set_epoch, and with the next epoch's
+        batches = load_values(loader)
+    with make_completed(name) as loader:
         loader.load_state_dict(state)
-        assert values(loader) == batches
+        assert load_values(loader) == batches
         loader.load_state_dict(state)
         loader.set_epoch(2)
-        assert values(loader) == batches
+        assert load_values(loader) == batches
         loader.load_state_dict(state)
         loader.set_epoch(0)
-        loader.set_epoch(1)  # not the first call after loading
-        assert len(values(loader)) == len(batches)
+        loader.set_epoch(1)  # the second call after loading
+        assert len(load_values(loader)) == len(batches)
 
 
-def test_state_after_the_end_of_an_epoch_or_within_one_names_no_completed_epoch():
+def test_state_names_a_completed_epoch_only_right_after_its_last_batch():
     with make_completed("map") as loader:
         batches = iter(loader)
         next(batches)
@@ -473,7 +446,7 @@ def test_state_after_the_end_of_an_epoch_or_within_one_names_no_completed_epoch(
         assert "completed" not in loader.state_dict()
 
 
-def test_completed_epoch_that_is_skipped_can_be_resumed_from_again():
+def test_state_of_a_skipped_completed_epoch_can_be_saved_again():
     with make_completed("map") as loader:
         batches = iter(loader)
         for _ in range(5):
@@ -482,6 +455,6 @@ def test_completed_epoch_that_is_skipped_can_be_resumed_from_again():
     with make_completed("map") as loader:
         loader.load_state_dict(state)
         loader.set_epoch(0)
-        assert values(loader) == []
+        assert load_values(loader) == []
         assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
         assert loader.epoch == 0

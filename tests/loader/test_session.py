@@ -1,4 +1,4 @@
-"""Batches that are launched ahead, on a device that is no GPU: what is done when, and on which stream."""
+"""Sessions: batches launched ahead on a stand-in for a GPU, the start of workers, copies of loaders, and errors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import copy
 import pickle
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers.cpu_device import Device, Event
+from helpers.map_datasets import MapDataset
 from torch import nn
 
 import gpuload as gl
@@ -20,7 +20,6 @@ from gpuload import transforms as T
 from gpuload.errors import BackendError
 from gpuload.loader import session
 from gpuload.loader.session import SessionState, Steps
-from gpuload.ring.ring import Ring
 from gpuload.stage import Stage
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
@@ -28,20 +27,11 @@ from gpuload.workers import fork_server
 from gpuload.workers.pool import WorkerPool, count_pools_and_workers
 
 COUNT = 12
+LEVELS = MapDataset(lambda index: (torch.full((3, 4, 4), index, dtype=torch.uint8), index), COUNT)
 
 
-class Levels:
-    """Sample i is an image of level i, and i."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return torch.full((3, 4, 4), index, dtype=torch.uint8), index
-
-
-class Shift(nn.Module):
-    """Adds a number, as a parameter or a buffer, or as neither."""
+class AddShift(nn.Module):
+    """A module that adds a number, held as a parameter, as a buffer, or as neither."""
 
     def __init__(self, held: str = "parameter"):
         super().__init__()
@@ -63,53 +53,49 @@ class Shift(nn.Module):
 
 @pytest.fixture
 def device(monkeypatch):
-    found = Device()
-    monkeypatch.setattr(devices, "Accelerator", lambda asked: found)
+    cpu_device = Device()
+    monkeypatch.setattr(devices, "Accelerator", lambda requested: cpu_device)
     monkeypatch.setattr(session, "make_transfer", CudaTransfer)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(Shift, "device", found)
-    return found
+    monkeypatch.setattr(AddShift, "device", cpu_device)
+    return cpu_device
 
 
-def loader_of(*transforms, **options):
+def make_loader(*transforms, **options):
     options = {"batch_size": 2, "num_workers": 0, "device": "cpu", "chunk_size": 2, "prefetch_factor": 4} | options
-    return gl.Loader(Levels(), transforms=list(transforms), **options)
+    return gl.Loader(LEVELS, transforms=list(transforms), **options)
 
 
-def launched(loader):
+def count_launched(loader):
     return len(loader._session.launched_batches)
 
 
-def test_two_batches_are_launched_ahead_at_once(device):
-    with loader_of(T.CenterCrop(4)) as loader:
-        ahead = [launched(loader) for _ in loader]
-    assert ahead == [2, 1, 2, 1, 1, 0]  # the first came before them; of six one is left
+def test_loader_launches_two_batches_ahead(device):
+    with make_loader(T.CenterCrop(4)) as loader:
+        ahead = [count_launched(loader) for _ in loader]
+    assert ahead == [2, 1, 2, 1, 1, 0]  # a first batch is launched before; the sixth is the last
 
 
 @pytest.mark.parametrize("held", ["parameter", "buffer"])
-def test_a_batch_goes_through_the_module_as_training_has_left_it(device, held):
-    module = Shift(held)
-    with loader_of(T.ToDtype("float32"), module) as loader:
+def test_module_with_state_sees_the_latest_training_step(device, held):
+    module = AddShift(held)
+    with make_loader(T.ToDtype("float32"), module) as loader:
         for step, (images, labels) in enumerate(loader):
             assert module.calls == step + 1
             assert images[:, 0, 0, 0].tolist() == [level + 100 * step for level in labels.tolist()]
             assert images.requires_grad == (held == "parameter")
             with torch.no_grad():
-                module.by += 100  # the optimizer's step
+                module.by += 100  # a step of the optimizer
     assert set(module.streams) == {"consumer"}
-    assert launched_ahead_once(device)
+    # The input of the module is kept for the stream on which the module ran.
+    assert any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
 
 
-def launched_ahead_once(device):
-    """Everything that the module was given is kept for the stream that it ran on."""
-    return any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
-
-
-def test_a_deep_module_is_trained_by_what_follows(device):
-    """Its weights are changed in place while a later batch is launched: autograd would refuse to go back."""
+def test_deep_module_can_be_trained_through_the_loader(device):
+    """Weights change in place while a later batch is launched, after which autograd could refuse a backward pass."""
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     losses = []
-    with loader_of(T.ToDtype("float32", scale=True), module) as loader:
+    with make_loader(T.ToDtype("float32", scale=True), module) as loader:
         for _ in range(3):
             for images, _ in loader:
                 loss = (images - 1).square().mean()
@@ -121,117 +107,107 @@ def test_a_deep_module_is_trained_by_what_follows(device):
     assert losses[-1] < losses[0]
 
 
-def test_a_module_without_state_runs_ahead(device):
-    module = Shift("neither")
-    with loader_of(T.ToDtype("float32"), module) as loader:
+def test_module_without_state_runs_ahead(device):
+    module = AddShift("neither")
+    with make_loader(T.ToDtype("float32"), module) as loader:
         calls = [module.calls for _ in loader]
     assert calls == [3, 3, 5, 5, 6, 6]
     assert set(module.streams) == {"side"}
 
 
-def test_a_function_at_the_end_is_called_when_its_batch_is_handed_over(device):
-    net = Shift()
-    with loader_of(T.ToDtype("float32"), T.Lambda(lambda images: net(images))) as loader:
+def test_function_at_the_end_of_a_chain_runs_when_its_batch_is_yielded(device):
+    net = AddShift()
+    with make_loader(T.ToDtype("float32"), T.Lambda(lambda images: net(images))) as loader:
         assert [net.calls for _ in loader] == [1, 2, 3, 4, 5, 6]
 
 
-def test_nothing_is_launched_ahead_if_a_module_with_state_stands_before_the_end(device):
-    module = Shift("buffer")
-    with loader_of(T.ToDtype("float32"), T.Lambda(module), T.Normalize([0.0] * 3, [1.0] * 3)) as loader:
+def test_module_with_state_before_the_end_of_a_chain_prevents_launching_ahead(device):
+    module = AddShift("buffer")
+    with make_loader(T.ToDtype("float32"), T.Lambda(module), T.Normalize([0.0] * 3, [1.0] * 3)) as loader:
         for step, (images, labels) in enumerate(loader):
-            assert launched(loader) == 0
+            assert count_launched(loader) == 0
             assert images[:, 0, 0, 0].tolist() == [level + 100 * step for level in labels.tolist()]
             module.by += 100
 
 
-@dataclass
-class Batch:
-    images: torch.Tensor
-    total: float
-
-
-def test_a_collate_fn_gets_what_the_module_made(device):
-    module = Shift()
+def test_collate_fn_receives_the_output_of_the_module(device):
+    module = AddShift()
 
     def collate_fn(samples):
-        images = torch.stack([image for image, _ in samples])
-        return Batch(images, images.sum().item())
+        return sum(image.sum().item() for image, _ in samples)
 
-    with loader_of(T.ToDtype("float32"), module, collate_fn=collate_fn) as loader:
+    with make_loader(T.ToDtype("float32"), module, collate_fn=collate_fn) as loader:
         totals = []
-        for batch in loader:
-            totals.append(batch.total)
+        for total in loader:
+            totals.append(total)
             with torch.no_grad():
                 module.by += 1
     assert totals == [48 * (2 * i + (2 * i + 1)) + 96 * i for i in range(6)]
 
 
-def test_views_and_info_are_as_without_ahead(device):
+def test_views_and_info_are_equal_with_and_without_launching_ahead(device):
     def run(module, **options):
-        with loader_of(T.MultiView([T.CenterCrop(4), T.CenterCrop(4)]), module, info=True, **options) as loader:
+        with make_loader(T.MultiView([T.CenterCrop(4), T.CenterCrop(4)]), module, info=True, **options) as loader:
             return [
                 ([view.tolist() for view in views], labels.tolist(), info.positions.tolist())
                 for (views, labels), info in loader
             ]
 
-    assert run(Shift()) == run(Shift("neither"))
+    assert run(AddShift()) == run(AddShift("neither"))
 
 
-def test_an_error_of_the_module_is_that_of_its_batch(device):
-    class Refuses(Shift):
+def assert_third_batch_raises(loader, error, match):
+    batches = iter(loader)
+    yielded = [next(batches)[1].tolist() for _ in range(2)]
+    with pytest.raises(error, match=match):
+        next(batches)
+    yielded += [labels.tolist() for _, labels in batches]
+    assert yielded == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+
+
+def test_error_of_a_module_is_raised_for_its_batch(device):
+    class RaisesAtFive(AddShift):
         def forward(self, images):
             if int(images.max()) == 5:
                 raise StopIteration("five")
             return super().forward(images)
 
-    seen = []
-    with loader_of(Refuses("buffer")) as loader:
-        batches = iter(loader)
-        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
-        with pytest.raises(RuntimeError, match=r"making a batch raised StopIteration\('five'\)"):
-            next(batches)
-        seen += [labels.tolist() for _, labels in batches]
-    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+    with make_loader(RaisesAtFive("buffer")) as loader:
+        assert_third_batch_raises(loader, RuntimeError, r"making a batch raised StopIteration\('five'\)")
 
 
-def test_no_memory_for_a_batch_is_the_error_of_that_batch(device, monkeypatch):
-    """Its slots come back: the ring has room for few, and all other batches arrive."""
+def test_out_of_memory_is_raised_for_its_batch_and_frees_its_slots(device, monkeypatch):
+    """The ring has room for few slots, so all other batches arrive only if the slots are freed."""
     load, loads = CudaTransfer.load, []
 
-    def short(transfer, batch, release):
+    def fail_on_third_load(transfer, batch, release):
         loads.append(batch)
         with monkeypatch.context() as patches:
             if len(loads) == 3:
-                patches.setattr(torch, "empty", no_memory)
+                patches.setattr(torch, "empty", raise_out_of_memory)
             return load(transfer, batch, release)
 
-    def no_memory(*shape, **options):
+    def raise_out_of_memory(*shape, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(CudaTransfer, "load", short)
-    with loader_of(T.CenterCrop(4), ring_bytes=4 << 16) as loader:
-        batches, seen = iter(loader), []
-        seen += [next(batches)[1].tolist(), next(batches)[1].tolist()]
-        with pytest.raises(torch.OutOfMemoryError):
-            next(batches)
-        seen += [labels.tolist() for _, labels in batches]
-        ring: Ring = loader._session.ring
-        assert not ring._busy
-    assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+    monkeypatch.setattr(CudaTransfer, "load", fail_on_third_load)
+    with make_loader(T.CenterCrop(4), ring_bytes=4 << 16) as loader:
+        assert_third_batch_raises(loader, torch.OutOfMemoryError, "CUDA out of memory")
+        assert not loader._session.ring._busy
 
 
-def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
-    class Breaks(Event):
+def test_device_error_ends_the_epoch_and_close_is_silent(device):
+    class BrokenEvent(Event):
         def query(self):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
         synchronize = query
 
-    loader = loader_of(T.CenterCrop(4))
+    loader = make_loader(T.CenterCrop(4))
     batches = iter(loader)
     next(batches)
-    device._event = lambda stream, number: Breaks()
-    device.synchronize = lambda stream: Breaks().query()
+    device._event = lambda stream, number: BrokenEvent()
+    device.synchronize = lambda stream: BrokenEvent().query()
     copied = loader._session.transfer._copies
     with pytest.raises(RuntimeError, match="illegal memory access"):
         for _ in batches:
@@ -242,8 +218,8 @@ def test_an_error_of_the_device_ends_the_epoch_and_closing_is_quiet(device):
 
 
 @pytest.mark.processes
-def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
-    """Each would start workers, and the first one's would be forgotten."""
+def test_iter_in_two_threads_starts_one_session(monkeypatch):
+    """Two sessions would start workers twice, and those of the first would be lost."""
     begun, both_wait = [], threading.Barrier(2)
 
     class Slow(session.Session):
@@ -255,13 +231,13 @@ def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
     monkeypatch.setattr("gpuload.loader.loader.Session", Slow)
     pools, workers = count_pools_and_workers()
 
-    def begin():
+    def start_iterator():
         both_wait.wait()
         iterators.append(iter(loader))
 
     iterators: list = []
     with gl.Loader(range(8), 2, num_workers=2, device="cpu") as loader:
-        threads = [threading.Thread(target=begin) for _ in range(2)]
+        threads = [threading.Thread(target=start_iterator) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -274,43 +250,38 @@ def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
     assert count_pools_and_workers() == (pools, workers)
 
 
-class TellsWhenUnpacked:
-    """Makes a file when a template or a worker has unpacked it."""
+class MarksUnpickling(MapDataset):
+    """A dataset that creates a file when a template or a worker unpickles it."""
 
     def __init__(self, path):
+        super().__init__(samples=COUNT)
         self.path = path
 
     def __setstate__(self, state):
         vars(self).update(state)
         open(self.path, "w").close()
 
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return index
-
 
 @pytest.mark.parametrize("slow", [Stage, devices], ids=["compiling kernels", "taking a device"])
 @pytest.mark.processes
-def test_the_dataset_is_unpacked_while_this_process_prepares(monkeypatch, device, tmp_path, slow):
+def test_workers_unpickle_the_dataset_while_the_main_process_prepares(monkeypatch, device, tmp_path, slow):
     name = "prepare" if slow is Stage else "Accelerator"
     real = getattr(slow, name)
 
-    def waits(*args):
+    def wait_for_unpickling(*args):
         deadline = time.monotonic() + 60
-        while not (tmp_path / "unpacked").exists():
-            assert time.monotonic() < deadline, "nobody unpacks it meanwhile"
+        while not (tmp_path / "unpickled").exists():
+            assert time.monotonic() < deadline, "no worker has unpickled the dataset"
             time.sleep(0.002)
         return real(*args)
 
-    monkeypatch.setattr(slow, name, waits)
-    with gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu") as loader:
+    monkeypatch.setattr(slow, name, wait_for_unpickling)
+    with gl.Loader(MarksUnpickling(tmp_path / "unpickled"), 4, num_workers=2, device="cpu") as loader:
         assert torch.cat(list(loader)).tolist() == list(range(COUNT))
 
 
 @pytest.mark.processes
-def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
+def test_error_while_workers_start_ends_them(monkeypatch, tmp_path):
     started = []
 
     class Noted(WorkerPool):
@@ -318,22 +289,22 @@ def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
             super()._start_template()
             started.append(self._template)
 
-    def fails(stage):
+    def raise_backend_error(stage):
         raise BackendError("the kernels cannot be compiled")
 
     monkeypatch.setattr(session, "WorkerPool", Noted)
-    monkeypatch.setattr(Stage, "prepare", fails)
+    monkeypatch.setattr(Stage, "prepare", raise_backend_error)
     before = count_pools_and_workers()
     with pytest.raises(BackendError, match="cannot be compiled"):
-        iter(gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu"))
+        iter(gl.Loader(MarksUnpickling(tmp_path / "unpickled"), 4, num_workers=2, device="cpu"))
     [template] = started
     assert count_pools_and_workers() == before
     assert template.replies.fileno() == -1
-    fork_server.close()  # waits until the template has ended, which was still to be forked
+    fork_server.close()  # waits until the template, not yet forked, has ended
     assert template.pid is None or not Path(f"/proc/{template.pid}").exists()
 
 
-def test_a_loader_that_was_not_iterated_can_be_copied():
+def test_loader_before_the_first_iter_can_be_copied():
     loader = gl.Loader([1, 2], 2, device="cpu")
     assert [batch.tolist() for batch in copy.deepcopy(loader)] == [[1, 2]]
     assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[1, 2]]
@@ -343,7 +314,7 @@ def test_a_loader_that_was_not_iterated_can_be_copied():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 @pytest.mark.parametrize("workers", [0, pytest.param("auto", marks=pytest.mark.processes)])
-def test_a_copy_of_a_loader_in_mid_epoch_has_not_begun(copied, workers):
+def test_copy_of_a_loader_within_an_epoch_starts_at_the_beginning(copied, workers):
     pictures = [(np.full((12, 12, 3), i, np.uint8), i) for i in range(8)]
     options = {"transforms": [T.CenterCrop(8), T.ColorJitter(0.4)], "seed": 3, "shuffle": True}
     with gl.Loader(pictures, 2, num_workers=workers, device="cpu", **options) as loader:
@@ -360,21 +331,21 @@ def test_a_copy_of_a_loader_in_mid_epoch_has_not_begun(copied, workers):
             copied(batches)
 
 
-LAYOUT = "memory_format='channels_last' has no effect: "
+NO_EFFECT = "memory_format='channels_last' has no effect: "
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
+def test_memory_format_without_images_warns_once(workers):
     """Plain arrays and tensors are data, whatever their shape."""
     samples = [(torch.rand(3, 4, 4), i) for i in range(8)]
     options = {"memory_format": torch.channels_last, "num_workers": workers, "device": "cpu"}
     loader = gl.Loader(samples, 4, **options)
-    with pytest.warns(RuntimeWarning, match=LAYOUT) as warned, loader:
+    with pytest.warns(RuntimeWarning, match=NO_EFFECT) as warned, loader:
         batches = [images for _ in range(2) for images, _ in loader]
     assert all(images.is_contiguous() for images in batches)
     assert [(str(warning.message), warning.filename) for warning in warned] == [
         (
-            f"{LAYOUT}the samples contain no images, and plain arrays keep their layout. "
+            f"{NO_EFFECT}the samples contain no images, and plain arrays keep their layout. "
             "Write images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
             "gpuload.Image(array, layout=…)",
             __file__,
@@ -382,13 +353,13 @@ def test_a_memory_format_that_reaches_no_tensor_is_warned_of_once(workers):
     ]
 
 
-def test_a_memory_format_does_not_reach_what_a_collate_fn_makes():
+def test_memory_format_with_a_collate_fn_warns():
     def stack(samples):
         return torch.stack([image for image, _ in samples])
 
     options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
-    text = f"{LAYOUT}the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"
-    loader = gl.Loader(Levels(), 4, transforms=[T.CenterCrop(3)], **options)
+    text = f"{NO_EFFECT}the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"
+    loader = gl.Loader(LEVELS, 4, transforms=[T.CenterCrop(3)], **options)
     with loader, pytest.warns(RuntimeWarning, match=text):
         batches = list(loader)
     assert all(images.is_contiguous() for images in batches)
@@ -397,24 +368,24 @@ def test_a_memory_format_does_not_reach_what_a_collate_fn_makes():
 @pytest.mark.parametrize(
     "sample",
     [
-        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes beside images
-        lambda level: gl.Image(level[..., :1]),  # of one channel, where both layouts are the same
+        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes in addition to images
+        lambda level: gl.Image(level[..., :1]),  # one channel, with which both layouts are equal
         lambda level: torch.rand(4, 4),
     ],
 )
-def test_no_warning_where_a_memory_format_has_its_effect(sample):
+def test_memory_format_that_has_an_effect_does_not_warn(sample):
     samples = [sample(np.full((4, 4, 3), i, np.uint8)) for i in range(4)]
     with gl.Loader(samples, 2, memory_format="channels_last", num_workers=0, device="cpu") as loader:
         assert len(list(loader)) == 2  # a warning would be an error
 
 
-# -- the state of a session ------------------------------------------------------------------------------------------
+# -- the state of a session -------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_ends_leaves_a_session_open_and_so_does_what_was_raised_on_purpose():
+def test_step_that_ends_or_raises_a_worker_error_leaves_the_session_open():
     steps = Steps()
     with steps.begin(engine_is_broken=False):
-        assert steps.state is SessionState.BROKEN  # for whoever comes in between
+        assert steps.state is SessionState.BROKEN  # as an interruption would leave it
     assert steps.state is SessionState.OPEN
     with pytest.raises(gl.WorkerError, match="a reason"), steps.begin(engine_is_broken=False):
         raise gl.WorkerError("a reason")
@@ -422,7 +393,7 @@ def test_a_step_that_ends_leaves_a_session_open_and_so_does_what_was_raised_on_p
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_step_that_was_interrupted_is_told_by_the_next(error):
+def test_step_after_an_interrupted_step_raises_with_the_reason(error):
     steps = Steps()
     with pytest.raises(error), steps.begin(engine_is_broken=False):
         raise error
@@ -430,11 +401,11 @@ def test_a_step_that_was_interrupted_is_told_by_the_next(error):
     expected = f"ended: it was interrupted by {error.__name__}, and a batch may be lost. Begin a new epoch"
     with pytest.raises(RuntimeError, match=expected), steps.begin(engine_is_broken=False):
         raise AssertionError("no work is done")
-    with steps.begin(engine_is_broken=True):  # the engine's own reason is told
+    with steps.begin(engine_is_broken=True):  # the engine raises its own error
         pass
 
 
-def test_closed_before_or_in_the_midst_of_a_step_it_stays_closed():
+def test_session_closed_during_a_step_stays_closed():
     steps = Steps()
     with pytest.raises(RuntimeError, match="its Loader was closed meanwhile"), steps.begin(engine_is_broken=False):
         steps.closed = True

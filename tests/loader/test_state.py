@@ -1,4 +1,4 @@
-"""What is saved of a loader, and what is refused."""
+"""The state of a loader: its content, its way through JSON and torch, and errors for anything else."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from helpers.both_loaders import alike
 from gpuload.loader.state import State, from_json, to_json
 from gpuload.order.place import Place
 
-HERE = State(place=Place(3, 128), samples=1000, seed=5, order="shuffled", transforms="0123456789abcdef")
+STATE = State(place=Place(3, 128), samples=1000, seed=5, order="shuffled", transforms="0123456789abcdef")
 
 
-def changed(**changes) -> dict:
-    return {**HERE.to_dict(), **changes}
+def make_state(**changes) -> dict:
+    return {**STATE.to_dict(), **changes}
 
 
-def test_it_is_small_json_with_a_version():
-    text = json.dumps(HERE.to_dict())
-    assert State.from_dict(json.loads(text)) == HERE
+def test_state_is_small_json_with_a_version():
+    text = json.dumps(STATE.to_dict())
+    assert State.from_dict(json.loads(text)) == STATE
     assert json.loads(text)["version"] == 1
     assert len(text) < 200
-    assert not {"workers", "rank", "world_size", "batch_size"} & HERE.to_dict().keys()
+    assert not {"workers", "rank", "world_size", "batch_size"} & STATE.to_dict().keys()
 
 
 @pytest.mark.parametrize(
@@ -38,33 +38,33 @@ def test_it_is_small_json_with_a_version():
         ([1], TypeError, "a state must be a dict from state_dict(), got list"),
         ({}, ValueError, "the state, with the keys [], is no state of a gpuload Loader; pass a dict from its"),
         (
-            {"_snapshot": {}, "_steps_since_snapshot": 0},  # of torchdata's StatefulDataLoader
+            {"_snapshot": {}, "_steps_since_snapshot": 0},  # from torchdata's StatefulDataLoader
             ValueError,
             "with the keys ['_snapshot', '_steps_since_snapshot'], is no state of a gpuload Loader",
         ),
-        (changed(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
+        (make_state(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
         ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
-        (changed(position=-1), ValueError, "position must be an integer in 0 … 2**62 - 1, got -1"),
-        (changed(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
-        (changed(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
-        (changed(position=2**62), ValueError, f"position must be an integer in 0 … 2**62 - 1, got {2**62}"),
-        (changed(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
-        (changed(order=1), ValueError, "order must be of type str, got 1"),
+        (make_state(position=-1), ValueError, "position must be an integer in 0 … 2**62 - 1, got -1"),
+        (make_state(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
+        (make_state(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
+        (make_state(position=2**62), ValueError, f"position must be an integer in 0 … 2**62 - 1, got {2**62}"),
+        (make_state(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
+        (make_state(order=1), ValueError, "order must be of type str, got 1"),
     ],
 )
-def test_what_is_no_state_is_refused(state, kind, text):
+def test_from_dict_of_anything_but_a_state_raises(state, kind, text):
     with pytest.raises(kind) as caught:
         State.from_dict(state)
     assert text in str(caught.value)
 
 
-def test_a_state_without_a_backend_has_no_key_for_it_and_is_loaded_in_silence():
-    assert "backend" not in HERE.to_dict()
-    state = State.from_dict(changed(backend="kornia"))
-    for saved, current in ((HERE, state), (state, HERE), (state, state)):
+def test_state_without_a_backend_has_no_key_for_it_and_is_accepted():
+    assert "backend" not in STATE.to_dict()
+    state = State.from_dict(make_state(backend="kornia"))
+    for saved, current in ((STATE, state), (state, STATE), (state, state)):
         saved.check(current, strict=True)  # warnings are errors
     with pytest.raises(ValueError, match="the state's backend must be of type str, got 3"):
-        State.from_dict(changed(backend=3))
+        State.from_dict(make_state(backend=3))
 
 
 WORKER = {"samples": 3, "ended": False, "state": None}
@@ -72,63 +72,45 @@ STREAM = {"turn": 0, "step": 3, "workers": [WORKER, WORKER]}
 SAMPLER = {"batches": 2, "own": None, "generator": None}
 
 
-@pytest.mark.parametrize(
-    ("stream", "text"),
-    [
-        ({}, "the state's stream: workers must be a list of one dict per worker, got None"),
-        ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
-        ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
-        ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
-        ({**STREAM, "step": "3"}, "the state's stream: step must be an integer in 0 … 2**63 - 1, got '3'"),
-        ({**STREAM, "step": 2**63}, f"the state's stream: step must be an integer in 0 … 2**63 - 1, got {2**63}"),
-        ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
-        ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer in 0 … 2**63 - 1, got"),
-        (
-            {**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
-            "the state's stream, worker 1: samples must be an integer in 0 … 2**63 - 1, got -1",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "ended": None}]},
-            "the state's stream, worker 0: ended must be true or false, got None",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "state": {"at": 1}}]},
-            "the state's stream, worker 0: state must be None, or a dict of iterator and dataset, got {'at': 1}",
-        ),
-        (
-            {**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
-            "the state's stream, worker 0: dataset['at'][0] is not from state_dict(): $bytes cannot be read",
-        ),
-    ],
-)
-def test_a_broken_state_of_a_stream_is_refused_when_it_is_loaded(stream, text):
+@pytest.mark.parametrize(("stream", "text"), [
+    ({}, "the state's stream: workers must be a list of one dict per worker, got None"),
+    ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
+    ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
+    ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
+    ({**STREAM, "step": "3"}, "the state's stream: step must be an integer in 0 … 2**63 - 1, got '3'"),
+    ({**STREAM, "step": 2**63}, f"the state's stream: step must be an integer in 0 … 2**63 - 1, got {2**63}"),
+    ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
+    ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer in 0 … 2**63 - 1, got"),
+    ({**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
+     "the state's stream, worker 1: samples must be an integer in 0 … 2**63 - 1, got -1"),
+    ({**STREAM, "workers": [{**WORKER, "ended": None}]},
+     "the state's stream, worker 0: ended must be true or false, got None"),
+    ({**STREAM, "workers": [{**WORKER, "state": {"at": 1}}]},
+     "the state's stream, worker 0: state must be None, or a dict of iterator and dataset, got {'at': 1}"),
+    ({**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
+     "the state's stream, worker 0: dataset['at'][0] is not from state_dict(): $bytes cannot be read"),
+])  # fmt: skip
+def test_from_dict_of_a_malformed_stream_state_raises(stream, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        State.from_dict(changed(order="stream", samples=None, stream=stream))
+        State.from_dict(make_state(order="stream", samples=None, stream=stream))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "text"),
-    [
-        ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
-        (
-            {**SAMPLER, "own": {"state": 1}},
-            'the state\'s sampler: own must be None, or a dict with the keys "of" and "state"',
-        ),
-        ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
-        ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
-        (
-            {**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
-            "the state's sampler: own is not from state_dict(): $ cannot be read",
-        ),
-    ],
-)
-def test_a_broken_state_of_a_sampler_is_refused_when_it_is_loaded(sampler, text):
+@pytest.mark.parametrize(("sampler", "text"), [
+    ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
+    ({**SAMPLER, "own": {"state": 1}},
+     'the state\'s sampler: own must be None, or a dict with the keys "of" and "state"'),
+    ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
+    ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
+    ({**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
+     "the state's sampler: own is not from state_dict(): $ cannot be read"),
+])  # fmt: skip
+def test_from_dict_of_a_malformed_sampler_state_raises(sampler, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        State.from_dict(changed(order="sampler", sampler=sampler))
+        State.from_dict(make_state(order="sampler", sampler=sampler))
 
 
-def test_what_comes_on_top_is_ignored():
-    assert State.from_dict(changed(note="by a later version")) == HERE
+def test_from_dict_ignores_unknown_keys():
+    assert State.from_dict(make_state(note="by a later version")) == STATE
 
 
 @pytest.mark.parametrize(
@@ -140,24 +122,21 @@ def test_what_comes_on_top_is_ignored():
         ({"transforms": "f" * 16}, "transforms was 'ffffffffffffffff' and is '0123456789abcdef'"),
     ],
 )
-def test_other_data_is_refused_or_with_strict_false_warned_of(changes, text):
-    state = State.from_dict(changed(**changes))
+def test_check_against_other_data_raises_or_warns_with_strict_false(changes, text):
+    state = State.from_dict(make_state(**changes))
     with pytest.raises(ValueError, match=f"{text}.*strict=False"):
-        state.check(HERE, strict=True)
+        state.check(STATE, strict=True)
     with pytest.warns(RuntimeWarning, match=text):
-        state.check(HERE, strict=False)
+        state.check(STATE, strict=False)
 
 
-def test_another_epoch_or_position_is_no_other_data():
-    State.from_dict(changed(epoch=9, position=1000)).check(HERE, strict=True)
+def test_check_accepts_another_epoch_or_position():
+    State.from_dict(make_state(epoch=9, position=1000)).check(STATE, strict=True)
 
 
-def test_a_position_beyond_the_dataset_is_refused_in_any_case():
+def test_check_of_a_position_beyond_the_dataset_raises():
     with pytest.raises(ValueError, match="position 1,001, but the dataset has only 1,000"):
-        State.from_dict(changed(position=1001)).check(HERE, strict=False)
-
-
-# -- the own state of a sampler or dataset, on its way through JSON and through torch ---------------------------------
+        State.from_dict(make_state(position=1001)).check(STATE, strict=False)
 
 
 def through_json(value):
@@ -177,10 +156,10 @@ STATES = {
     "a key that looks like a kind": {"$tuple": [1]},
     "containers": [(1, (2,)), {1, 2}, frozenset({(1, 2)}), OrderedDict([("b", 1), ("a", (2,))]), 1 + 2j],
     "bytes": (b"\x00\xff", bytearray(b"abc"), b""),
-    "random's": random.Random(5).getstate(),
-    "numpy's": np.random.RandomState(5).get_state(),
-    "a numpy generator's": np.random.default_rng(5).bit_generator.state,
-    "torch's": {"generator": torch.Generator().manual_seed(5).get_state()},
+    "random": random.Random(5).getstate(),
+    "numpy": np.random.RandomState(5).get_state(),
+    "numpy generator": np.random.default_rng(5).bit_generator.state,
+    "torch": {"generator": torch.Generator().manual_seed(5).get_state()},
     "tensors": [
         torch.arange(6, dtype=torch.int16).reshape(2, 3).T,
         torch.tensor(2.5, dtype=torch.bfloat16),
@@ -199,43 +178,43 @@ STATES = {
 }
 
 
-def same(one, other) -> bool:
+def is_same(one, other) -> bool:
     if isinstance(one, np.ndarray | np.generic):
         return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
         keys = [(type(key), key) for key in one] == [(type(key), key) for key in other]
-        return type(one) is type(other) and keys and all(same(one[key], other[key]) for key in one)
+        return type(one) is type(other) and keys and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+        return type(one) is type(other) and len(one) == len(other) and all(map(is_same, one, other))
     return alike(one, other)
 
 
 @pytest.mark.parametrize("carry", [through_json, through_torch])
 @pytest.mark.parametrize("name", STATES)
-def test_what_was_saved_is_what_is_loaded(name, carry):
-    assert same(from_json(carry(to_json(STATES[name], "it")), "it"), STATES[name])
+def test_from_json_returns_what_to_json_saved(name, carry):
+    assert is_same(from_json(carry(to_json(STATES[name], "state")), "state"), STATES[name])
 
 
-def test_what_json_holds_is_written_as_it_is():
+def test_to_json_leaves_json_values_unchanged():
     assert to_json(STATES["plain"], "it") == STATES["plain"]
 
 
-class Own:
+class Unknown:
     pass
 
 
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        ({"a": [1, Own()]}, r"it\['a'\]\[1\] is of type \S+Own, which cannot be saved; use only numbers"),
-        ({Own: 1}, r"it, key .* is of type builtins.type"),
+        ({"a": [1, Unknown()]}, r"it\['a'\]\[1\] is of type \S+Unknown, which cannot be saved; use only numbers"),
+        ({Unknown: 1}, r"it, key .* is of type builtins.type"),
         ((torch.zeros(2, device="meta"),), r"it\[0\] is of type torch.Tensor on meta"),
         (Counter("ab"), "it is of type collections.Counter"),
         ({"f": {"g": partial(int)}}, r"it\['f'\]\['g'\] is of type functools.partial"),
         (np.array([None]), "it is of type numpy.ndarray"),
     ],
 )
-def test_what_is_not_kept_is_refused_by_its_place(value, where):
+def test_to_json_of_an_unknown_type_raises_with_its_place(value, where):
     with pytest.raises(TypeError, match=where):
         to_json(value, "it")
 
@@ -253,13 +232,13 @@ def test_what_is_not_kept_is_refused_by_its_place(value, where):
         {"$tensor": ["nn", [3], "AAAA"]},
     ],
 )
-def test_what_was_not_saved_is_refused_by_its_place(value):
+def test_from_json_of_a_malformed_value_raises_with_its_place(value):
     with pytest.raises(ValueError, match=r"it\['a'\] is not from state_dict\(\): \$"):
         from_json({"a": value}, "it")
 
 
 @pytest.mark.parametrize("kind", [set, frozenset])
-def test_a_set_is_saved_alike_in_every_process(kind):
-    """Its own order depends on the process's hashes of text, but a state is the same on every rank."""
+def test_to_json_sorts_sets(kind):
+    """The order of a set depends on the process's hashes of text, but all ranks must save the same state."""
     words = [f"w{number:02}" for number in range(50)]
     assert to_json(kind(words), "x") == {f"${kind.__name__}": words}

@@ -1,4 +1,4 @@
-"""`loader.stats()`: what real loaders count, and what a snapshot says."""
+"""`loader.stats()`: what loaders count, and how a snapshot is printed, saved and compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from stage.test_plan import Cells
+from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -34,120 +36,111 @@ from gpuload.loader.stats import (
     format_bytes,
 )
 
+JPEG = jpeg_bytes(smooth_image(40, 60, 0))
 
-class Pictures:
-    """JPEGs and, as every fourth, an array; `bad` ones are no images."""
 
-    def __init__(self, samples: int = 24, bad: tuple[int, ...] = (), kills: int = -1) -> None:
-        self.samples, self.bad, self.kills, self.data = samples, bad, kills, jpeg_bytes(smooth_image(40, 60, 0))
+def mixed_images(samples: int = 24, kills: int = -1) -> MapDataset:
+    """Return a dataset of JPEGs and, as every fourth sample, an array. Reading sample `kills` ends the process."""
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        if index == self.kills:
+    def sample(index: int) -> tuple[Any, int]:
+        if index == kills:
             os._exit(3)
-        if index in self.bad:
-            return gl.Encoded(b"no image"), index
-        return (gl.Image(np.zeros((40, 60, 3), np.uint8)) if index % 4 == 0 else gl.Encoded(self.data)), index
+        return (gl.Encoded(JPEG) if index % 4 else gl.Image(np.zeros((40, 60, 3), np.uint8))), index
+
+    return MapDataset(sample, samples)
 
 
-def loader(dataset: Any = None, **given: Any) -> gl.Loader:
-    return gl.Loader(dataset or Pictures(), **{"batch_size": 4, "num_workers": 0, "device": "cpu"} | given)
+def make_loader(dataset: Any = None, **overrides: Any) -> gl.Loader:
+    return gl.Loader(dataset or mixed_images(), **{"batch_size": 4, "num_workers": 0, "device": "cpu"} | overrides)
 
 
-def drain(made: gl.Loader) -> Stats:
-    for _ in made:
+def load_all(loader: gl.Loader) -> Stats:
+    for _ in loader:
         pass
-    return made.stats()
+    return loader.stats()
 
 
-def test_before_the_first_batch_all_is_zero():
-    made = loader()
-    assert made.stats() == Stats()
-    assert str(made.stats()) == (
+def test_stats_before_the_first_batch_are_zero():
+    loader = make_loader()
+    assert loader.stats() == Stats()
+    assert str(loader.stats()) == (
         "epoch 0: 0.0 s, 0 batches, 0 images, 0 images/s\n\nnothing has been loaded yet: ask again after a few batches"
     )
     with pytest.raises(TypeError, match=r"^since must be a gpuload.Stats, got 1.5 \(float\)$"):
-        made.stats(since=1.5)  # type: ignore[arg-type]
+        loader.stats(since=1.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_everything_is_counted(workers: int):
-    dataset = Pictures()
-    with loader(dataset, num_workers=workers, transforms=[T.CenterCrop(32)]) as made:
-        found = drain(made)
-        assert (found.epoch, found.batches, found.images) == (0, 6, 24)
-        assert (found.faults.errors, found.faults.restarts) == (0, 0)
-        assert found.decode.read_bytes == 18 * len(dataset.data) + 6 * 40 * 60 * 3
-        assert found.decode.bytes == 24 * 32 * 32 * 3
-        assert sum(found.decode.counts.values()) == 18
+def test_stats_count_everything_of_an_epoch(workers: int):
+    with make_loader(num_workers=workers, transforms=[T.CenterCrop(32)]) as loader:
+        stats = load_all(loader)
+        assert (stats.epoch, stats.batches, stats.images) == (0, 6, 24)
+        assert (stats.faults.errors, stats.faults.restarts) == (0, 0)
+        assert stats.decode.read_bytes == 18 * len(JPEG) + 6 * 40 * 60 * 3
+        assert stats.decode.bytes == 24 * 32 * 32 * 3
+        assert sum(stats.decode.counts.values()) == 18
         where = "workers" if workers else "main"
         for name in ("read", "header", "decode", "pack"):
-            assert found.part(name, where).count == 24
-            assert found.part(name, where).seconds > 0
-        assert found.part("stage", "main").count == found.part("step").count == 6
-        assert len(found.workers) == workers
-        assert sum(worker.samples for worker in found.workers) == 24 * (workers > 0)
-        assert (found.chunks_ready, found.batches_ready, found.ring.used_bytes) == (0, 0, 0)
-        assert 0 < found.ring.bytes < found.ring.limit_bytes == 2 << 30
-        assert found.ring.slots == found.ring.grown > 0
-        assert found.images_per_s == pytest.approx(found.images / found.seconds)
-        assert found.cpu.seconds > 0
-        assert (found.cpu.workers_s > 0) == (workers > 0)
-        main = sum(part.seconds for part in found.parts if part.where == "main" and part.name != "slot wait")
+            assert stats.part(name, where).count == 24
+            assert stats.part(name, where).seconds > 0
+        assert stats.part("stage", "main").count == stats.part("step").count == 6
+        assert len(stats.workers) == workers
+        assert sum(worker.samples for worker in stats.workers) == 24 * (workers > 0)
+        assert (stats.chunks_ready, stats.batches_ready, stats.ring.used_bytes) == (0, 0, 0)
+        assert 0 < stats.ring.bytes < stats.ring.limit_bytes == 2 << 30
+        assert stats.ring.slots == stats.ring.grown > 0
+        assert stats.images_per_s == pytest.approx(stats.images / stats.seconds)
+        assert stats.cpu.seconds > 0
+        assert (stats.cpu.workers_s > 0) == (workers > 0)
+        main = sum(part.seconds for part in stats.parts if part.where == "main" and part.name != "slot wait")
         if workers:
-            assert main == pytest.approx(found.seconds)  # the loop is always at one of them
+            assert main == pytest.approx(stats.seconds)  # the loop always spends its time in one of these parts
 
 
 @pytest.mark.processes
-def test_a_snapshot_since_another_is_the_difference():
-    with loader(num_workers=1) as made:
-        iterator = iter(made)
+def test_stats_since_a_snapshot_are_the_difference():
+    with make_loader(num_workers=1) as loader:
+        iterator = iter(loader)
         next(iterator)
-        first = made.stats()
+        first = loader.stats()
         assert first.first_s > 0
         next(iterator)
         next(iterator)
         began = time.perf_counter()
-        second, whole = made.stats(since=first), made.stats()
+        second, total = loader.stats(since=first), loader.stats()
         between_s = time.perf_counter() - began
-        assert (first.batches, second.batches, whole.batches) == (1, 2, 3)
+        assert (first.batches, second.batches, total.batches) == (1, 2, 3)
         assert second.first_s == 0
-        assert whole.seconds == pytest.approx(first.seconds + second.seconds, abs=between_s + 1e-6)
-        drain(made)
-        assert (made.stats().epoch, made.stats().batches, made.stats(since=first).batches) == (1, 6, 8)
+        assert total.seconds == pytest.approx(first.seconds + second.seconds, abs=between_s + 1e-6)
+        load_all(loader)
+        assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=first).batches) == (1, 6, 8)
         deadline = time.monotonic() + 60
-        while (last := made.stats()).workers != made.stats().workers:  # until the worker has nothing to do
+        while (last := loader.stats()).workers != loader.stats().workers:  # until the worker is idle
             assert time.monotonic() < deadline
-    kept = made.stats()  # after the end
-    assert (kept.batches, kept.seconds, kept.workers, kept.ring.bytes) == (
-        6,
-        last.seconds,
-        last.workers,
-        last.ring.bytes,
-    )
-    assert kept.part("idle").seconds <= kept.seconds
-    assert made.stats(since=first).batches == 8
-    next(iter(made))  # new workers: what came before them is no begin
-    assert made.stats(since=first).batches == made.stats().batches == 1
-    made.close()
+    final = loader.stats()  # after close()
+    assert (final.batches, final.seconds) == (6, last.seconds)
+    assert (final.workers, final.ring.bytes) == (last.workers, last.ring.bytes)
+    assert final.part("idle").seconds <= final.seconds
+    assert loader.stats(since=first).batches == 8
+    next(iter(loader))  # new workers, whose counters begin at 0
+    assert loader.stats(since=first).batches == loader.stats().batches == 1
+    loader.close()
 
 
-def test_an_epoch_with_workers_of_its_own_is_told_when_they_are_gone():
-    made = loader(persistent_workers=False)
-    assert (drain(made).batches, made.stats().images) == (6, 24)
-    assert drain(made).epoch == 1
+def test_stats_without_persistent_workers_are_available_after_the_epoch():
+    loader = make_loader(persistent_workers=False)
+    assert (load_all(loader).batches, loader.stats().images) == (6, 24)
+    assert load_all(loader).epoch == 1
 
 
 @pytest.mark.processes
-def test_what_a_dead_worker_did_is_kept():
-    with loader(Pictures(kills=9), num_workers=1, chunk_size=1, on_error="skip") as made:
+def test_stats_keep_the_counts_of_a_dead_worker():
+    with make_loader(mixed_images(kills=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="sample 9"):
-            found = drain(made)
-        assert (found.images, found.faults.errors) == (23, 1)
-        assert found.faults.restarts == found.workers[0].restarts >= 2
-        assert found.workers[0].samples >= 23
+            stats = load_all(loader)
+        assert (stats.images, stats.faults.errors) == (23, 1)
+        assert stats.faults.restarts == stats.workers[0].restarts >= 2
+        assert stats.workers[0].samples >= 23
 
 
 class Stream:
@@ -157,64 +150,61 @@ class Stream:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.processes)])
-def test_an_iterable_dataset(workers: int):
-    with loader(Stream(), num_workers=workers) as made:
-        found = drain(made)
-        assert (found.batches, found.images) == (3, 10)
-        assert found.part("read").count == 10
-        assert found.part("read").seconds > 0
+def test_stats_count_an_iterable_dataset(workers: int):
+    with make_loader(Stream(), num_workers=workers) as loader:
+        stats = load_all(loader)
+        assert (stats.batches, stats.images) == (3, 10)
+        assert stats.part("read").count == 10
+        assert stats.part("read").seconds > 0
 
 
 @pytest.mark.processes
-def test_batches_that_workers_collate():
-    with loader(list(range(16)), num_workers=1, collate_fn=sum) as made:
-        found = drain(made)
-        assert found.part("collate", "workers").count == 4
-        assert found.part("collate", "workers").seconds > 0
+def test_stats_count_collation_in_workers():
+    with make_loader(list(range(16)), num_workers=1, collate_fn=sum) as loader:
+        stats = load_all(loader)
+        assert stats.part("collate", "workers").count == 4
+        assert stats.part("collate", "workers").seconds > 0
 
 
-def test_caches_are_found_wherever_they_are():
-    cached = gl.Cached(Pictures(8), 1 << 24)
-    made = loader(type("Subset", (), {"__len__": lambda self: 8, "__getitem__": lambda self, i: self.dataset[i]})())
-    made.dataset.dataset = cached
-    first, second = drain(made), drain(made)
+def test_stats_find_a_cache_within_a_wrapped_dataset():
+    loader = make_loader(Subset(gl.Cached(mixed_images(8), 1 << 24), range(8)))
+    first, second = load_all(loader), load_all(loader)
     assert (first.cache.hits, first.cache.misses) == (0, 8)
     assert (second.cache.hits, second.cache.misses) == (8, 0)
     assert first.part("read").count == second.part("read").count == 8
     assert "cache     8 hits, 0 misses: 100%" in str(second)
 
 
-def test_it_may_be_asked_while_another_thread_is_in_next():
-    inside, go_on = threading.Event(), threading.Event()
+def test_stats_can_be_read_while_another_thread_is_in_next():
+    inside, resume = threading.Event(), threading.Event()
 
-    class Waits(Pictures):
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            if index == 8:
-                inside.set()
-                assert go_on.wait(60)
-            return super().__getitem__(index)
+    def sample(index: int) -> tuple[Any, int]:
+        if index == 8:
+            inside.set()
+            assert resume.wait(60)
+        return mixed_images()[index]
 
-    made = loader(Waits())
-    thread = threading.Thread(target=drain, args=(made,))
+    loader = make_loader(MapDataset(sample, 24))
+    thread = threading.Thread(target=load_all, args=(loader,))
     thread.start()
     try:
         assert inside.wait(60)
-        assert made.stats().batches == 2
+        assert loader.stats().batches == 2
     finally:
-        go_on.set()
+        resume.set()
         thread.join()
-    assert made.stats().batches == 6
-    made.close()
+    assert loader.stats().batches == 6
+    loader.close()
 
 
-def test_counters_subtract():
+def test_counters_subtract_to_the_difference():
     first = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
     later = Counters(
         7,
         Counter(batches=5, next_s=0.75, errors=1),
         Counter(Pillow=1, simplejpeg=4),
         Counter({"too large": 2}),
-        np.array([[9, 2], [4, 0]]),  # a row that was read while it was written; a worker that began meanwhile
+        np.array([[9, 2], [4, 0]]),  # a row read while it was written, and a new worker
     )
     done = later - first
     assert (done.session, done.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
@@ -225,33 +215,33 @@ def test_counters_subtract():
     assert (everything.main, everything.workers.tolist()) == (later.main, later.workers.tolist())
 
 
-def test_a_snapshot_is_plain():
-    found = drain(loader())
-    again = json.loads(json.dumps(found.as_dict()))
-    assert again["images"] == 24
-    assert again["ring"]["slots"] == found.ring.slots > 0
-    assert again["parts"][0]["name"] == "read"
-    assert "totals" not in again
-    copy = pickle.loads(pickle.dumps(found))
-    assert copy == found
-    assert hash(found.parts) == hash(copy.parts)
+def test_stats_can_be_pickled_and_written_as_json():
+    stats = load_all(make_loader())
+    loaded = json.loads(json.dumps(stats.as_dict()))
+    assert loaded["images"] == 24
+    assert loaded["ring"]["slots"] == stats.ring.slots > 0
+    assert loaded["parts"][0]["name"] == "read"
+    assert "totals" not in loaded
+    copy = pickle.loads(pickle.dumps(stats))
+    assert copy == stats
+    assert hash(stats.parts) == hash(copy.parts)
     with pytest.raises(AttributeError):
-        found.images = 3  # type: ignore[misc]
+        stats.images = 3  # type: ignore[misc]
 
 
-def test_an_attribute_that_is_in_a_group_now_is_refused_with_its_path():
-    found = Stats()
+def test_stats_attribute_that_has_moved_raises_with_its_path():
+    stats = Stats()
     with pytest.raises(AttributeError, match=r"^Stats has no attribute 'cpu_s': it is stats\.cpu\.seconds$"):
-        found.cpu_s  # noqa: B018
+        stats.cpu_s  # noqa: B018
     with pytest.raises(AttributeError, match=r"^Stats has no attribute 'speed'$"):
-        found.speed  # noqa: B018
+        stats.speed  # noqa: B018
     for name, path in MOVED.items():
-        assert not hasattr(found, name)
-        attrgetter(path)(found)  # the attribute is there
+        assert not hasattr(stats, name)
+        attrgetter(path)(stats)  # must exist
 
 
-def test_the_table():
-    found = Stats(
+def test_stats_are_printed_as_a_table():
+    stats = Stats(
         epoch=3, seconds=12.4, batches=97, images=24832, images_per_s=2002.6, waiting=0.312, next_ms=1.34,
         parts=(
             Part("read", "workers", 3.0, 25000), Part("decode", "workers", 88.0, 25000), Part("wait", "main", 3.87, 97),
@@ -264,7 +254,7 @@ def test_the_table():
         decode=DecodeStats(2_400_000_000, 13_900_000_000, {"nvImageCodec": 24000, "cut": 1000}),
         cache=CacheStats(300, 100), faults=FaultStats(2, 1), advice="decode bounds: " + "word " * 30 + "end",
     )  # fmt: skip
-    text = str(found)
+    text = str(stats)
     assert max(map(len, text.splitlines())) <= COLUMNS
     lines = text.splitlines()
     assert lines[:9] == [
@@ -297,17 +287,17 @@ def test_the_table():
 @pytest.mark.parametrize(("nbytes", "text"), [
     (0, "0 B"), (9_999, "9,999 B"), (10_000, "10 kB"), (2_147_483_648, "2,147 MB"), (14e9, "14 GB"), (2e15, "2,000 TB"),
 ])  # fmt: skip
-def test_sizes(nbytes: float, text: str):
+def test_format_bytes_uses_decimal_units(nbytes: float, text: str):
     assert format_bytes(nbytes) == text
 
 
-def test_in_a_notebook_it_says_what_it_prints():
-    with loader(transforms=[T.CenterCrop(16)]) as made:
-        assert Cells(made.stats()._repr_html_()).rows == []
-        stats = drain(made)
-    found, printed = Cells(stats._repr_html_()), str(stats)
-    assert found.rows[0] == ["part", "where", "share", "total", "each", "rate"]
-    assert {row[0] for row in found.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
-    for row in found.rows:
+def test_stats_in_a_notebook_show_what_they_print():
+    with make_loader(transforms=[T.CenterCrop(16)]) as loader:
+        assert Cells(loader.stats()._repr_html_()).rows == []
+        stats = load_all(loader)
+    table, printed = Cells(stats._repr_html_()), str(stats)
+    assert table.rows[0] == ["part", "where", "share", "total", "each", "rate"]
+    assert {row[0] for row in table.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
+    for row in table.rows:
         assert all(cell in printed for cell in row)
     assert stats.advice in html.unescape(stats._repr_html_())
