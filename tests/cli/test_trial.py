@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
+from helpers.simulated_nvimagecodec import SimulatedGpu, decode_images, decode_nothing
 
 from gpuload.cli.trial import HEIGHT, find_fault, sample_jpeg, try_in_process, try_regions
 from gpuload.decode.jpeg import load_nvimgcodec
@@ -92,30 +92,30 @@ def test_the_cpus_decoder_has_no_fault():
 
 def shifted(codes: list[Any]) -> list[Any]:
     """Regions from a column beside, as of a decoder that rounds them."""
-    images = pictures(codes)
+    images = decode_images(codes)
     return [np.roll(one, code.region is not None, 1) for one, code in zip(images, codes, strict=True)]
 
 
 def no_regions(codes: list[Any]) -> list[Any]:
-    return [one if code.region is None else None for one, code in zip(pictures(codes), codes, strict=True)]
+    return [one if code.region is None else None for one, code in zip(decode_images(codes), codes, strict=True)]
 
 
 def small_ones_alone(codes: list[Any]) -> list[Any]:
-    return [one if len(one) < HEIGHT else None for one in pictures(codes)]
+    return [one if len(one) < HEIGHT else None for one in decode_images(codes)]
 
 
 @pytest.mark.parametrize(
     ("works", "text"),
     [
-        (pictures, ""),
+        (decode_images, ""),
         (shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
         (no_regions, "it refuses a region: it returned no image and no reason"),
         (small_ones_alone, "it refuses all test pictures"),
     ],
 )
 def test_regions_are_held_against_the_whole_picture(works, text):
-    with Gpu() as gpu:
-        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=nothing, gpu=works)
+    with SimulatedGpu() as gpu:
+        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=decode_nothing, gpu=works)
         found = find_fault(decoder, gpu.device)
     assert found.startswith(text)
     assert bool(found) == bool(text)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import lacking
-from stage.decode.test_images import KINDS, Photos, batches, photo
+from helpers.jpeg_kinds import KINDS, Photos, photo, read_batches
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -34,8 +34,8 @@ def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     given: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
     given["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
-    expected, failed, _ = batches(files, **given)
-    found, failed_, made = batches(files, decode=DEVICE, **given)
+    expected, failed, _ = read_batches(files, **given)
+    found, failed_, made = read_batches(files, decode=DEVICE, **given)
     assert [entry[:2] for entry in failed_] == [entry[:2] for entry in failed]
     for (images, labels, positions), (images_, labels_, positions_) in zip(found, expected, strict=True):
         assert (labels, positions) == (labels_, positions_)
@@ -48,7 +48,7 @@ def test_bits_do_not_depend_on_batches_chunks_and_workers():
 
     def run(**given: Any) -> torch.Tensor:
         decode = gl.Decode(where="both", device_share=0.6)
-        found, _, made = batches(files, device="cuda", decode=decode, **given)
+        found, _, made = read_batches(files, device="cuda", decode=decode, **given)
         assert str(made.plan().decoder).startswith("nvImageCodec")
         return torch.cat([images for images, _, _ in found])
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from dataloader.common import Made
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.html_cells import Cells
 from helpers.matrix import matrix
 from PIL import Image as PILImage
-from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.generated_images import jpeg_bytes, smooth_image
-from stage.test_plan import Cells
+from helpers.html_cells import Cells
 
 import gpuload as gl
 from gpuload import transforms as T

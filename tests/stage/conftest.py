@@ -31,19 +31,19 @@ def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high:
 
 
 def batch(
-    chain: T.Chain, images: Sequence[np.ndarray], *, whole: bool = False, key: Key = KEY, first: int = 0
+    chain: T.Chain, images: Sequence[np.ndarray], *, uncut: bool = False, key: Key = KEY, first: int = 0
 ) -> tuple[RaggedImages, T.Program]:
     """Return the images as workers would deliver them, or uncut if `whole`, and the draws for them."""
     sizes = np.array([image.shape[:2] for image in images], np.int64)
     positions = np.arange(first, first + len(images))
     regions = chain.regions(key, positions, sizes)
-    if whole:
+    if uncut:
         regions = np.hstack([np.zeros_like(sizes), sizes])
-    cut = [
+    crops = [
         image[top : top + height, left : left + width]
         for image, (top, left, height, width) in zip(images, regions.tolist(), strict=True)
     ]
-    ragged = RaggedImages.from_arrays(cut)
+    ragged = RaggedImages.from_arrays(crops)
     ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
     return ragged, chain.draw(key, positions, sizes)
 

@@ -20,9 +20,9 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = [T.RandomCrop(24), T.RandomHorizontalFlip(), T.RandomInvert(), NORMALIZE, T.RandomErasing(0.5)]
 
 
-def loader(folder, backend, **options):
-    given = {"batch_size": 8, "shuffle": True, "transforms": RECIPE, "num_workers": 0, "device": "cpu"}
-    return gl.Loader(gl.ImageFolder(folder), backend=backend, **given | options)
+def make_loader(folder, backend, **options):
+    defaults = {"batch_size": 8, "shuffle": True, "transforms": RECIPE, "num_workers": 0, "device": "cpu"}
+    return gl.Loader(gl.ImageFolder(folder), backend=backend, **defaults | options)
 
 
 @pytest.fixture(params=["kornia", "dali", "fused"])
@@ -35,16 +35,19 @@ def backend(request) -> str:
 
 
 @pytest.mark.slow
-def test_an_epoch_is_the_same_on_every_backend(jpeg_folder, backend):
-    with loader(jpeg_folder, "torch") as reference, loader(jpeg_folder, backend) as other:
+def test_loader_gives_the_same_epoch_on_every_backend(jpeg_folder, backend):
+    with make_loader(jpeg_folder, "torch") as reference, make_loader(jpeg_folder, backend) as other:
         for (images, labels), (expected, numbers) in zip(other, reference, strict=True):
             assert torch.equal(labels, numbers)
             torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.processes
-def test_bits_do_not_depend_on_workers(jpeg_folder, backend):
-    with loader(jpeg_folder, backend) as first, loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second:
+def test_bits_of_a_backend_do_not_depend_on_workers(jpeg_folder, backend):
+    with (
+        make_loader(jpeg_folder, backend) as first,
+        make_loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second,
+    ):
         for (images, _), (others, _) in zip(first, second, strict=True):
             assert torch.equal(images, others)
 
@@ -63,45 +66,45 @@ LIBRARY_RECIPE = [
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
-def test_an_images_bits_depend_only_on_seed_epoch_and_position(jpeg_folder, backend):
+def test_bits_of_an_image_do_not_depend_on_workers_batches_ranks_or_a_resume(jpeg_folder, backend):
     """Not on workers, batches, ranks, or where the epoch was resumed."""
 
     def epoch(**options):
-        with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as made:
-            return torch.cat([images for images, _ in made])
+        with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as loader:
+            return torch.cat([images for images, _ in loader])
 
     expected = epoch()
     for options in ({"num_workers": 1}, {"num_workers": 4, "chunk_size": 3}, {"batch_size": 1}, {"batch_size": 64}):
         assert torch.equal(epoch(**options), expected), options
     ranks = [epoch(batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
-    for batch, both in enumerate(expected.split(8)):
-        assert torch.equal(torch.cat([rank[4 * batch : 4 * batch + 4] for rank in ranks]), both)
-    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
+    for number, batch_images in enumerate(expected.split(8)):
+        assert torch.equal(torch.cat([rank[4 * number : 4 * number + 4] for rank in ranks]), batch_images)
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
         next(batches := iter(first))
         state = first.state_dict()
         del batches
-    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
         second.load_state_dict(state)
         assert torch.equal(torch.cat([images for images, _ in second]), expected[8:])
 
 
-def test_an_epoch_goes_on_with_another_backend(jpeg_folder, backend):
-    with loader(jpeg_folder, "torch") as first:
+def test_resume_with_another_backend_warns_and_continues_the_epoch(jpeg_folder, backend):
+    with make_loader(jpeg_folder, "torch") as first:
         batches = iter(first)
         next(batches)
         state = first.state_dict()
-        rest = list(batches)
-    with loader(jpeg_folder, backend) as second:
+        remaining = list(batches)
+    with make_loader(jpeg_folder, backend) as second:
         with pytest.warns(
             RuntimeWarning, match="the state was saved with the backend 'torch', but the batches are now"
         ):
             second.load_state_dict(state)
-        for (images, labels), (expected, numbers) in zip(second, rest, strict=True):
+        for (images, labels), (expected, numbers) in zip(second, remaining, strict=True):
             assert torch.equal(labels, numbers)
             torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
-def test_masks_move_with_their_images(jpeg_folder, backend):
+def test_masks_are_the_same_on_every_backend(jpeg_folder, backend):
     class Masked(gl.ImageFolder):
         def __getitem__(self, index):
             image, label = super().__getitem__(index)
@@ -109,15 +112,15 @@ def test_masks_move_with_their_images(jpeg_folder, backend):
 
     transforms = [T.RandomCrop(24), T.RandomHorizontalFlip()]
     options = {"batch_size": 8, "transforms": transforms, "num_workers": 0, "device": "cpu"}
-    with gl.Loader(Masked(jpeg_folder), backend=backend, **options) as made:
-        found = next(iter(made))
-    with gl.Loader(Masked(jpeg_folder), **options) as made:
-        for one, other in zip(found, next(iter(made)), strict=True):
-            assert torch.equal(one, other)
+    with gl.Loader(Masked(jpeg_folder), backend=backend, **options) as loader:
+        batch = next(iter(loader))
+    with gl.Loader(Masked(jpeg_folder), **options) as loader:
+        for tensor, expected in zip(batch, next(iter(loader)), strict=True):
+            assert torch.equal(tensor, expected)
 
 
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
-def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
+def test_masks_and_boxes_move_with_the_pixels_of_a_library(backend):
     """The corners of a bright rectangle, its mask and its box, in the same place to a pixel."""
     image, mask = np.zeros((60, 80, 3), np.uint8), np.zeros((60, 80), np.uint8)
     image[20:44, 30:62], mask[20:44, 30:62] = 255, 1
@@ -139,32 +142,32 @@ def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
             assert (extent - box.clamp(torch.zeros(4), torch.tensor([96, 90, 96, 90]))).abs().max() <= 1.5
 
 
-def test_the_plan_shows_what_runs_where(jpeg_folder):
-    plan = loader(jpeg_folder, "kornia", transforms=[T.JPEG(50), *RECIPE, T.RandomErasing(value="random")]).plan()
+def test_plan_shows_the_backend_of_each_step(jpeg_folder):
+    plan = make_loader(jpeg_folder, "kornia", transforms=[T.JPEG(50), *RECIPE, T.RandomErasing(value="random")]).plan()
     assert plan.backend == "kornia"
     assert [step.backend for step in plan.steps] == ["torch", *["kornia"] * 5, "torch"]
     assert plan.backend_of("JPEG") == "torch"
     assert str(plan).splitlines()[0] == "backend kornia on cpu"
-    assert loader(jpeg_folder, "auto").plan().backend == "torch"
+    assert make_loader(jpeg_folder, "auto").plan().backend == "torch"
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "text"),
+    ("name", "function", "text"),
     [
         ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install 'gpuload\[kornia\]'`"),
         ("dali", "_is_installed", r"pip install 'gpuload\[dali-cu13\]'"),
         ("fused", "find_spec", r"needs Triton, which is not installed; run `pip install triton`"),
     ],
 )
-def test_what_is_missing_is_said_when_the_loader_is_made(monkeypatch, name, place, text):
-    monkeypatch.setattr(f"gpuload.stage.{name}.backend.{place}", lambda *asked: None)
+def test_loader_whose_library_is_missing_raises_backend_error(monkeypatch, name, function, text):
+    monkeypatch.setattr(f"gpuload.stage.{name}.backend.{function}", lambda *arguments: None)
     with pytest.raises(gl.BackendError, match=text) as caught:
         gl.Loader(["a.jpg"], backend=name, device="cpu")
     assert isinstance(caught.value, ImportError)
 
 
 @pytest.mark.processes
-def test_a_loader_imports_only_the_backend_that_it_runs_on():
+def test_loader_imports_only_the_library_of_its_backend():
     code = (
         "import sys, gpuload as gl; loader = gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], "
         "backend='{}', device='cpu'); loader.plan(); "
@@ -173,5 +176,5 @@ def test_a_loader_imports_only_the_backend_that_it_runs_on():
     lacking.require("kornia")
     for name, imported in (("torch", ""), ("kornia", "kornia")):
         command = [sys.executable, "-c", code.replace("{}", name)]
-        found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
-        assert found == imported
+        output = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
+        assert output == imported

@@ -37,7 +37,7 @@ def stage_of(transforms, **options):
         ),
     ],
 )
-def test_options_are_checked(options, text):
+def test_compile_stage_with_invalid_options_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         compile_stage(T.Chain([T.CenterCrop(8), torch.nn.Identity()]), **{"device": "cpu", **options})
 
@@ -45,7 +45,7 @@ def test_options_are_checked(options, text):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize("jitter", [[], [T.ColorJitter(0.4, 0.4)]])
-def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format, jitter):
+def test_stage_returns_the_requested_dtype_and_memory_format(make_images, make_batch, dtype, memory_format, jitter):
     transforms = [T.RandomResizedCrop((40, 30)), T.RandomHorizontalFlip(), *jitter]
     images = make_images(0, 6)
     chain, stage = stage_of([*transforms, NORMALIZE], dtype=dtype, memory_format=memory_format)
@@ -61,7 +61,7 @@ def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format
 
 
 @pytest.mark.parametrize(
-    ("end", "dtype", "expected", "scale"),
+    ("conversion", "dtype", "expected", "scale"),
     [
         ([], None, torch.uint8, 1),
         ([T.ToDtype("uint8", scale=True)], "float16", torch.uint8, 1),
@@ -72,8 +72,10 @@ def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format
         ([T.Normalize((0.0,) * 3, (1.0,) * 3)], torch.float16, torch.float16, 255),
     ],
 )
-def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
-    chain, stage = stage_of([T.CenterCrop(20), *end], dtype=dtype)
+def test_floats_are_scaled_as_normalize_or_to_dtype_specify(
+    make_images, make_batch, conversion, dtype, expected, scale
+):
+    chain, stage = stage_of([T.CenterCrop(20), *conversion], dtype=dtype)
     result = stage(*make_batch(chain, make_images(1, 2)))
     chain, plain = stage_of([T.CenterCrop(20)])
     pixels = plain(*make_batch(chain, make_images(1, 2)))
@@ -84,7 +86,7 @@ def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation):
+def test_stage_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation):
     transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAIN]
     chain, stage = stage_of(transforms)
     images = make_images(2, 48)
@@ -92,11 +94,11 @@ def test_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation)
     for position in range(48):
         alone = stage(*make_batch(chain, images[position : position + 1], first=position))
         assert torch.equal(alone[0], together[position])
-    _, other = stage_of(transforms, cpu_threads=2)
-    assert torch.equal(other(*make_batch(chain, images)), together)
+    _, two_threads = stage_of(transforms, cpu_threads=2)
+    assert torch.equal(two_threads(*make_batch(chain, images)), together)
 
 
-def test_the_same_stage_again_gives_the_same(make_images, make_batch):
+def test_stage_called_twice_gives_the_same_bits_and_only_reads_its_input(make_images, make_batch):
     chain, stage = stage_of(TRAIN)
     ragged, draws = make_batch(chain, make_images(3, 5))
     before = ragged.pixels.clone()
@@ -105,7 +107,7 @@ def test_the_same_stage_again_gives_the_same(make_images, make_batch):
     assert torch.equal(ragged.pixels, before)  # the sources are only read
 
 
-def test_ragged_error_names_two_images(make_batch):
+def test_ragged_error_names_two_images_of_different_sizes(make_batch):
     chain, stage = stage_of([T.Resize(10)])
     images = [np.zeros(shape, np.uint8) for shape in ((20, 40, 3), (20, 40, 3), (30, 20, 3))]
     text = (
@@ -116,7 +118,7 @@ def test_ragged_error_names_two_images(make_batch):
         stage(*make_batch(chain, images))
 
 
-def test_ragged_list_and_pad(make_images, make_batch):
+def test_ragged_list_and_pad_hold_the_same_images(make_images, make_batch):
     transforms = [T.Resize(30), T.RandomVerticalFlip(), NORMALIZE]
     images = make_images(4, 5)
     chain, listing = stage_of(transforms, ragged="list")
@@ -143,7 +145,7 @@ def test_ragged_list_and_pad(make_images, make_batch):
     memory_format=["contiguous_format", "channels_last"],
     backend=["torch", "batched", "kornia", "fused"],
 )
-def test_padded_to_multiples(make_images, make_batch, pad_to, end, memory_format, backend):
+def test_pad_to_rounds_the_padded_size_up_to_a_multiple(make_images, make_batch, pad_to, end, memory_format, backend):
     needs("torch" if backend == "batched" else backend)
     options = {"backend": "torch", "runner": "batched"} if backend == "batched" else {"backend": backend}
     options |= {"ragged": "pad", "memory_format": memory_format}
@@ -161,7 +163,7 @@ def test_padded_to_multiples(make_images, make_batch, pad_to, end, memory_format
     assert not padded[:, :, :, width:].any()
 
 
-def test_sizes_that_are_multiples_stay(make_images, make_batch):
+def test_pad_to_keeps_sizes_that_are_multiples(make_images, make_batch):
     chain, stage = stage_of([T.Resize((32, 64))], ragged="pad", pad_to=np.uint8(32))
     batch = make_batch(chain, make_images(4, 3))
     padded, sizes = stage(*batch)
@@ -170,7 +172,7 @@ def test_sizes_that_are_multiples_stay(make_images, make_batch):
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_channels(make_images, make_batch, channels):
+def test_stage_accepts_one_to_four_channels_unless_a_transform_restricts_them(make_images, make_batch, channels):
     images = make_images(5, 3, channels)
     chain, stage = stage_of(
         [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.Normalize((0.5,) * channels, (0.5,) * channels)]
@@ -188,7 +190,7 @@ def test_channels(make_images, make_batch, channels):
             stage(*make_batch(chain, images))
 
 
-def test_channels_must_fit(make_images, make_batch):
+def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
     grey = make_images(6, 1, 1)
     text = (
@@ -205,14 +207,14 @@ def test_channels_must_fit(make_images, make_batch):
         stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
 
 
-def test_an_empty_batch_is_refused(make_images, make_batch):
+def test_stage_with_a_program_for_fewer_images_raises(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
     with pytest.raises(ValueError, match=r"at least one image.*, got 2 images and a program for 1"):
         stage(ragged, draws.take(np.array([0])))
 
 
-def test_images_of_one_pixel(make_batch):
+def test_stage_resizes_images_of_one_pixel(make_batch):
     chain, stage = stage_of([T.RandomResizedCrop(8), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
     images = [np.full((1, 1, 3), 77, np.uint8), np.full((1, 9, 3), 77, np.uint8)]
     assert torch.isfinite(stage(*make_batch(chain, images))).all()
@@ -221,7 +223,7 @@ def test_images_of_one_pixel(make_batch):
     assert set(result.unique().tolist()) == {0, 77}
 
 
-def test_a_module_at_the_end_is_applied_to_the_batch(make_images, make_batch):
+def test_call_modules_applies_the_module_to_the_batch(make_images, make_batch):
     class Double(torch.nn.Module):
         def forward(self, batch):
             assert batch.shape == (2, 3, 8, 8)
@@ -234,7 +236,7 @@ def test_a_module_at_the_end_is_applied_to_the_batch(make_images, make_batch):
     assert torch.equal(stage.call_modules(stage(*make_batch(chain, images)), [0]), plain * 2)
 
 
-def test_threads_are_put_back(make_images, make_batch):
+def test_stage_restores_the_thread_count_after_a_batch_and_after_an_error(make_images, make_batch):
     seen = []
 
     class Spy(torch.nn.Module):
@@ -253,23 +255,23 @@ def test_threads_are_put_back(make_images, make_batch):
     assert torch.get_num_threads() == before
 
 
-def test_checking_does_not_begin_to_use_cuda(monkeypatch):
+def test_check_stage_does_not_initialize_cuda(monkeypatch):
     """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
 
-    def begun():
+    def initialize():
         raise AssertionError("CUDA was begun to be used")
 
     monkeypatch.setattr(devices, "default_device_type", lambda: "cuda")
-    monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", initialize)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):
-        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
-        assert found == torch.device("cuda")
+        checked_device, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
+        assert checked_device == torch.device("cuda")
     with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
         compile_stage(chain, device="cuda", backend="torch")
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_compile_stage_for_an_absent_device_raises(monkeypatch):
     monkeypatch.setattr(devices, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
         compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

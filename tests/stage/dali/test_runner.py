@@ -22,35 +22,35 @@ CROPS = [T.RandomCrop(40, pad_if_needed=True), T.RandomHorizontalFlip()]
 
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize(
-    ("dtype", "apart"), [("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 1.6e-2), ("uint8", 0.0)]
+    ("dtype", "tolerance"), [("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 1.6e-2), ("uint8", 0.0)]
 )
-def test_layouts_and_dtypes(memory_format, dtype, apart, compare, images):
+def test_layouts_and_dtypes_are_close_to_the_reference(memory_format, dtype, tolerance, compare, images):
     end = [] if dtype == "uint8" else [NORMALIZE]
     options: dict[str, Any] = {} if dtype == "uint8" else {"dtype": dtype}
     compared = compare([*CROPS, *end], images, ragged="error", memory_format=memory_format, **options)
     assert compared.native == ["dali"]
     assert compared.ours[0].dtype == getattr(torch, dtype)
     assert compared.ours[0].stride() == compared.reference[0].stride()
-    assert compared.most <= apart
+    assert compared.most <= tolerance
 
 
 @pytest.mark.slow
-def test_results_that_are_padded_or_of_all_sizes(compare, images):
+def test_ragged_results_equal_the_reference(compare, images):
     for ragged in ("list", "pad"):
         compared = compare([T.Pad(2), NORMALIZE], images, ragged=ragged)
         assert compared.most < 1e-6
 
 
-def test_to_dtype(compare, images):
-    for scale, apart in ((True, 1e-6), (False, 0.0)):
+def test_to_dtype_gives_the_floats_of_the_reference(compare, images):
+    for scale, tolerance in ((True, 1e-6), (False, 0.0)):
         compared = compare([*CROPS, T.ToDtype("float32", scale=scale)], images)
         assert compared.native == ["dali"]
-        assert compared.most <= apart
+        assert compared.most <= tolerance
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize("erasing", [T.RandomErasing(0.7), T.RandomErasing(0.7, value=(0.3, -0.4, 0.5), max_count=3)])
-def test_erasing_of_finished_images(erasing, memory_format, compare, images):
+def test_erasing_of_finished_images_equals_the_reference(erasing, memory_format, compare, images):
     compared = compare(
         [*CROPS, NORMALIZE, erasing, T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
         images,
@@ -61,14 +61,14 @@ def test_erasing_of_finished_images(erasing, memory_format, compare, images):
     assert compared.most < 1e-6
 
 
-def test_erasing_of_some_finished_images_of_all_sizes(compare, images):
+def test_erasing_of_some_finished_images_of_several_sizes_equals_the_reference(compare, images):
     erasing = T.RandomApply([T.RandomErasing(1.0, value=2), T.RandomHorizontalFlip(1.0)], p=0.5)
     compared = compare([T.Pad(2), NORMALIZE, erasing], images)
     assert compared.native == ["dali"]
     assert compared.most < 1e-6
 
 
-def test_images_between_two_backends(compare, images):
+def test_steps_on_dali_and_torch_in_turn_equal_the_reference(compare, images):
     """Mirrored padding is not DALI's: windows of levels are handed over, both ways."""
     padding = T.RandomCrop(50, padding=6, pad_if_needed=True, padding_mode="reflect")
     flip = T.RandomHorizontalFlip()
@@ -78,7 +78,7 @@ def test_images_between_two_backends(compare, images):
 
 
 @pytest.mark.slow
-def test_more_images_than_a_piece(compare, images):
+def test_batch_of_more_images_than_a_piece_is_close_to_the_reference(compare, images):
     seldom = T.RandomApply([T.ColorJitter(0.4), T.RandomCrop(20), T.Pad(10)], p=0.02)  # none in the second piece
     transforms = [*CROPS, seldom, T.ColorJitter(0.4), NORMALIZE, T.RandomErasing()]
     compared = compare(transforms, images * 5, ragged="error")
@@ -102,7 +102,7 @@ def no_collector():
 
 
 @pytest.mark.slow
-def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
+def test_stage_releases_its_input_at_once_and_memory_does_not_grow(make_images, no_collector):
     """Batches of changing sizes, orders and counts; the memory of the input is free when a call returns."""
     chain, stage = stage_of(
         [T.RandomResizedCrop(32), T.RandomApply([T.ColorJitter(0.4)]), T.GaussianBlur(5), NORMALIZE]
@@ -128,7 +128,7 @@ def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
     assert max(sizes[-10:]) - max(sizes[20:30]) < 4 << 20
 
 
-def test_inputs_are_not_copied(make_images):
+def test_make_batch_does_not_copy_its_input(make_images):
     """What is written to the memory behind DALI's back is what DALI sees."""
     from gpuload.stage.dali.engine import DaliEngine
     from gpuload.stage.dali.runner import make_batch
@@ -142,7 +142,7 @@ def test_inputs_are_not_copied(make_images):
         assert all(bool((sample == 7).all()) for sample in seen)
 
 
-def test_an_error_leaves_nothing_behind(make_images):
+def test_stage_works_after_an_error(make_images):
     chain, stage = stage_of([T.RandomResizedCrop(32), NORMALIZE])
     arrays = make_images(2, 4)
     images = RaggedImages.from_arrays(arrays)
@@ -155,7 +155,7 @@ def test_an_error_leaves_nothing_behind(make_images):
 
 
 @pytest.mark.slow
-def test_no_more_threads_than_torch_has(make_images):
+def test_stage_starts_no_threads_in_later_batches_and_ends_them_when_collected(make_images):
     chain, stage = stage_of([T.RandomResizedCrop(32), NORMALIZE])
     images = RaggedImages.from_arrays(make_images(2, 8))
     program = chain.draw(epoch_key(0, 0), np.arange(8), images.sizes_hw)
@@ -169,7 +169,7 @@ def test_no_more_threads_than_torch_has(make_images):
     assert len(os.listdir("/proc/self/task")) < before  # DALI's threads went with the stage
 
 
-def test_many_stages_in_turn(make_images):
+def test_several_stages_run_in_turn(make_images):
     """A context is left when a call returns, so that another can be entered."""
     images = RaggedImages.from_arrays(make_images(2, 4))
     stages = [stage_of([T.RandomResizedCrop(size), NORMALIZE]) for size in (16, 24)]
@@ -180,7 +180,7 @@ def test_many_stages_in_turn(make_images):
 
 
 @pytest.mark.cuda
-def test_on_a_gpu(make_batch, make_images):
+def test_cuda_results_are_close_to_the_cpus(make_batch, make_images):
     chain = T.Chain(
         [
             T.RandomResizedCrop(64),
@@ -198,10 +198,10 @@ def test_on_a_gpu(make_batch, make_images):
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            found = stage(ragged, program)
-        assert isinstance(found, torch.Tensor)
+            result = stage(ragged, program)
+        assert isinstance(result, torch.Tensor)
         assert isinstance(expected, torch.Tensor)
-        assert float((found.cpu() - expected).abs().mean()) < 0.02
+        assert float((result.cpu() - expected).abs().mean()) < 0.02
 
 
 def test_its_name():

@@ -52,7 +52,7 @@ POINTERS = {
 }
 
 
-def compiled(function, images="*bf16", options=None, capability=80, **constants):
+def compile_kernel(function, images="*bf16", options=None, capability=80, **constants):
     types = {"images_ptr": images, "output_ptr": images, **POINTERS}
     names = function.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
@@ -61,36 +61,40 @@ def compiled(function, images="*bf16", options=None, capability=80, **constants)
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
     source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
     options = {"enable_fp_fusion": False, **(options or {})}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert "st.global" in made.asm["ptx"] or "red.global" in made.asm["ptx"] or "atom.global" in made.asm["ptx"]
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert (
+        "st.global" in compiled.asm["ptx"]
+        or "red.global" in compiled.asm["ptx"]
+        or "atom.global" in compiled.asm["ptx"]
+    )
     if function is kernel.one_pass:
         # What the compiler is told of pairs (see geometry.py) must not make it take two at once.
-        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", made.asm["ptx"])
+        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", compiled.asm["ptx"])
         assert not pixels, pixels
-    print(made.metadata.name, flush=True)
-    return made
+    print(compiled.metadata.name, flush=True)
+    return compiled
 
 
 for channels in (1, 3):
-    compiled(statistics._count, CHANNELS=channels, BLOCK=1024)
-    compiled(statistics._tabulate, CHANNELS=channels)
-    compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
+    compile_kernel(statistics._count, CHANNELS=channels, BLOCK=1024)
+    compile_kernel(statistics._tabulate, CHANNELS=channels)
+    compile_kernel(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
 for images in ("*fp32", "*fp16", "*u8"):
-    compiled(mixing._mix, images, CHANNELS=3, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
-compiled(mixing._mix, CHANNELS=1, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
-compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
+    compile_kernel(mixing._mix, images, CHANNELS=3, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
+compile_kernel(mixing._mix, CHANNELS=1, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
+compile_kernel(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
 ALL_FILTERS, BILINEAR = 1 << jobs.NEAREST | 1 << jobs.BILINEAR | 1 << jobs.BICUBIC, 1 << jobs.BILINEAR
 for kind, filters in ((jobs.RESIZE, ALL_FILTERS), (jobs.BLUR, 0)):
-    compiled(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+    compile_kernel(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
 ALL_OPERATIONS = (1 << len(OPS) + 1) - 1  # and the erasing of boxes
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
 plain = {**tile, "FILTERS": BILINEAR, "OPERATIONS": 0, "ERASES": False}
 for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
     options = kernel.compiler_options(kind, warps=1)
     constants = {**plain, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
-    compiled(kernel.one_pass, "*u8", options, **constants)
+    compile_kernel(kernel.one_pass, "*u8", options, **constants)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
-    compiled(
+    compile_kernel(
         kernel.one_pass,
         images,
         GEOMETRY=jobs.COPY,
@@ -105,23 +109,23 @@ for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
         ERASES=True,
     )
 # What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
-whole = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
-for capability, kind, all_of, column in (
+all_operations = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
+for capability, kind, options_of_pass, column in (
     (80, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 3),
-    (90, jobs.RESIZE, whole, 1),
+    (90, jobs.RESIZE, all_operations, 1),
     (90, jobs.RESIZE, plain, 0),
-    (90, jobs.COPY, whole, 0),
-    (90, jobs.COPY, whole, 3),
+    (90, jobs.COPY, all_operations, 0),
+    (90, jobs.COPY, all_operations, 3),
 ):
     options = kernel.compiler_options(kind, warps=1)
-    constants = {**all_of, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
-    made = compiled(kernel.one_pass, "*fp16", options, capability, **constants)
-    assert made.metadata.shared == 0
-    assert "bar.sync" not in made.asm["ptx"]
+    constants = {**options_of_pass, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
+    compiled = compile_kernel(kernel.one_pass, "*fp16", options, capability, **constants)
+    assert compiled.metadata.shared == 0
+    assert "bar.sync" not in compiled.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(compiled.asm["cubin"])
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
@@ -150,11 +154,13 @@ class Driver:
 triton.runtime.driver.set_active(Driver())
 result_format = ResultFormat((3, 3), torch.float16, 3, (True,))
 outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
-late = variants.late_variants([outlines], result_format=result_format)
-known = late | variants.level_variants(
+finishing = variants.late_variants([outlines], result_format=result_format)
+known = finishing | variants.level_variants(
     [T.Resize(9).outline, T.ColorJitter(contrast=1).outline], result_format=result_format, tile=TILE
 )
-passes = [one for one in known if one.kernel == "one_pass"]  # they take seconds, and differ in constants alone
+passes = [
+    variant for variant in known if variant.kernel == "one_pass"
+]  # they take seconds, and differ in constants alone
 plain_pass = next(one for one in passes if not dict(one.options)["ERASES"] and one.args[-1] == torch.uint8)
 for variant in {*known} - {*passes} | {plain_pass}:
     function, options = variants.KERNELS[variant.kernel], dict(variant.options)

@@ -17,10 +17,10 @@ lacking.require("triton")
 
 
 @pytest.mark.timeout(330)
-def test_all_kernels_compile_for_cuda(tmp_path):
+def test_compile_all_compiles_each_kernel_for_cuda(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, Path(__file__).with_name("compile_all.py")],
         env=environment,
         capture_output=True,
@@ -28,5 +28,5 @@ def test_all_kernels_compile_for_cuda(tmp_path):
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.split()) == 27  # 26 kernels, and that launches ask for no others
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert len(completed.stdout.split()) == 27  # 26 kernels, and that launches ask for no others

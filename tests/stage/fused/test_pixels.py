@@ -18,7 +18,7 @@ from gpuload.transforms.program.fusing import jobs
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_the_numbers_of_a_job_are_those_of_the_host():
+def test_constants_of_the_kernels_equal_those_of_jobs():
     constants = {name: value.value for name, value in vars(pixels).items() if isinstance(value, tl.constexpr)}
     assert constants.pop("INTERPRETED") in (True, False)
     assert constants.pop("OPERATION_COUNT") == jobs.OPERATIONS
@@ -30,12 +30,12 @@ def test_the_numbers_of_a_job_are_those_of_the_host():
 
 @triton.jit
 def cast(numbers_ptr, results_ptr, SIZE: tl.constexpr):
-    places = tl.arange(0, SIZE)
-    tl.store(results_ptr + places, round_to(tl.load(numbers_ptr + places), results_ptr.dtype.element_ty))
+    indices = tl.arange(0, SIZE)
+    tl.store(results_ptr + indices, round_to(tl.load(numbers_ptr + indices), results_ptr.dtype.element_ty))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
-def test_numbers_are_rounded_as_torch_rounds_them(dtype):
+def test_round_to_rounds_as_torch(dtype):
     rng = np.random.default_rng(0)
     if dtype == torch.uint8:
         numbers = torch.from_numpy(rng.uniform(0, 256, 4096).astype(np.float32))
@@ -44,6 +44,6 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype):
         numbers = torch.from_numpy(np.concatenate(kinds).astype(np.float32))
         # Those that lie in the middle between two numbers of eight bits, which go to the even one.
         numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * 1.00390625)
-    found = torch.empty(4096, dtype=dtype, device=DEVICE)
-    cast[(1,)](numbers.to(DEVICE), found, SIZE=4096)
-    assert torch.equal(found.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))
+    rounded = torch.empty(4096, dtype=dtype, device=DEVICE)
+    cast[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)
+    assert torch.equal(rounded.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))

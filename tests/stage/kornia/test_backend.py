@@ -60,7 +60,7 @@ def test_plan_names_kornia_for_supported_transforms(transforms):
     assert [step.backend for step in plan.steps] == ["kornia"] * len(transforms), str(plan)
 
 
-LACKING = [
+UNSUPPORTED_TRANSFORMS = [
     (T.Resize(20, "lanczos"), "Kornia has no Lanczos filter"),
     (T.GaussianNoise(), "noise: Kornia draws its own noise"),
     (T.RandomChannelPermutation(), "permute: Kornia draws its own order of channels"),
@@ -71,7 +71,7 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("transform", "reason"), LACKING, ids=str)
+@pytest.mark.parametrize(("transform", "reason"), UNSUPPORTED_TRANSFORMS, ids=str)
 def test_plan_gives_the_reason_for_other_transforms(transform, reason):
     plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
     assert [step.backend for step in plan.steps] == ["torch", "kornia"]
@@ -134,17 +134,17 @@ print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 
 
 @pytest.mark.processes
-def test_kornia_is_imported_late_and_its_absence_explained():
-    done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
+    completed = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    first, second = completed.stdout.splitlines()
     text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
     assert first.startswith(f"{text} (")
     assert second == text
 
 
 @pytest.mark.parametrize(("number", "is_refused"), [("0.8.2", True), ("0.9.0", False), ("0.10.1rc1", False)])
-def test_versions_of_kornia_before_0_9_are_refused(number, is_refused, monkeypatch):
+def test_unmet_requirement_refuses_versions_of_kornia_before_0_9(number, is_refused, monkeypatch):
     monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name: number)
     if is_refused:
         with pytest.raises(

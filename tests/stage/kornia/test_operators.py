@@ -88,15 +88,15 @@ def test_blur_gives_the_numbers_of_gaussian_blur2d():
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operators_bits_do_not_depend_on_the_other_images(name):
+def test_bits_of_an_operator_do_not_depend_on_the_other_images(name):
     images, values = random_images(9, 3, 40, 44), make_values(name, 9)
     threads = torch.get_num_threads()
-    together = OPERATORS[name](images, values)
+    expected = OPERATORS[name](images, values)
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
             alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
-            assert torch.equal(torch.cat(alone), together)
+            assert torch.equal(torch.cat(alone), expected)
     finally:
         torch.set_num_threads(threads)
 
@@ -117,7 +117,7 @@ def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads():
 
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (9, 2), (3, 3)])
-def test_small_images(name, size):
+def test_operators_on_small_images_return_finite_values_in_range(name, size):
     result = OPERATORS[name](random_images(4, 3, *size), make_values(name, 4))
     assert result.shape == (4, 3, *size)
     assert result.isfinite().all()
@@ -125,7 +125,7 @@ def test_small_images(name, size):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_grey_images(name):
+def test_operators_on_gray_images_return_one_channel(name):
     """Hue, saturation and grayscale leave them unchanged."""
     images, values = random_images(4, 1, 12, 13), make_values(name, 4)
     result = OPERATORS[name](images, values)
@@ -135,7 +135,7 @@ def test_grey_images(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_image_of_one_level(name):
+def test_operators_on_an_image_of_one_level_return_one_level(name):
     result = OPERATORS[name](torch.full((2, 3, 8, 9), 77 / 255), make_values(name, 2))
     assert result.isfinite().all()
     assert ((result - result[:, :1, :1, :1]).abs() < 1e-6).all()
@@ -143,7 +143,7 @@ def test_an_image_of_one_level(name):
         assert (result == 0).all()
 
 
-def test_a_kernel_wider_than_the_image_mirrors_it_repeatedly():
+def test_blur_wider_than_the_image_mirrors_it_repeatedly():
     images, values = torch.arange(24.0).view(2, 1, 3, 4) / 24, np.zeros((2, VALUES))
     values[:, :4] = 31, 23, 6.0, 4.0
     tiles = torch.cat([images, images.flip(2)[:, :, 1:-1]], 2).repeat(1, 1, 9, 1)
