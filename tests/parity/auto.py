@@ -26,7 +26,7 @@ def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill
     return image.transform(image.size, kind, coefficients[:6], RESAMPLING[interpolation], fillcolor=color)
 
 
-def chain(
+def apply_operations(
     image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
 ) -> Image.Image:
     """Operations on an image, by Pillow."""
@@ -45,23 +45,25 @@ def chain(
     return image
 
 
-def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The operations that were drawn."""
-    ((transform, params),) = drawn
+    ((transform, params),) = steps
     filters = None if isinstance(params.filters, str) else params.filters[row].tolist()
-    made = chain(as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters)
-    return as_levels(made)
+    result = apply_operations(
+        as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters
+    )
+    return as_levels(result)
 
 
-def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def mixture(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The chains that were drawn, by Pillow, and their mixture in float64, cut off behind the decimal point."""
-    ((transform, params),) = drawn
+    ((transform, params),) = steps
     shares = params.weights[row]
     total = image * shares[0]
     for number, share in enumerate(shares[1:]):
         codes, values = params.codes[row, number].tolist(), params.values[row, number].tolist()
         filters = None if isinstance(params.filters, str) else params.filters[row, number].tolist()
-        total += share * as_levels(chain(as_pillow(image), transform, codes, values, filters))
+        total += share * as_levels(apply_operations(as_pillow(image), transform, codes, values, filters))
     return np.floor(total + 1e-6)
 
 

@@ -89,35 +89,35 @@ PILLOW: dict[str, Any] = {
 }
 
 
-def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The drawn operations of all transforms, by Pillow, one after the other."""
     result = as_pillow(image)
-    for _, params in drawn:
+    for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
             if code != NOTHING:
                 result = PILLOW[OPS[code]](result, values)
     return as_levels(result)
 
 
-def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
+def in_channels(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
     """Grey, in so many channels."""
     grey = as_pillow(image).convert("L")
     return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
 
 
-def recoded(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def recoded(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     file = io.BytesIO()
-    as_pillow(image).save(file, "JPEG", quality=int(drawn[0][1].values[row, 0, 0]))
+    as_pillow(image).save(file, "JPEG", quality=int(steps[0][1].values[row, 0, 0]))
     return as_levels(Image.open(file))
 
 
-def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """The numbers that were drawn, channel by channel, clipped by Pillow, or cut to 8 bits by numpy."""
-    mean, sigma, *key_words, wraps = drawn[0][1].values[row, 0, :5].tolist()
+    mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
     bands = []
-    for band, more in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
-        total = np.asarray(band, np.int32) + np.trunc(more).astype(np.int32)
+    for band, noise in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
+        total = np.asarray(band, np.int32) + np.trunc(noise).astype(np.int32)
         bands.append(total.astype(np.uint8) if wraps else np.asarray(Image.fromarray(total).convert("L")))
     return np.stack(bands, -1)
 
@@ -125,7 +125,7 @@ def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarr
 def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
     """Kornia's normalize of the image in 0 … 1."""
 
-    def oracle(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
         from kornia.enhance import normalize
 
         numbers = as_batch(as_pillow(image)) / 255
@@ -166,12 +166,21 @@ FUSED_BLUR = Tolerance(
 
 
 def colour(
-    name: str, transforms: Any, against: str, mean: float = 0, most: float = 0, reason: str = EXACT, **more: Any
+    name: str, transforms: Any, against: str, mean: float = 0, max: float = 0, reason: str = EXACT, **options: Any
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    own = {backend: more.pop(backend) for backend in RUNS if backend in more}
+    tolerances = {backend: options.pop(backend) for backend in RUNS if backend in options}
     return Case(
-        "color", name, transforms, more.pop("oracle", operations), mean, most, against, reason, backends=own, **more
+        "color",
+        name,
+        transforms,
+        options.pop("oracle", operations),
+        mean,
+        max,
+        against,
+        reason,
+        backends=tolerances,
+        **options,
     )
 
 

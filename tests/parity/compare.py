@@ -30,11 +30,11 @@ __all__ = [
     "Measured",
     "all_cases",
     "bounded_runs_of",
-    "here",
     "measure",
     "named",
     "operations",
     "pairs_of",
+    "runs_natively",
     "runs_of",
     "sets_of",
     "topics",
@@ -59,11 +59,11 @@ class Measured:
 @cache
 def topics() -> dict[str, tuple[Case, ...]]:
     """The cases of all transforms, by topic."""
-    found: dict[str, list[Case]] = {}
+    cases_by_topic: dict[str, list[Case]] = {}
     for spec in SPECS.values():
         for case in spec.parity:
-            found.setdefault(case.topic, []).append(case)
-    return {topic: tuple(found[topic]) for topic in sorted(found)}
+            cases_by_topic.setdefault(case.topic, []).append(case)
+    return {topic: tuple(cases_by_topic[topic]) for topic in sorted(cases_by_topic)}
 
 
 @cache
@@ -75,10 +75,10 @@ def all_cases() -> tuple[Case, ...]:
 @cache
 def operations() -> tuple[Case, ...]:
     """The first case of each set of transforms that cases name."""
-    found: dict[frozenset[str], Case] = {}
+    first_cases: dict[frozenset[str], Case] = {}
     for case in all_cases():
-        found.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
-    return tuple(found.values())
+        first_cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
+    return tuple(first_cases.values())
 
 
 def sets_of(run: str) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def sets_of(run: str) -> tuple[str, ...]:
 
 def runs_of(case: Case) -> list[str]:
     """The runs that can be used here, and have any of the transforms that a case names."""
-    return [run for run in RUNS if why_not(run) is None and here(case, run)]
+    return [run for run in RUNS if why_not(run) is None and runs_natively(case, run)]
 
 
 def bounded_runs_of(case: Case) -> list[str]:
@@ -115,27 +115,27 @@ class Batch:
 
 
 @lru_cache(maxsize=16)
-def _batch(number: int, images: str, round_: int) -> Batch:
+def _batch(number: int, set_name: str, draw_round: int) -> Batch:
     case = all_cases()[number]
-    given = image_set(images, case.channels)
-    chain, sizes = T.Chain(case.transforms), np.array([image.shape[:2] for image in given], np.int64)
-    positions, key = np.arange(len(given)), epoch_key(3, round_)
+    arrays = image_set(set_name, case.channels)
+    chain, sizes = T.Chain(case.transforms), np.array([image.shape[:2] for image in arrays], np.int64)
+    positions, key = np.arange(len(arrays)), epoch_key(3, draw_round)
     regions = chain.regions(key, positions, sizes)
     ragged = RaggedImages.from_arrays(
         [
             image[top : top + height, left : left + width]
-            for image, (top, left, height, width) in zip(given, regions.tolist(), strict=True)
+            for image, (top, left, height, width) in zip(arrays, regions.tolist(), strict=True)
         ]
     )
     ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
     draws = chain.draw(key, positions, sizes)
     # Each transform, and what it drew.
     by_step = {record.step: record for record in draws.records}
-    drawn = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
+    steps = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []
-    for row, image in enumerate(given):
-        partner = given[row ^ 1] if row ^ 1 < len(given) else image
-        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, drawn, row)))
+    for row, image in enumerate(arrays):
+        partner = arrays[row ^ 1] if row ^ 1 < len(arrays) else image
+        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, steps, row)))
     return Batch(ragged, draws, expected)
 
 
@@ -152,7 +152,7 @@ def named(case: Case, transform: Transform) -> bool:
     return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
 
 
-def here(case: Case, run: str) -> bool:
+def runs_natively(case: Case, run: str) -> bool:
     """Whether any transform that a case names runs on that backend; else it is the reference that is run in its place.
 
     One of several is enough: that a backend hands images over to the reference and gets them back is tested there too.
@@ -164,11 +164,11 @@ def here(case: Case, run: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _results(number: int, run: str, images: str, round_: int) -> list[np.ndarray]:
+def _results(number: int, run: str, set_name: str, draw_round: int) -> list[np.ndarray]:
     """What a run makes of a batch, in levels, H×W×C each."""
-    case, batch = all_cases()[number], _batch(number, images, round_)
-    made = _stage(number, run)(batch.ragged, batch.draws)
-    return [_levels(case, image.permute(1, 2, 0).numpy()) for image in made]
+    case, batch = all_cases()[number], _batch(number, set_name, draw_round)
+    results = _stage(number, run)(batch.ragged, batch.draws)
+    return [_levels(case, image.permute(1, 2, 0).numpy()) for image in results]
 
 
 @contextlib.contextmanager
@@ -183,16 +183,16 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("torch",)) -> Measured:
+def measure(case: Case, run: str, set_name: str, *, compared_with: tuple[str, ...] = ("torch",)) -> Measured:
     """How far a run's results lie from the oracle's, and from those of other runs, for one of the sets of images."""
     number, worst = all_cases().index(case), Measured()
-    for round_ in SETS[images]:
-        batch, results = _batch(number, images, round_), _results(number, run, images, round_)
-        others = [_results(number, other, images, round_) for other in beside]
-        for row, (found, expected) in enumerate(zip(results, batch.expected, strict=True)):
-            assert found.shape == expected.shape, (found.shape, expected.shape)
-            difference = abs(found - expected)
-            apart = [float(abs(found - other[row]).max()) for other in others]
+    for draw_round in SETS[set_name]:
+        batch, results = _batch(number, set_name, draw_round), _results(number, run, set_name, draw_round)
+        other_results = [_results(number, other, set_name, draw_round) for other in compared_with]
+        for row, (levels, expected) in enumerate(zip(results, batch.expected, strict=True)):
+            assert levels.shape == expected.shape, (levels.shape, expected.shape)
+            difference = abs(levels - expected)
+            apart = [float(abs(levels - other[row]).max()) for other in other_results]
             worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0))
     return worst
 

@@ -57,12 +57,12 @@ def folder_of_photographs() -> list[Path]:
 def image_set(name: str, channels: int) -> tuple[np.ndarray, ...]:
     """The images of one of `SETS`, uint8 H×W×C; none where there are no photographs."""
     pictures = photographs(folder_of_photographs()) if name in ("photographs", "small") else []
-    found = {
+    images = {
         "photographs": lambda: pictures,
         "random": random_images,
         "one": lambda: random_images()[:1],
         "small": lambda: small_images(pictures),
     }[name]()
     if channels == 1:
-        found = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in found]
-    return tuple(found)
+        images = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in images]
+    return tuple(images)

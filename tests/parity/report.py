@@ -69,22 +69,30 @@ def row_start(case: Case) -> str:
     return f"| {case.name} | {case.against} | "
 
 
-def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
+def row_of(case: Case, measured_runs: dict[str, Measured], notes: dict[str, str]) -> str:
     """The row of a case; `notes` are the letters of reasons, of which there may be more afterwards."""
     cells = []
     for run in RUNS:
-        cell = f"{shown(found[run].mean)} / {shown(found[run].max)}" if run in found else "–"
-        own = case.backends.get(run)
-        if run in found and own is not None:
-            bounds = " / ".join(map(shown, (own.mean, own.max, own.apart)))
-            cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
+        cell = (
+            f"{format_number(measured_runs[run].mean)} / {format_number(measured_runs[run].max)}"
+            if run in measured_runs
+            else "–"
+        )
+        tolerance = case.backends.get(run)
+        if run in measured_runs and tolerance is not None:
+            bounds = " / ".join(map(format_number, (tolerance.mean, tolerance.max, tolerance.apart)))
+            cell += f" (≤ {bounds}; {letter(tolerance.reason, notes)})"
         cells.append(cell)
-    apart = shown(max(measured.apart for measured in found.values())) if case in operations() else "–"
-    bound = " / ".join(map(shown, (case.mean, case.max, case.between)))
+    apart = (
+        format_number(max(measure_case.apart for measure_case in measured_runs.values()))
+        if case in operations()
+        else "–"
+    )
+    bound = " / ".join(map(format_number, (case.mean, case.max, case.between)))
     return f"{row_start(case)}{' | '.join(cells)} | {apart} | {bound} | {letter(case.reason, notes)} |"
 
 
-def shown(number: float) -> str:
+def format_number(number: float) -> str:
     """A figure to two digits; whole where it has more."""
     return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
 
@@ -94,24 +102,24 @@ def letter(reason: str, notes: dict[str, str]) -> str:
     return notes.setdefault(reason, chr(ord("a") + len(notes)))
 
 
-def measured(case: Case) -> dict[str, Measured]:
+def measure_case(case: Case) -> dict[str, Measured]:
     """What was found for each run that has any of the transforms."""
-    found = {run: Measured() for run in runs_of(case)}
-    for run in found:
-        for images in sorted({*sets_of(run), "small"}):
-            found[run] |= measure(case, run, images, beside=())
-    for run, other, images in pairs_of(case) if case in operations() else ():
-        found[run] |= measure(case, run, images, beside=(other,))
-    return found
+    results = {run: Measured() for run in runs_of(case)}
+    for run in results:
+        for set_name in sorted({*sets_of(run), "small"}):
+            results[run] |= measure(case, run, set_name, compared_with=())
+    for run, other, set_name in pairs_of(case) if case in operations() else ():
+        results[run] |= measure(case, run, set_name, compared_with=(other,))
+    return results
 
 
-def section(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
+def section_of(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
     """The table of a topic, with its reasons; rows of a `known` section are not measured again."""
     notes = {reason: mark for mark, reason in re.findall(r"^- (\w): (.*)$", known, re.MULTILINE)}
     lines = []
     for case in cases:
         lines += [line for line in known.splitlines() if line.startswith(row_start(case))] or [
-            row(case, measured(case), notes)
+            row_of(case, measure_case(case), notes)
         ]
         print(lines[-1], flush=True)
     reasons = "\n".join(f"- {mark}: {reason}" for reason, mark in notes.items())
@@ -135,7 +143,7 @@ def document(known: str = "") -> str:
     )
     known_sections = {part.splitlines()[0]: part for part in known.split("\n## ")[1:]}
     return head + "".join(
-        section(topic, cases, known_sections.get(TITLES[topic], "")) for topic, cases in topics().items()
+        section_of(topic, cases, known_sections.get(TITLES[topic], "")) for topic, cases in topics().items()
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from parity.case import BATCHES, RUNS
-from parity.compare import all_cases, here
+from parity.compare import all_cases, runs_natively
 from parity.report import PAGE, row_start
 from parity.usable import needs
 
@@ -15,7 +15,7 @@ FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in ("torch", BATCHES)])
-def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
+def test_backend_runs_the_cases_for_which_the_document_has_figures(run):
     needs(run)
     lines = PAGE.read_text().splitlines()
     wrong = []
@@ -23,7 +23,7 @@ def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
         cells = (
             next(line for line in lines if line.startswith(row_start(case))).removeprefix(row_start(case)).split(" | ")
         )
-        if here(case, run) != (cells[RUNS.index(run)] != "–"):
+        if runs_natively(case, run) != (cells[RUNS.index(run)] != "–"):
             wrong.append(case.name)
     assert not wrong, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {wrong}"
 
@@ -36,7 +36,7 @@ def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
         [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8), FLOAT, T.RandomErasing()],
     ],
 )
-def test_a_backend_runs_a_whole_chain(backend, chain):
+def test_plan_runs_an_entire_chain_on_the_backend(backend, chain):
     needs(backend)
     plan = gl.Loader(["a.jpg", "b.jpg"], 2, transforms=chain, backend=backend, device="cpu", num_workers=0).plan()
     assert plan.backend == backend
@@ -45,7 +45,7 @@ def test_a_backend_runs_a_whole_chain(backend, chain):
     assert not elsewhere
 
 
-def test_a_transform_that_a_backend_lacks_runs_on_torch():
+def test_plan_runs_an_unsupported_transform_on_torch():
     needs("kornia")
     chain = [T.ColorJitter(0.4), T.JPEG(50), NORMALIZE]
     plan = gl.Loader(["a.jpg"], transforms=chain, backend="kornia", device="cpu", num_workers=0).plan()
