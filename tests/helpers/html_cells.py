@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 
 class Cells(HTMLParser):
-    """The text of each cell, by rows, and all tags; AssertionError if one is not closed."""
+    """The text of an HTML text's table cells, by rows, and all its tags; AssertionError if a tag is not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

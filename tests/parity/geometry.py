@@ -24,12 +24,7 @@ __all__ = [
     "tensors", "timm", "turned", "warped",
 ]  # fmt: skip
 
-PILLOW = {
-    "nearest": Image.NEAREST,
-    "bilinear": Image.BILINEAR,
-    "bicubic": Image.BICUBIC,
-    "lanczos": Image.LANCZOS,
-}
+PILLOW = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
 WARPING = ("nearest", "bilinear", "bicubic")
 
 

@@ -15,7 +15,7 @@ KEY = epoch_key(5, 0)
 
 
 def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high: int = 120) -> list[np.ndarray]:
-    """Generate photograph-like uint8 H×W×C arrays of many sizes: waves of colour, edges, and a little noise."""
+    """Generate photograph-like uint8 H×W×C arrays of many sizes: waves of color, edges, and a little noise."""
     rng = np.random.default_rng(seed)
     images = []
     for _ in range(count):
@@ -33,7 +33,7 @@ def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high:
 def batch(
     chain: T.Chain, images: Sequence[np.ndarray], *, uncut: bool = False, key: Key = KEY, first: int = 0
 ) -> tuple[RaggedImages, T.Program]:
-    """Return the images as workers would deliver them, or uncut if `whole`, and the draws for them."""
+    """Return the images as workers would deliver them, or entire if `uncut`, and the draws for them."""
     sizes = np.array([image.shape[:2] for image in images], np.int64)
     positions = np.arange(first, first + len(images))
     regions = chain.regions(key, positions, sizes)
@@ -60,7 +60,6 @@ def make_batch() -> Callable[..., tuple[RaggedImages, T.Program]]:
 
 @pytest.fixture(scope="session")
 def photo_arrays(photos) -> list[np.ndarray]:
-    """All photographs, decoded by Pillow, RGB."""
     from PIL import Image
 
     return [np.asarray(Image.open(path).convert("RGB")) for path in photos]

@@ -1,4 +1,4 @@
-"""Which backend runs which transform, and how that is shown, in notebooks too."""
+"""Plans: which backend runs which transform, and how a plan is printed and shown in notebooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpuload.transforms.program.ops import (
 
 
 class Picky(Backend):
-    """Has what moves no pixels, and of finished images nothing."""
+    """A backend that supports transforms that move no pixels, and none that change finished images."""
 
     name = "picky"
 
@@ -88,29 +88,24 @@ def test_plan_runs_a_container_on_the_backend_only_if_all_its_transforms_can():
     assert plan.steps[1].reason == "Resize: it moves pixels"
 
 
-def test_plan_runs_normalize_with_the_flip_after_it():
-    plan = plan_of(T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip())
-    assert [step.backend for step in plan.steps] == ["picky", "torch", "torch"]
-    assert plan.steps[1].reason == "combined with RandomHorizontalFlip after it"
-
-
-def test_plan_runs_changes_of_finished_images_on_torch_if_the_backend_does_not_support_them():
-    plan = plan_of(NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2))
-    assert [(step.backend, step.reason) for step in plan.steps] == [
-        ("picky", None),
-        ("torch", "it is late"),
-        ("torch", "it is late"),
-    ]
-
-
-def test_plan_changes_backends_after_a_conversion_to_float():
-    plan = plan_of(T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert())
-    assert [step.backend for step in plan.steps] == ["picky", "torch", "picky"]
-
-
-def test_plan_runs_transforms_that_change_no_pixels_on_the_backend():
-    plan = plan_of(NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes())
-    assert [step.backend for step in plan.steps] == ["picky", "torch", "picky", "picky"]
+@pytest.mark.parametrize(
+    ("transforms", "backends", "reasons"),
+    [
+        ([T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip()], ["picky", "torch", "torch"],
+         [None, "combined with RandomHorizontalFlip after it", "it moves pixels"]),
+        ([NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2)], ["picky", "torch", "torch"],
+         [None, "it is late", "it is late"]),
+        ([T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert()], ["picky", "torch", "picky"],
+         [None, "it moves pixels", None]),
+        ([NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes()], ["picky", "torch", "picky", "picky"],
+         [None, "it is late", None, None]),
+    ],
+    ids=["Normalize with the flip after it", "finished images", "levels after a conversion", "no pixels"],
+)  # fmt: skip
+def test_plan_gives_each_step_a_backend_and_a_reason(transforms, backends, reasons):
+    plan = plan_of(*transforms)
+    assert [step.backend for step in plan.steps] == backends
+    assert [step.reason for step in plan.steps] == reasons
 
 
 def test_plan_prints_each_view_and_module():
@@ -134,8 +129,7 @@ def test_plan_of_an_empty_chain_prints_only_the_backend():
 
 
 def test_table_escapes_all_text():
-    text = table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", "12,345")])
-    cells = Cells(text)
+    cells = Cells(table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", "12,345")]))
     assert cells.rows == [["<i>", "n"], ["<script>alert('&')</script>", "12,345"]]
     assert set(cells.tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
 

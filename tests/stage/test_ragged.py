@@ -1,4 +1,4 @@
-"""Batches of images of all sizes, from arrays and from tensors that lie in any way."""
+"""`RaggedImages`: batches of images of any sizes, from arrays and from tensors of any memory layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.tensor_layouts import DENSE, LAYOUTS
 from gpuload.stage import RaggedImages
 from gpuload.transforms.program.windows import full_windows
 
-SIZES = [(5, 7), (1, 9), (8, 1), (1, 1), (6, 6)]  # of images
+IMAGE_SIZES = [(5, 7), (1, 9), (8, 1), (1, 1), (6, 6)]
 DTYPES = ["uint8", "uint16", "float32"]
 
 
@@ -56,12 +56,12 @@ def arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> list[np.n
 
 
 def windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """One in each image, of about half of it."""
+    """Return a window in each image, of about half its size."""
     return np.hstack([sizes_hw // 3, np.maximum(sizes_hw // 2, 1)])
 
 
 def assert_interleaves(images: RaggedImages, expected: list[np.ndarray], windows_tlhw: np.ndarray) -> None:
-    """What a copy holds is what is asked for, and it is one where the images do not lie so already."""
+    """Check that `interleave` returns these windows of the images, and copies only images that are not interleaved."""
     interleaved = images.interleave(windows_tlhw)
     assert interleaved.steps is None
     assert (interleaved is images) == (images.steps is None)
@@ -78,7 +78,7 @@ def assert_interleaves(images: RaggedImages, expected: list[np.ndarray], windows
 
 
 def values_by_address(images: RaggedImages, row: int) -> list[float]:
-    """An image's numbers, H×W×C, by addresses, as a kernel reads them."""
+    """Return an image's values, H×W×C, read by address as a kernel reads them."""
     assert images.steps is not None
     pixels = images.pixels
     indices = images.offsets[row] + np.indices(images.shapes[row]).reshape(3, -1).T @ images.steps[row]
@@ -109,11 +109,11 @@ def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, chan
 
 @matrix(layout=LAYOUTS, dtype=DTYPES, channels=[1, 3, 4], count=[1, 5])
 def test_from_planes_of_several_sizes_reads_their_memory_in_place(layout, dtype, channels, count):
-    expected = arrays(SIZES[:count], channels, dtype)
+    expected = arrays(IMAGE_SIZES[:count], channels, dtype)
     planes = LAYOUTS[layout](expected)
     images = RaggedImages.from_planes(planes, list("abcde")[:count])
     assert images.pixels.data_ptr() == planes[0].data_ptr()
-    assert images.shapes.tolist() == [[*size, channels] for size in SIZES[:count]]
+    assert images.shapes.tolist() == [[*size, channels] for size in IMAGE_SIZES[:count]]
     is_single_gapless = count == 1 and (
         layout in ("each channels last", "backwards") or (layout == "each" and channels == 1)
     )
@@ -146,7 +146,7 @@ def test_interleave_copies_into_the_memory_passed():
 
 
 def test_from_planes_keeps_the_tensors_alive():
-    expected = arrays(SIZES, 3, "float32")
+    expected = arrays(IMAGE_SIZES, 3, "float32")
     images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
     torch.full((10_000,), 7.0)
     assert_interleaves(images, expected, full_windows(images.sizes_hw))

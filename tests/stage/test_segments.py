@@ -1,4 +1,4 @@
-"""Lines on several backends: what lies between two runs is what the reference would have there."""
+"""Chains run in segments on several backends: results equal those of one backend, and segments get what they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class NamedTransforms(TorchBackend):
-    """Runs transforms of some names, with the reference, and remembers what it was given."""
+    """A backend that runs transforms of some names with the reference, and records what each segment gets."""
 
     name = "named"
 
@@ -35,7 +35,7 @@ class NamedTransforms(TorchBackend):
 
     def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         is_supported = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
-        return None if is_supported else "not asked for"
+        return None if is_supported else "another name"
 
     def level_runner(self, finish):
         run = super().level_runner(finish)
@@ -47,15 +47,19 @@ class NamedTransforms(TorchBackend):
         return watched
 
 
-def run(chain, names, batch, draws, **options):
-    expected = compile_stage(chain, device="cpu", **options)(batch, draws)
+def segment_runner(chain: T.Chain, names: set[str]) -> tuple[SegmentRunner, NamedTransforms]:
     backend = NamedTransforms(names)
     line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "named": backend}
-    )
-    images = [torch.empty_like(image) for image in expected]
-    outputs = torch.empty_like(expected) if isinstance(expected, torch.Tensor) else images
+    backends = {"torch": TorchBackend(CPU), "named": backend}
+    return SegmentRunner(plan_steps(line, backend), Finish.of(line, None), backends), backend
+
+
+def run(chain, names, batch, draws, **options):
+    """Return the result of the reference, that of the segments, and the backend."""
+    expected = compile_stage(chain, device="cpu", **options)(batch, draws)
+    runner, backend = segment_runner(chain, names)
+    is_batch = isinstance(expected, torch.Tensor)
+    outputs = torch.empty_like(expected) if is_batch else [torch.empty_like(image) for image in expected]
     runner(batch, draws, outputs)
     return expected, outputs, backend
 
@@ -123,11 +127,7 @@ def test_on_finished_offers_a_backend_only_the_records_planned_for_it(make_image
 def test_memory_between_segments_is_reused(make_images, make_batch):
     chain = T.Chain([T.RandomInvert(), T.CenterCrop(20)])
     ragged, draws = make_batch(chain, make_images(0, 3))
-    backend = NamedTransforms({"CenterCrop"})
-    line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "named": backend}
-    )
+    runner, backend = segment_runner(chain, {"CenterCrop"})
     for _ in range(3):
         runner(ragged, draws, torch.empty(3, 3, 20, 20, dtype=torch.uint8))
     assert len({images.pixels.data_ptr() for images, _, _ in backend.seen}) == 1
@@ -157,16 +157,12 @@ def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner,
 
 
 def test_planes_are_interleaved_once_into_reused_memory(make_images):
-    """Only the windows that matter, and only where the first run cannot read them."""
+    """Only the windows that the chain needs are copied, and only before the first segment."""
     arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
     planes = RaggedImages.from_planes(LAYOUTS["within others"](arrays), ["a", "b"])
     chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), planes.sizes_hw)
-    backend = NamedTransforms({"CenterCrop", "RandomInvert"})
-    line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "named": backend}
-    )
+    runner, backend = segment_runner(chain, {"CenterCrop", "RandomInvert"})
     for _ in range(3):
         runner(planes, draws, torch.empty(2, 3, 20, 20))
     seen = [images for images, _, _ in backend.seen]

@@ -1,5 +1,6 @@
-"""Slots → device, on one that is no GPU. What only a GPU shows is in `tests/cuda`, and what a late one does in
-`tests/simulated`."""
+"""Transfers of slots to a device, on a stand-in for a GPU.
+
+`tests/cuda` tests what only a GPU shows, and `tests/simulated` what happens if a device is late."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def batch_of(ring, slot, used_bytes):
 
 @pytest.fixture
 def make_cuda_transfer(monkeypatch):
-    """A CudaTransfer over a real ring, for a device that is no GPU."""
+    """A function that makes a ring and a CudaTransfer from it to a stand-in for a GPU."""
 
     def make(*args, **kwargs):
         device = Device(*args, **kwargs)
@@ -113,7 +114,7 @@ def test_slot_whose_lock_is_refused_is_copied_synchronously_and_released(make_cu
 
 
 def test_buffers_of_batches_of_similar_sizes_have_one_size(make_cuda_transfer):
-    """So that torch's allocator has the memory of an earlier one for each."""
+    """torch's allocator can then reuse the memory of an earlier batch."""
     ring, transfer, _ = make_cuda_transfer()
     slot = ring.acquire(1 << 20)
     sizes, used = set(), np.random.default_rng(0).integers(930_000, 980_000, 50).tolist()

@@ -1,6 +1,4 @@
-"""User code is called with images, masks and floats as was drawn, on every backend; and modules at the end of the
-transforms, whose draws depend on the seed, the epoch and the batch.
-"""
+"""User code within a chain: custom transforms, lambdas and modules, on images, masks and floats, on every backend."""
 
 from __future__ import annotations
 
@@ -26,22 +24,19 @@ NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
 
 
-def example() -> dict[str, Any]:
-    """What the example of the page defines."""
+def documented_example() -> dict[str, Any]:
     text = PAGE.read_text().split("## Your own transforms")[1].split("```python\n")[1].split("```")[0]
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(text, namespace)
     return namespace
 
 
-EXAMPLE = example()
+EXAMPLE = documented_example()
 ColourCast, GridMask = EXAMPLE["ColourCast"], EXAMPLE["GridMask"]
 
 
 @dataclass(frozen=True)
 class Flip(T.Custom):
-    """`T.RandomHorizontalFlip`, by other means."""
-
     moves_pixels = True
 
     def draw(self, uniforms, sizes_hw):
@@ -55,7 +50,7 @@ class Flip(T.Custom):
 
 @dataclass(frozen=True)
 class Gain(T.Custom):
-    """Multiplies by a number for each image: `T.ColorJitter(brightness=(0.5, 1.5))`, but rounded."""
+    """A transform that multiplies each image by a factor, as `T.ColorJitter(brightness=(0.5, 1.5))`, but rounded."""
 
     def draw(self, uniforms, sizes_hw):
         return {"factor": 0.5 + uniforms(1)[:, 0]}
@@ -71,11 +66,17 @@ def stage_of(transforms, **options):
     return chain, compile_stage(chain, device="cpu", **options)
 
 
-def tensors(result):
-    return list(result[0] if isinstance(result, tuple) else result)
+def run_to_the_end(make_images, make_batch, transforms):
+    """Run a chain on three images, then the modules at its end."""
+    chain, stage = stage_of(transforms)
+    return stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0] * len(chain.modules))
 
 
-# -- where it may stand ---------------------------------------------------------------------------------------------
+class BuiltIn(T.RandomHorizontalFlip):
+    lanes = property(lambda self: 2)  # as many as Flip has, so that both draw the same numbers
+
+
+# -- positions in a chain -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("runner", ["single", "batched"])
@@ -97,31 +98,21 @@ def tensors(result):
     ],
 )
 def test_custom_flip_equals_the_built_in_flip(make_images, make_batch, transforms, ragged, runner):
-    """Both draw the same number; lanes differ, so the built-in one is told what was drawn."""
-
-    class BuiltIn(T.RandomHorizontalFlip):
-        lanes = property(lambda self: 2)
-
     def built_in(transform):
         if isinstance(transform, Flip):
             return BuiltIn(0.5)
         if transform.children:
-            return type(transform)([built_in(child) for child in transform.children], **with_p(transform))
+            p = {} if getattr(transform, "p", None) is None else {"p": transform.p}
+            return type(transform)([built_in(child) for child in transform.children], **p)
         return transform
 
-    def with_p(transform):
-        return {} if getattr(transform, "p", None) is None else {"p": transform.p}
-
-    images = make_images(1, 9)
-    chain, stage = stage_of(transforms, ragged=ragged, runner=runner)
-    built_in_chain, built_in_stage = stage_of(
-        [built_in(transform) for transform in transforms], ragged=ragged, runner=runner
-    )
-    results, expected_results = (
-        tensors(run(*make_batch(line, images))) for line, run in ((chain, stage), (built_in_chain, built_in_stage))
-    )
-    for result, expected in zip(results, expected_results, strict=True):
-        # Behind floats of its own, Normalize is applied to the finished batch.
+    images, results = make_images(1, 9), []
+    for line in (transforms, [built_in(transform) for transform in transforms]):
+        chain, stage = stage_of(line, ragged=ragged, runner=runner)
+        result = stage(*make_batch(chain, images))
+        results.append(result[0] if ragged == "pad" else result)
+    for result, expected in zip(*results, strict=True):
+        # After floats of a custom transform, Normalize is applied to the finished batch.
         torch.testing.assert_close(result, expected, rtol=0, atol=3e-6 if result.is_floating_point() else 0)
 
 
@@ -160,7 +151,6 @@ def test_custom_bits_do_not_depend_on_the_batch(make_images, make_batch):
 
 
 def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_images, make_batch):
-    """On a device that works on many at once; on the CPU they go one by one."""
     images = [image for image in make_images(4, 3) for _ in range(2)]
     seen = []
 
@@ -180,27 +170,22 @@ def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_im
 @pytest.mark.parametrize("runner", ["single", "batched"])
 @pytest.mark.parametrize(("dtype", "axes"), [("uint8", 2), ("int64", 3), ("bool", 2), ("float32", 3)])
 @pytest.mark.parametrize("resize", [T.Resize(20), T.Resize((20, 24))])
-def test_masks_move_with_a_custom_flip(make_images, make_batch, runner, dtype, axes, resize):
-    count = 1 if axes == 2 else 2
-    numbers = [np.random.default_rng(n).integers(0, 2, (30 + n, 40, count)).astype(dtype) * 1 for n in range(5)]
-    numbers = [array.astype(dtype) for array in numbers]
-    pictures = [np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape[:2], -1) for array in numbers]
-
-    class BuiltIn(T.RandomHorizontalFlip):
-        lanes = property(lambda self: 2)
-
-    masks, expected_masks = (
-        MaskStage(torch.device("cpu"), runner)(*make_batch(T.Chain([one, resize, two, NORMALIZE]), pictures),
-                                               [(dtype, axes)] * 5)[0]
-        for one, two in ((Flip(), Flip()), (BuiltIn(), BuiltIn()))
-    )  # fmt: skip
-    assert any(not torch.equal(one, one.flip(-1)) for one in masks)
-    for one, two in zip(masks, expected_masks, strict=True):
-        assert one.dtype == getattr(torch, dtype)
-        assert torch.equal(one, two)
+def test_masks_move_with_a_custom_flip(make_batch, runner, dtype, axes, resize):
+    channels = 1 if axes == 2 else 2
+    masks = [np.random.default_rng(n).integers(0, 2, (30 + n, 40, channels)).astype(dtype) for n in range(5)]
+    levels = [np.ascontiguousarray(mask).view(np.uint8).reshape(*mask.shape[:2], -1) for mask in masks]
+    stage = MaskStage(torch.device("cpu"), runner)
+    moved, expected = (
+        stage(*make_batch(T.Chain([flip, resize, flip, NORMALIZE]), levels), [(dtype, axes)] * 5)[0]
+        for flip in (Flip(), BuiltIn())
+    )
+    assert any(not torch.equal(mask, mask.flip(-1)) for mask in moved)
+    for mask, expected_mask in zip(moved, expected, strict=True):
+        assert mask.dtype == getattr(torch, dtype)
+        assert torch.equal(mask, expected_mask)
 
 
-# -- what it may not return -----------------------------------------------------------------------------------------
+# -- results and errors ---------------------------------------------------------------------------------------------
 
 
 def returning(value):
@@ -272,13 +257,12 @@ def returning(value):
     ],
 )
 def test_user_code_that_returns_another_shape_or_type_raises(make_images, make_batch, transforms, error, text):
-    chain, stage = stage_of(transforms)
     with pytest.raises(error, match=re.escape(text)):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0] * len(chain.modules))
+        run_to_the_end(make_images, make_batch, transforms)
 
 
 class TakesFloats(torch.nn.Module):
-    """Kornia's check of its input."""
+    """A module that checks its input as Kornia's do."""
 
     def forward(self, images):
         if not images.is_floating_point():
@@ -303,9 +287,8 @@ NOTE = (
     ids=["Kornia", "convolution", "activation"],
 )
 def test_module_error_about_uint8_begins_with_the_remedy(make_images, make_batch, transforms, module, message):
-    chain, stage = stage_of([T.CenterCrop(8), module, *transforms])
     with pytest.raises((TypeError, RuntimeError), match=f"{re.escape(NOTE)}: .*{re.escape(message)}") as caught:
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), module, *transforms])
     assert not hasattr(caught.value, "__notes__")
 
 
@@ -324,34 +307,30 @@ def test_kornia_error_about_data_keys_begins_with_what_a_module_gets(make_images
     from kornia import augmentation as K
 
     module = K.AugmentationSequential(K.RandomHorizontalFlip(), data_keys=data_keys)
-    chain, stage = stage_of([T.CenterCrop(8), FLOAT, module])
     with pytest.raises((AssertionError, ValueError), match=f"{re.escape(DATA_KEYS_NOTE)}.*{message}"):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), FLOAT, module])
 
 
 def test_kornia_error_about_the_shape_begins_with_the_shape_and_remedy(make_images, make_batch):
     from kornia import augmentation as K
 
-    colours = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
-    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(), FLOAT, colours])
+    jitter = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
     text = (
         "the module ColorJitter was called with float32 images of shape (3, 1, 8, 8); for three channels put "
         "Grayscale(3) before ToDtype: Input size must have a shape of (*, 3, H, W)"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
-    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(3), FLOAT, colours])
-    stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Grayscale(), FLOAT, jitter])
+    run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Grayscale(3), FLOAT, jitter])
 
 
 def test_other_errors_of_user_code_keep_their_message_and_get_a_note(make_images, make_batch):
     def fail(images):
-        raise ValueError("no such colour")
+        raise ValueError("no such color")
 
-    chain, stage = stage_of([T.CenterCrop(8), T.Lambda(fail)])
-    with pytest.raises(ValueError, match="no such colour") as caught:
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
-    assert str(caught.value) == "no such colour"
+    with pytest.raises(ValueError, match="no such color") as caught:
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Lambda(fail)])
+    assert str(caught.value) == "no such color"
     assert caught.value.__notes__ == [f"Lambda(fail) {NOTE}"]
 
 
@@ -388,9 +367,9 @@ def test_module_in_mid_chain_is_applied_before_normalize_and_mixup(make_images, 
 
 
 def test_batch_lambda_at_the_end_may_change_shape_and_dtype(make_images, make_batch):
-    chain, stage = stage_of([T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())])
-    result = stage.call_modules(stage(*make_batch(chain, make_images(6, 4))), [0])
-    assert result.shape == (4, 1, 8, 16)
+    transforms = [T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())]
+    result = run_to_the_end(make_images, make_batch, transforms)
+    assert result.shape == (3, 1, 8, 16)
     assert result.dtype == torch.float64
 
 
@@ -409,7 +388,7 @@ def test_image_lambda_draws_the_same_in_any_batch_and_restores_generators(make_i
     chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image")])
     pair, later = stage(*make_batch(chain, [images[0]] * 2)), stage(*make_batch(chain, images[:1], first=6))
     for one, other in ((pair[0], pair[1]), (pair[0], later[0]), (pair[1], later[0])):
-        assert not torch.equal(one, other), "by position"
+        assert not torch.equal(one, other), "images at other positions must draw other numbers"
 
 
 def test_modules_at_the_end_draw_different_numbers(make_images, make_batch):
@@ -457,18 +436,26 @@ def test_fused_chains_are_split_at_custom_transforms(make_images, make_batch):
     assert torch.equal(fused(batch, draws), compile_stage(chain, device="cpu")(batch, draws))
 
 
-# -- with a loader --------------------------------------------------------------------------------------------------
+# -- through a loader -----------------------------------------------------------------------------------------------
 
 
 SMALL = [(gl.Image(np.random.default_rng(n).integers(0, 256, (10, 12 + n, 3), np.uint8)), n) for n in range(5)]
 
 
-def example_loader(backend, workers):
-    crop = T.RandomCrop(8) if backend == "fused" else T.RandomResizedCrop(8)  # Triton's interpreter takes long
-    chain = [crop, T.RandomHorizontalFlip(), ColourCast(0.3), T.RandomApply([GridMask(3, 9)], 0.7), NORMALIZE]
-    return gl.Loader(
-        SMALL, batch_size=2, shuffle=True, transforms=chain, backend=backend, num_workers=workers, device="cpu"
-    )
+def assert_same_batches(make_loader):
+    """Check that batches are the same with any number of workers, and after a resume; return their images."""
+    with make_loader(0) as loader:
+        expected = [images for images, _ in loader]
+    for workers in (1, 2, 4):
+        with make_loader(workers) as loader:
+            batches = iter(loader)
+            assert torch.equal(next(batches)[0], expected[0])
+            state = loader.state_dict()
+            assert all(torch.equal(images, other) for (images, _), other in zip(batches, expected[1:], strict=True))
+    with make_loader(0) as loader:
+        loader.load_state_dict(state)
+        assert all(torch.equal(images, other) for (images, _), other in zip(loader, expected[1:], strict=True))
+    return expected
 
 
 @pytest.mark.usefixtures("warm")
@@ -476,19 +463,10 @@ def example_loader(backend, workers):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 def test_documented_example_gives_the_same_batches_with_any_workers_and_after_a_resume(backend):
-    with example_loader(backend, 0) as loader:
-        expected = [images for images, _ in loader]
-    for workers in (1, 2, 4):
-        with example_loader(backend, workers) as loader:
-            for images, (other, _) in zip(expected, loader, strict=True):
-                assert torch.equal(images, other)
-    with example_loader(backend, 2) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with example_loader(backend, 0) as loader:
-        loader.load_state_dict(state)
-        for images, (other, _) in zip(expected[1:], loader, strict=True):
-            assert torch.equal(images, other)
+    crop = T.RandomCrop(8) if backend == "fused" else T.RandomResizedCrop(8)  # Triton's interpreter takes long
+    chain = [crop, T.RandomHorizontalFlip(), ColourCast(0.3), T.RandomApply([GridMask(3, 9)], 0.7), NORMALIZE]
+    options = {"shuffle": True, "transforms": chain, "backend": backend, "device": "cpu"}
+    assert_same_batches(lambda workers: gl.Loader(SMALL, 2, num_workers=workers, **options))
 
 
 IMAGE = np.full((40, 60, 3), 200, np.uint8)
@@ -527,7 +505,7 @@ def test_custom_without_a_method_for_a_target_warns_once(kind):
     with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
         assert len(batches(kind, [T.RandomApply([Gain()], 0.5)])) == 2
     assert len(caught) == 1
-    batches(kind, [ColourCast()])  # it says that they may
+    batches(kind, [ColourCast()])  # its moves_pixels is False, so targets may stay
     text = "the module torch's ReLU gets only the images; masks, boxes and keypoints are not moved."
     with pytest.warns(RuntimeWarning, match=re.escape(text)):
         batches(kind, [torch.nn.ReLU()])
@@ -540,7 +518,7 @@ def test_custom_that_moves_pixels_without_a_method_for_a_target_raises():
         batches("boxes", [Flip()])
 
 
-# -- a module at the end --------------------------------------------------------------------------------------------
+# -- modules at the end ---------------------------------------------------------------------------------------------
 
 HALVES = T.Normalize([0.5] * 3, [0.5] * 3)
 
@@ -577,52 +555,32 @@ def test_apply_module_with_parameters_is_differentiable():
     assert not apply_module(module, torch.ones(2, 3, 4, 4), 0).requires_grad
 
 
-def loader(jpeg_folder, module, workers=0, **options):
-    return gl.Loader(
-        gl.ImageFolder(jpeg_folder),
-        batch_size=8,
-        shuffle=True,
-        transforms=[T.RandomResizedCrop(24), HALVES, module],
-        num_workers=workers,
-        device="cpu",
-        **options,
-    )
-
-
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
 def test_kornia_module_gives_the_same_batches_with_any_workers_and_after_a_resume(jpeg_folder, backend):
-    from kornia import augmentation
+    from kornia import augmentation as K
 
-    module = augmentation.AugmentationSequential(
-        augmentation.RandomHorizontalFlip(p=0.5),
-        augmentation.ColorJiggle(0.3, 0.3, 0.3, 0.1, p=0.8),
-        augmentation.RandomAffine(20.0, p=0.7),
-        data_keys=["input"],
-    )
-    with loader(jpeg_folder, module, backend=backend) as first:
-        torch.manual_seed(1)
-        expected = [images for images, _ in first]
-        again = [images for images, _ in first]
-    assert not torch.equal(expected[0], again[0])  # another epoch
-    assert not torch.equal(expected[0], expected[1])
-    with loader(jpeg_folder, module, workers=2, backend=backend) as second:
-        torch.manual_seed(2)
-        random.seed(3)
-        batches = iter(second)
-        for images, other in zip((next(batches)[0] for _ in range(3)), expected, strict=False):
-            assert torch.equal(images, other)
-        state = second.state_dict()
-    with loader(jpeg_folder, module, backend=backend) as third:
-        third.load_state_dict(state)
-        for (images, _), other in zip(third, expected[3:], strict=True):
-            assert torch.equal(images, other)
+    jitter = K.RandomHorizontalFlip(p=0.5), K.ColorJiggle(0.3, 0.3, 0.3, 0.1, p=0.8), K.RandomAffine(20.0, p=0.7)
+    module = K.AugmentationSequential(*jitter, data_keys=["input"])
+    transforms = [T.RandomResizedCrop(24), HALVES, module]
+    options = {"shuffle": True, "transforms": transforms, "backend": backend, "device": "cpu"}
+
+    def make_loader(workers):
+        torch.manual_seed(workers)
+        random.seed(workers)
+        return gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=workers, **options)
+
+    first, second, *_ = assert_same_batches(make_loader)
+    assert not torch.equal(first, second)
+    with make_loader(0) as loader:
+        epochs = [[images for images, _ in loader] for _ in range(2)]
+    assert not torch.equal(epochs[0][0], epochs[1][0])
 
 
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
 def test_kornia_module_keeps_kornias_definition_of_contrast(jpeg_folder, backend):
-    """A module is called with the batch as it is, so its contrast is Kornia's, not Pillow's, on every backend."""
+    """A module is called with the batch unchanged, so its contrast is Kornia's, not Pillow's, on every backend."""
     from kornia import augmentation, enhance
 
     def batch(*jitter):
@@ -638,7 +596,7 @@ def test_kornia_module_keeps_kornias_definition_of_contrast(jpeg_folder, backend
 
 
 def noise_of(module, *following):
-    """The numbers that a module adds to the first batch."""
+    """Return the numbers that a module adds to the first batch."""
     added = []
 
     class Recorded(Noisy):
@@ -658,7 +616,6 @@ def noise_of(module, *following):
 
 
 def test_module_draws_do_not_depend_on_what_follows_it():
-    """Among the modules at the end, as in the middle of the transforms, where it is one of the transforms."""
     module = Noisy()
     in_the_middle = noise_of(module, T.RandomVerticalFlip(0.0))
     assert torch.equal(noise_of(module, torch.nn.Identity()), in_the_middle)
@@ -674,26 +631,20 @@ def kornia_modules():
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 def test_modules_at_the_end_run_in_order_and_may_change_the_size(jpeg_folder):
-    """With any workers, after a resume, and as if they were called by hand."""
+    """The loader's batches equal those of modules called by hand, with any workers and after a resume."""
     transforms = [T.RandomResizedCrop(24), FLOAT, *kornia_modules()]
-    options = {"shuffle": True, "seed": 3, "device": "cpu"}
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
-        expected = [images for images, _ in loader]
-    plain = gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms[:2], num_workers=0, **options)
-    with plain:
-        by_hand, _ = next(iter(plain))
+
+    def make_loader(workers, transforms=transforms):
+        options = {"transforms": transforms, "shuffle": True, "seed": 3, "device": "cpu"}
+        return gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=workers, **options)
+
+    with make_loader(0, transforms[:2]) as loader:
+        expected, _ = next(iter(loader))
     lanes, key, position = T.Chain(transforms).module_lanes[0], epoch_key(3, 0), np.array([0])
     for lane, module in zip(lanes, kornia_modules(), strict=True):
-        by_hand = apply_module(module, by_hand, int(uniforms(key, position, lane, 1)[0, 0] * 2**32))
-    assert by_hand.shape == (8, 3, 20, 18)
-    assert torch.equal(expected[0], by_hand)
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=2, **options) as loader:
-        batches = iter(loader)
-        assert all(torch.equal(next(batches)[0], images) for images in expected[:2])
-        state = loader.state_dict()
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
-        loader.load_state_dict(state)
-        assert all(torch.equal(images, other) for (images, _), other in zip(loader, expected[2:], strict=True))
+        expected = apply_module(module, expected, int(uniforms(key, position, lane, 1)[0, 0] * 2**32))
+    assert expected.shape == (8, 3, 20, 18)
+    assert torch.equal(assert_same_batches(make_loader)[0], expected)
 
 
 def test_plan_has_a_row_for_each_module_at_the_end():
@@ -734,8 +685,8 @@ class Shifted(torch.nn.Module):
 
 
 def loader_with_targets(sample, module, **options):
-    options = {"num_workers": 0, "device": "cpu", **options}
-    return gl.Loader([sample] * 4, batch_size=2, transforms=[HALVES, *module], **options)
+    transforms = [HALVES, *module]
+    return gl.Loader([sample] * 4, batch_size=2, transforms=transforms, num_workers=0, device="cpu", **options)
 
 
 def test_warning_about_unmoved_targets_names_each_module():

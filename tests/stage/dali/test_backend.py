@@ -47,7 +47,7 @@ RECIPES: dict[str, list[Any]] = {
     ],
     "robot": [T.RandomAffine(10, (0.1, 0.1), interpolation="bilinear"), JITTER, NORMALIZE],
     "segmentation": [
-        *(T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), T.RandomHorizontalFlip(), NORMALIZE),
+        *(T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), T.RandomHorizontalFlip(), NORMALIZE)
     ],
     "TrivialAugmentWide": [
         *(T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.TrivialAugmentWide(), NORMALIZE),

@@ -39,12 +39,7 @@ def resize(batch: Any, record: Box, index: int) -> Any:
 def pad(batch: Any, record: Box, index: int) -> Any:
     (top, left, height, width), fill = record.box_tlhw[index].tolist(), list(record.fill)
     return ndd.slice(
-        batch,
-        start=[top, left],
-        shape=[height, width],
-        axis_names="HW",
-        out_of_bounds_policy="pad",
-        fill_values=fill,
+        batch, start=[top, left], shape=[height, width], axis_names="HW", out_of_bounds_policy="pad", fill_values=fill
     )
 
 

@@ -97,9 +97,7 @@ def raise_runtime_error(*args: Any, **options: Any) -> Any:
         ({12}, (12, 8), "12.8", None),
     ],
 )
-def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(
-    monkeypatch, installed, driver, cuda_version, remedy
-):
+def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, installed, driver, cuda_version, remedy):
     distributions = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
     monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: distributions)  # type: ignore[attr-defined]
     monkeypatch.setattr(MODULE, "driver_version", lambda: driver)

@@ -72,11 +72,7 @@ def erase_program_by_both(program: Program, channels: int, size: tuple[int, int]
     return [expected.numpy(), result.cpu().numpy(), images.numpy()]
 
 
-KINDS = {
-    "const": {"value": 0.3},
-    "pixel": {"value": "random"},
-    "rand": {"mode": "rand"},
-}
+KINDS = {"const": {"value": 0.3}, "pixel": {"value": "random"}, "rand": {"mode": "rand"}}
 
 
 @pytest.mark.parametrize("channels", [1, 3])

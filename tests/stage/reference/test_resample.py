@@ -311,18 +311,10 @@ def test_fill_is_in_the_values_of_the_images(fill, dtype, make_batch):
             "uint8",
             "Pad(fill=-1): all values must be integers in 0 … 255 for uint8 images, such as image 0",
         ),
-        (
-            T.Pad(3, fill=(1, 2, 0.5)),
-            "uint8",
-            "Pad(fill=(1, 2, 0.5)): all values must be integers",
-        ),
+        (T.Pad(3, fill=(1, 2, 0.5)), "uint8", "Pad(fill=(1, 2, 0.5)): all values must be integers"),
         (T.RandomApply([T.RandomRotation(3, fill=256)]), "uint8", "RandomRotation(fill=256): all values must be"),
         (T.Pad(3, fill=65536), "uint16", "integers in 0 … 65535 for uint16 images, such as image 0"),
-        (
-            T.RandomApply([T.ColorJitter(0.4)], 0.01),
-            "float32",
-            "ColorJitter takes uint8 images, but image 0 is float",
-        ),
+        (T.RandomApply([T.ColorJitter(0.4)], 0.01), "float32", "ColorJitter takes uint8 images, but image 0 is float"),
         (
             T.GaussianBlur(3),
             "uint16",
