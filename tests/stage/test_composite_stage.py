@@ -1,4 +1,4 @@
-"""Chains with transforms that hold others, as the stage applies them."""
+"""Chains with containers such as RandomApply, as the stage applies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_containers_give_each_image_the_same_bits_in_regions_in_batches_and_alon
     uncut, uncut_draws = make_batch(chain, images, uncut=True, key=KEY)
     np.testing.assert_array_equal(results, stage(uncut, uncut_draws))
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
-    # A level of the two resize kernels is what colours, hue above all, make more of in a few places.
+    # The two resize kernels differ by a level, which color transforms, above all hue, amplify in a few places.
     difference = (batched.int() - results.int()).abs()
     assert difference.max() <= 8
     assert (difference > 1).float().mean() < 0.01

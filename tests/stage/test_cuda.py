@@ -1,4 +1,4 @@
-"""The same draws on CUDA and on the CPU give the same images, within the bounds of the table of parity."""
+"""CUDA against the CPU, with the same draws: the same images, within the bounds of `chains.bounds`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cuda_levels_differ_from_the_cpus_within_bounds(make_images, make_batch,
     stage = compile_stage(chain, device="cuda", backend=backend)
     result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
-    if backend == "kornia":  # values are rounded to levels once
+    if backend == "kornia":  # it rounds to levels only once
         allowed = torch.ones(count)
     else:
         steps = on_cuda(backend)

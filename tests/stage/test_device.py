@@ -1,7 +1,6 @@
-"""What gpuload asks of a device's runtime, how long the device takes, small arrays to it, and what torch's profiler
-sees.
+"""`gpuload.stage.device`: calls to a device's runtime, its times, uploads of small arrays, and profiler ranges.
 
-What a GPU answers is tested through the transfer, in tests/cuda.
+`tests/cuda` tests what a GPU answers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EYE = torch.eye(4)
 
 @pytest.fixture
 def recorded_parts(monkeypatch):
-    """The tensors that were recorded on a stream, by an accelerator that is the CPU."""
+    """A function that passes a tensor to `Accelerator.keep` on the CPU and returns the tensors recorded on a stream."""
     recorded = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(tensor))
     device = Accelerator(torch.device("cpu"))
@@ -77,7 +76,7 @@ def test_keep_records_all_memory_of_a_jagged_tensor(recorded_parts):
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
 def test_keep_records_only_the_parts_of_a_jagged_tensor_that_are_on_its_device(monkeypatch):
     tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    tensor.unbind()  # it notes its longest and shortest row, which stay where they are
+    tensor.unbind()  # caches its longest and shortest row on the CPU
     recorded = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: recorded.append(part.device.type))
     device = Accelerator(torch.device("cpu"))
@@ -95,7 +94,7 @@ def test_lock_without_cuda_is_refused():
 
 
 def test_refused_lock_returns_the_error_and_clears_the_last_error(monkeypatch):
-    """The launch whose check takes the error with it must not show it."""
+    """Otherwise, the check of a later launch would raise the error."""
     device = Accelerator(torch.device("cpu"))
     device.device = torch.device("cuda", 1)
     calls = []
@@ -154,7 +153,7 @@ def test_device_times_measure_one_batch_in_eight():
     for _ in range(2 * TIMED_EVERY):
         time_batch(times)
     assert (times.batches, device.timed) == (2, 6)
-    assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are ten milliseconds apart
+    assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are 10 ms apart
 
 
 def test_device_times_do_not_wait_for_events_that_have_not_passed():
@@ -213,7 +212,7 @@ NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
 
 
 def run_epoch(**options: Any) -> int:
-    """How many batches came."""
+    """Return the number of batches."""
     pictures = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
     transforms = [T.CenterCrop(16), T.ToDtype("float32", scale=True)]
     options = {"num_workers": 0, "device": "cpu", "chunk_size": 2, **options}
@@ -231,7 +230,7 @@ def test_profiler_shows_the_ranges_of_each_batch():
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         assert run_epoch() == 3
     events = {name: [event for event in trace.events() or () if event.name == name] for name in NAMES}
-    # The epoch's end is waited for too.
+    # A wait ends the epoch.
     assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
     for decode in events["gpuload::decode"]:
         assert any(is_within(decode, wait) for wait in events["gpuload::wait"])
@@ -245,11 +244,11 @@ def test_profiler_shows_the_ranges_of_each_batch():
 
 def test_profiler_range_without_a_profiler_records_nothing(monkeypatch: pytest.MonkeyPatch):
     def record(name: str) -> Any:
-        raise AssertionError(f"{name} is recorded, and nobody asked")
+        raise AssertionError(f"{name} is recorded without a profiler")
 
     monkeypatch.setattr(profiler, "record_function", record)
     assert run_epoch() == 3
-    assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")  # nothing is made
+    assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")
 
 
 def test_profiler_range_records_if_torch_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
@@ -258,7 +257,7 @@ def test_profiler_range_records_if_torch_does_not_say_whether_a_profiler_runs(mo
 
 
 def test_profiler_range_within_emit_nvtx_records(monkeypatch: pytest.MonkeyPatch):
-    """torch needs CUDA to make NVTX ranges of them; here it is left out."""
+    """torch needs CUDA to make NVTX ranges; here the calls to CUDA are replaced."""
     recorded: Counter[str] = Counter()
 
     def record(name: str) -> contextlib.AbstractContextManager[None]:

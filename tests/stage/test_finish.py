@@ -1,4 +1,4 @@
-"""What is done to finished images: erased, flipped behind that, and mixed; the same by both runners."""
+"""Changes of finished images: erasing, flips after it, and mixing, with the same results from both runners."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from gpuload.stage.noise import batch_normals
 KEY = epoch_key(3, 1)
 NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
 FLOAT = T.ToDtype("float32", scale=True)
+TWO_VALUES = "RandomErasing(value=(1.0, 2.0)) has 2 values, but image 0 has "
+ERASING = T.RandomErasing(1.0, (0.5, 0.6), value=(1, 2, 3))
+
+
+def draw(chain: T.Chain, images: list[np.ndarray]) -> tuple[RaggedImages, T.Program]:
+    ragged = RaggedImages.from_arrays(images)
+    return ragged, chain.draw(KEY, np.arange(len(images)), ragged.sizes_hw)
 
 
 def run_both_runners(chain: T.Chain, ragged: RaggedImages, draws: T.Program, **options) -> torch.Tensor:
-    """The result of the stage, which is that of both runners."""
+    """Return the result of the stage, and check that both runners give it."""
     result = compile_stage(chain, device="cpu", **options)(ragged, draws)
     assert isinstance(result, torch.Tensor)
     batched = compile_stage(chain, device="cpu", runner="batched", **options)(ragged, draws)
@@ -64,9 +71,8 @@ def test_erasing_gives_each_image_the_same_bits_in_regions_in_batches_and_alone(
 
 def test_flips_after_erasing_move_the_erased_boxes():
     chain = T.Chain([NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1)])
-    images = [np.zeros((20, 30, 3), np.uint8)] * 4
-    draws = chain.draw(KEY, np.arange(4), np.tile([[20, 30]], (4, 1)))
-    result = run_both_runners(chain, RaggedImages.from_arrays(images), draws)
+    ragged, draws = draw(chain, [np.zeros((20, 30, 3), np.uint8)] * 4)
+    result = run_both_runners(chain, ragged, draws)
     for row, (top, left, height, width) in enumerate(draws.records[1].boxes_tlhw[:, 0].tolist()):
         expected = np.zeros((20, 30), bool)
         expected[top : top + height, left : left + width] = True
@@ -76,19 +82,17 @@ def test_flips_after_erasing_move_the_erased_boxes():
 def test_erasing_with_random_values_draws_independent_normal_numbers():
     images = [np.full((64, 64, 3), 99, np.uint8)] * 40
     chain = T.Chain([NORMALIZE, T.RandomErasing(1, (0.3, 0.4), (1, 1), "random")])
-    draws = chain.draw(KEY, np.arange(40), np.tile([[64, 64]], (40, 1)))
-    result = run_both_runners(chain, RaggedImages.from_arrays(images), draws)
+    ragged, draws = draw(chain, images)
+    result = run_both_runners(chain, ragged, draws)
     boxes = draws.records[1].boxes_tlhw[:, 0].tolist()
     patches = [result[row, :, t : t + h, left : left + w].numpy() for row, (t, left, h, w) in enumerate(boxes)]
     numbers = np.concatenate([patch.ravel() for patch in patches])
     assert stats.kstest(numbers, "norm").pvalue > 0.01
     assert len(np.unique(numbers)) > 0.99 * len(numbers)
     assert abs(np.corrcoef(patches[0].ravel()[:3000], patches[1].ravel()[:3000])[0, 1]) < 0.06
-    colors = T.Chain([NORMALIZE, T.RandomErasing(1, mode="rand")])
-    result = run_both_runners(
-        colors, RaggedImages.from_arrays(images), colors.draw(KEY, np.arange(40), np.tile([[64, 64]], (40, 1)))
-    )
-    assert [len(np.unique(channel)) for channel in result[3].numpy()] == [2, 2, 2]  # one colour and the image
+    chain = T.Chain([NORMALIZE, T.RandomErasing(1, mode="rand")])
+    result = run_both_runners(chain, *draw(chain, images))
+    assert [len(np.unique(channel)) for channel in result[3].numpy()] == [2, 2, 2]  # one color and the image
 
 
 def test_random_numbers_equal_batch_normals():
@@ -99,66 +103,63 @@ def test_random_numbers_equal_batch_normals():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_erasing_in_a_half_dtype_rounds_the_float32_result(dtype):
-    images = [np.full((20, 30, 3), 99, np.uint8)] * 6
     chain = T.Chain([NORMALIZE, T.RandomErasing(1, value="random")])
-    draws = chain.draw(KEY, np.arange(6), np.tile([[20, 30]], (6, 1)))
-    full = run_both_runners(chain, RaggedImages.from_arrays(images), draws)
-    half = run_both_runners(chain, RaggedImages.from_arrays(images), draws, dtype=dtype)
+    batch = draw(chain, [np.full((20, 30, 3), 99, np.uint8)] * 6)
+    full, half = run_both_runners(chain, *batch), run_both_runners(chain, *batch, dtype=dtype)
     assert half.dtype == getattr(torch, dtype)
     assert torch.equal(half, full.to(half.dtype))
 
 
 @pytest.mark.parametrize("ragged_option", ["list", "pad"])
 def test_erasing_images_of_several_sizes_equals_erasing_each_alone(make_images, ragged_option):
-    images = make_images(2, 4)
-    sizes = np.array([image.shape[:2] for image in images])
-    chain = T.Chain([NORMALIZE, T.RandomErasing(1, value="random"), T.RandomHorizontalFlip(1)])
-    batch, draws = RaggedImages.from_arrays(images), chain.draw(KEY, np.arange(4), sizes)
-    results = compile_stage(chain, device="cpu", ragged=ragged_option)(batch, draws)
-    results = (
-        results
-        if ragged_option == "list"
-        else [x[:, :h, :w] for x, (h, w) in zip(results[0], results[1].tolist(), strict=True)]
+    chain, images = (
+        T.Chain([NORMALIZE, T.RandomErasing(1, value="random"), T.RandomHorizontalFlip(1)]),
+        make_images(2, 4),
     )
+    batch, draws = draw(chain, images)
+    results = compile_stage(chain, device="cpu", ragged=ragged_option)(batch, draws)
     for row, image in enumerate(images):
         alone = compile_stage(chain, device="cpu")(RaggedImages.from_arrays([image]), draws.take(np.array([row])))
-        assert torch.equal(results[row], alone[0])
+        result = results[row] if ragged_option == "list" else results[0][row, :, : image.shape[0], : image.shape[1]]
+        assert torch.equal(result, alone[0])
 
 
 def test_masks_are_flipped_but_not_erased():
     chain = T.Chain([T.RandomErasing(1, value=9), NORMALIZE, T.RandomErasing(1, value=9), T.RandomHorizontalFlip(1)])
     mask = np.arange(30 * 20, dtype=np.int64).reshape(20, 30, 1).astype(np.uint8)
-    draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
     for runner in ("single", "batched"):
-        [moved], _ = MaskStage(torch.device("cpu"), runner)(RaggedImages.from_arrays([mask]), draws, [("uint8", 2)])
+        [moved], _ = MaskStage(torch.device("cpu"), runner)(*draw(chain, [mask]), [("uint8", 2)])
         np.testing.assert_array_equal(moved, mask[:, ::-1, 0])
 
 
-def test_erasing_with_values_for_other_channels_raises():
-    for transforms in ([T.RandomErasing(value=(1, 2))], [T.RandomApply([T.RandomErasing(value=(1, 2))], 1)]):
-        chain = T.Chain(transforms)
-        draws = chain.draw(KEY, np.arange(1), np.array([[20, 30]]))
-        with pytest.raises(
-            ValueError, match=re.escape("RandomErasing(value=(1.0, 2.0)) has 2 values, but image 0 has ")
-        ):
-            compile_stage(chain, device="cpu")(RaggedImages.from_arrays([np.zeros((20, 30, 3), np.uint8)]), draws)
+@pytest.mark.parametrize(
+    ("transforms", "channels", "text"),
+    [
+        ([T.RandomErasing(value=(1, 2))], 3, TWO_VALUES),
+        ([T.RandomApply([T.RandomErasing(value=(1, 2))], 1)], 3, TWO_VALUES),
+        ([T.Grayscale(1), ERASING], 3, "image 0 has 1 channel at that point; give one value, or one for"),
+        ([T.RandomApply([ERASING], 1.0), T.Grayscale(3)], 1, "has 3 values, but image 0 has 1 channel at that point"),
+    ],
+)
+def test_erasing_with_values_for_other_channels_raises(transforms, channels, text):
+    chain = T.Chain(transforms)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        compile_stage(chain, device="cpu")(*draw(chain, [np.zeros((9, 9, channels), np.uint8)]))
 
 
 CHOICE = T.RandomChoice([T.MixUp(), T.CutMix(), T.Identity()])
 
 
 def result_before_mixing(transforms: list, images: list[np.ndarray], **options) -> tuple[torch.Tensor, T.Program]:
-    """The results of a chain without its last transform, which mixes, and the draws of all."""
-    sizes = np.array([image.shape[:2] for image in images])
-    before, chain = T.Chain(transforms[:-1]), T.Chain(transforms)
-    draws = before.draw(KEY, np.arange(len(images)), sizes)
-    result = compile_stage(before, device="cpu", **options)(RaggedImages.from_arrays(images), draws)
+    """Return the result of a chain without its last transform, which mixes, and the draws of the entire chain."""
+    before = T.Chain(transforms[:-1])
+    result = compile_stage(before, device="cpu", **options)(*draw(before, images))
     assert isinstance(result, torch.Tensor)
-    return result, chain.draw(KEY, np.arange(len(images)), sizes)
+    return result, draw(T.Chain(transforms), images)[1]
 
 
 def mixed_by_formula(images: np.ndarray, draws: T.Program, partners: np.ndarray) -> np.ndarray:
-    """What mixing must give, in float64."""
+    """Mix the images by the definitions of MixUp and CutMix, in float64."""
     mix, results = draws.mix, images.copy()
     for row, partner in enumerate(partners.tolist()):
         top, left, height, width = mix.box_tlhw[row].tolist()
@@ -211,21 +212,14 @@ def test_mixing_equals_torchvisions_with_the_same_draws(name, make_images):
     torchvision()
     from torchvision.transforms import v2
 
-    images = make_images(3, 2)
-    before, draws = result_before_mixing([T.Resize((24, 32)), NORMALIZE, getattr(T, name)()], images)
-    result = compile_stage(T.Chain([T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]), device="cpu")(
-        RaggedImages.from_arrays(images), draws
-    )
+    images, transforms = make_images(3, 2), [T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]
+    before, draws = result_before_mixing(transforms, images)
+    result = compile_stage(T.Chain(transforms), device="cpu")(RaggedImages.from_arrays(images), draws)
     mix, labels = draws.mix, torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    for row in (0, 1):
+    for row, share in enumerate(mix.share):
         top, left, height, width = mix.box_tlhw[row].tolist()
-        params = {
-            "lam": mix.share[row],
-            "lam_adjusted": mix.share[row],
-            "box": (left, top, left + width, top + height),
-            "batch_size": 2,
-            "labels": labels,
-        }
+        params = {"lam": share, "lam_adjusted": share, "batch_size": 2, "labels": labels}
+        params["box"] = (left, top, left + width, top + height)
         theirs = getattr(v2, name)(num_classes=2)
         torch.testing.assert_close(theirs.transform(before.clone(), params)[row], result[row], rtol=1e-6, atol=1e-6)
         soft = mix_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
@@ -258,9 +252,8 @@ def test_views_are_erased_with_separate_draws():
 
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 def test_mixing_with_ragged_raises(ragged):
-    with pytest.raises(
-        ValueError, match=re.escape(f"ragged={ragged!r} cannot be combined with MixUp, which mixes images of ")
-    ):
+    text = f"ragged={ragged!r} cannot be combined with MixUp, which mixes images of "
+    with pytest.raises(ValueError, match=re.escape(text)):
         compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
 
 
@@ -274,24 +267,13 @@ def test_erasing_and_mixing_on_cuda_equal_the_cpu(make_images, layout, erasing):
     noise = T.RandomApply([T.RandomErasing(0.9, value="random")], 0.5)
     chain = T.Chain([T.CenterCrop((40, 44)), NORMALIZE, erasing, *flips, noise, CHOICE])
     images = make_images(3, 70, low=44)
-    ragged = RaggedImages.from_arrays(images)
-    draws = chain.draw(KEY, np.arange(70), ragged.sizes_hw)
+    ragged, draws = draw(chain, images)
     expected = compile_stage(chain, device="cpu", memory_format=layout)(ragged, draws)
     result = compile_stage(chain, device="cuda", memory_format=layout)(RaggedImages.from_arrays(images, "cuda"), draws)
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_erasing_values_are_checked_against_the_channels_at_its_position():
-    def run(channels, *transforms):
-        chain = T.Chain(transforms)
-        ragged = RaggedImages.from_arrays([np.zeros((9, 9, channels), np.uint8)])
-        return compile_stage(chain, device="cpu")(ragged, chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw))
-
-    erasing = T.RandomErasing(1.0, (0.5, 0.6), value=(1, 2, 3))
-    with pytest.raises(
-        ValueError, match="has 3 values, but image 0 has 1 channel at that point; give one value, or one for"
-    ):
-        run(3, T.Grayscale(1), erasing)
-    with pytest.raises(ValueError, match="has 3 values, but image 0 has 1 channel at that point"):
-        run(1, T.RandomApply([erasing], 1.0), T.Grayscale(3))
-    assert run(1, T.Grayscale(3), erasing).amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]
+def test_erasing_values_may_match_the_channels_after_grayscale():
+    chain = T.Chain([T.Grayscale(3), ERASING])
+    result = compile_stage(chain, device="cpu")(*draw(chain, [np.zeros((9, 9, 1), np.uint8)]))
+    assert result.amax(dim=(0, 2, 3)).tolist() == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Memory of batches comes back when the last tensor that looks at it is gone, and not before."""
+"""`OutputPool`: memory of a batch is reused after its last tensor was collected, and not before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ SHAPE = (4, 3, 300, 300)
 
 
 def free_bytes(pool: OutputPool) -> int:
-    """How much memory waits to be used again."""
     return sum(map(len, pool._free))
 
 

@@ -1,4 +1,4 @@
-"""MixUp and CutMix through loaders: the same on any number of ranks and workers, after a resume, and at odd ends."""
+"""MixUp and CutMix through loaders: rows do not depend on ranks, workers or a resume."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loader(dataset=None, batch_size: int | None = 4, transforms=None, **options)
 
 
 def rows_by_position(batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Image and label at each position, the first time that it comes."""
+    """Return the image and the label at each position, from the first batch that has it."""
     rows = {}
     for (images, labels), info in batches:
         assert len(images) == len(labels)
@@ -54,7 +54,7 @@ def assert_same_rows(rows: dict, expected: dict) -> None:
 
 
 def expected_rows(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options) -> dict:
-    """Image and label at each position, by the formulas, from batches that are not mixed."""
+    """Return the image and the label at each position by the formulas, from batches that are not mixed."""
     options = {"shuffle": True, "seed": seed, **options}
     plain = loader(dataset, 2, [*PLAIN, T.Identity()], **options)
     plain.set_epoch(epoch)
@@ -93,7 +93,7 @@ def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
         assert rows[position][1].dtype == torch.float32
     soft = torch.stack([label for _, label in rows.values()])
     torch.testing.assert_close(soft.sum(dim=1), torch.ones(samples))
-    if samples % 2:  # the last one has no neighbour
+    if samples % 2:  # the last row has no neighbor
         assert sorted(soft[-1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
     else:
         assert ((soft > 0) & (soft < 1)).any()
@@ -104,20 +104,18 @@ def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
 @pytest.mark.parametrize("samples", [24, 22, 21])
 @pytest.mark.parametrize("uneven", ["pad", "exact"])
 def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, uneven):
-    dataset = Pictures(samples)
-    expected = rows_by_position(loader(dataset, 8, shuffle=True))
+    options = {"dataset": Pictures(samples), "shuffle": True}
+    expected = rows_by_position(loader(batch_size=8, **options))
     for ranks, workers in ((1, 2), (2, 0), (4, 0), (2, 1)):
         if workers and samples != 21:
             continue
         rows, counts = {}, set()
         for rank in range(ranks):
-            with loader(
-                dataset, 8 // ranks, shuffle=True, rank=rank, world_size=ranks, uneven=uneven, num_workers=workers
-            ) as shard:
+            shares = {"rank": rank, "world_size": ranks, "uneven": uneven, "num_workers": workers}
+            with loader(batch_size=8 // ranks, **options, **shares) as shard:
                 batches = list(shard)
             counts.add(tuple(len(info.positions) for _, info in batches))
-            for position, value in rows_by_position(batches).items():
-                rows.setdefault(position, value)
+            rows = rows_by_position(batches) | rows
         assert len(counts) == 1  # ranks stay in step
         assert ranks == 1 or all(count % 2 == 0 for count in counts.pop())
         assert_same_rows(rows, expected)
@@ -133,24 +131,22 @@ def test_mixing_with_uneven_drop_keeps_complete_pairs_on_each_rank():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_mixing_after_a_resume_gives_the_same_rows(ranks):
-    options = {"shuffle": True, "drop_last": False}
-    undisturbed = loader(batch_size=4, **options)
-    undisturbed.set_epoch(3)
-    expected = rows_by_position(undisturbed)
-    first = loader(batch_size=4, **options)
+    first = loader(batch_size=4, shuffle=True)
+    first.set_epoch(3)
+    expected = rows_by_position(first)
     first.set_epoch(3)
     batches = iter(first)
     rows = rows_by_position([next(batches) for _ in range(2)])
     state = first.state_dict()
     for rank in range(ranks):
-        resumed = loader(batch_size=4 // ranks, **options, rank=rank, world_size=ranks)
+        resumed = loader(batch_size=4 // ranks, shuffle=True, rank=rank, world_size=ranks)
         resumed.load_state_dict(state)
-        rows |= {position: value for position, value in rows_by_position(resumed).items() if position not in rows}
+        rows = rows_by_position(resumed) | rows
     assert_same_rows(rows, expected)
 
 
 class Numbered(Pictures):
-    """The label of each picture is its number, so that soft labels say which two were mixed."""
+    """Pictures whose label is their index, so that soft labels show which two samples were mixed."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0], index
@@ -173,7 +169,7 @@ def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks)
 
 
 def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_itself():
-    """Batches of less than twice as many rows as a sample has repeats."""
+    """A batch has fewer than twice as many rows as a sample has repeats."""
     plain = rows_by_position(repeating_loader(2, transforms=[*PLAIN, T.Identity()]))
     for batch_size, unmixed in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
         mixed = rows_by_position(repeating_loader(batch_size))
@@ -208,12 +204,12 @@ def test_mixing_with_repeats_after_a_resume_gives_the_same_rows(ranks):
     ("batch_size", "ranks", "uneven"), [(8, 1, "pad"), (4, 3, "pad"), (4, 2, "drop"), (2, 1, "pad")]
 )
 def test_replay_of_a_mixed_repeat_gives_the_same_image(batch_size, ranks, uneven):
-    """Also at the end of an epoch, where the last batch is shorter, and may have an odd number of rows."""
+    """The last batch of an epoch is shorter, and may have an odd number of rows."""
     samples = 37
     for rank in range(ranks):
         repeats = repeating_loader(batch_size, ranks=ranks, rank=rank, samples=samples, uneven=uneven)
         for position, (image, _) in rows_by_position(repeats).items():
-            if position % ranks == rank:  # others only fill up the last batch, on another rank than their own
+            if position % ranks == rank:  # other rows only pad the last batch
                 assert torch.equal(repeats.replay(0, position).sample[0], image), position
 
 
@@ -284,26 +280,23 @@ def test_replay_of_a_mixed_sample_gives_the_same_image(on_error):
         assert torch.equal(mixing_loader.replay(0, position, replayed.index).sample[0], rows[position][0])
 
 
+EVEN = "batch_size must be even with MixUp"
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"batch_size": 5},
-            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 5; use batch_size=6",
-        ),
-        (
-            {"batch_size": 1},
-            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 1; use ",
-        ),
+        ({"batch_size": 5}, f"{EVEN}, which mixes the samples of a batch in pairs, got 5; use batch_size=6"),
+        ({"batch_size": 1}, f"{EVEN}, which mixes the samples of a batch in pairs, got 1; use "),
         (
             {"batch_size": None},
-            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an even batch_size",
+            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an ",
         ),
-        ({"batch_size": 3, "sampler": [1, 2]}, "batch_size must be even with MixUp"),
-        ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),
+        ({"batch_size": 3, "sampler": [1, 2]}, EVEN),
+        ({"dataset": Stream(4), "batch_size": 3}, EVEN),
         (
             {"ragged": "list"},
-            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop or a ",
+            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop ",
         ),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with MixUp"),
     ],

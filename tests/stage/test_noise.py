@@ -1,4 +1,4 @@
-"""Normal numbers: how they are distributed, and that every way of making them gives the same bits."""
+"""Normal numbers: their distribution, and the same bits from all functions that make them."""
 
 from __future__ import annotations
 

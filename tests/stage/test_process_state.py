@@ -1,4 +1,4 @@
-"""What a stage makes does not depend on what the user's process is about."""
+"""State of the user's process, such as autocast, inference mode or a fork, does not change a stage's results."""
 
 from __future__ import annotations
 

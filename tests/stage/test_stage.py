@@ -1,4 +1,4 @@
-"""The stage: its options, what it refuses, what a batch looks like, and that its bits depend on the image alone."""
+"""Compiled stages: options, errors, the layout of a batch, and bits that depend only on the image."""
 
 from __future__ import annotations
 
@@ -102,9 +102,8 @@ def test_stage_called_twice_gives_the_same_bits_and_only_reads_its_input(make_im
     chain, stage = stage_of(TRAIN)
     ragged, draws = make_batch(chain, make_images(3, 5))
     before = ragged.pixels.clone()
-    first = stage(ragged, draws)
-    assert torch.equal(stage(ragged, draws), first)
-    assert torch.equal(ragged.pixels, before)  # the sources are only read
+    assert torch.equal(stage(ragged, draws), stage(ragged, draws))
+    assert torch.equal(ragged.pixels, before)
 
 
 def test_ragged_error_names_two_images_of_different_sizes(make_batch):
@@ -134,7 +133,7 @@ def test_ragged_list_and_pad_hold_the_same_images(make_images, make_batch):
         assert torch.equal(canvas[:, :height, :width], image)
         assert not canvas[:, height:].any()
         assert not canvas[:, :, width:].any()
-    # The option decides the type, not the data.
+    # The result is a list even if all images have one size.
     chain, listing = stage_of([T.CenterCrop(8)], ragged="list")
     assert [image.shape for image in listing(*make_batch(chain, images))] == [(3, 8, 8)] * 5
 
@@ -190,21 +189,25 @@ def test_stage_accepts_one_to_four_channels_unless_a_transform_restricts_them(ma
             stage(*make_batch(chain, images))
 
 
-def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, make_batch):
+@pytest.mark.parametrize(
+    ("channels", "text"),
+    [
+        (
+            [1],
+            "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop "
+            "or convert channels in the dataset, or decode to another mode",
+        ),
+        (
+            [3, 1],
+            "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop "
+            "or convert channels in the dataset, or use Encoded(…, mode='RGB') for all images",
+        ),
+    ],
+)
+def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, make_batch, channels, text):
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
-    grey = make_images(6, 1, 1)
-    text = (
-        "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop or "
-        "convert channels in the dataset, or decode to another mode"
-    )
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage(*make_batch(chain, grey))
-    text = (
-        "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
-        "convert channels in the dataset, or use Encoded(…, mode='RGB') for all images"
-    )
-    with pytest.raises(ValueError, match=re.escape(text)):
-        stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
+        stage(*make_batch(chain, [make_images(6, 1, count)[0] for count in channels]))
 
 
 def test_stage_with_a_program_for_fewer_images_raises(make_images, make_batch):
@@ -229,11 +232,9 @@ def test_call_modules_applies_the_module_to_the_batch(make_images, make_batch):
             assert batch.shape == (2, 3, 8, 8)
             return batch * 2
 
-    images = make_images(8, 2)
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
-    plain = stage(*make_batch(chain, images))
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, Double()])
-    assert torch.equal(stage.call_modules(stage(*make_batch(chain, images)), [0]), plain * 2)
+    plain = stage(*make_batch(chain, make_images(8, 2)))
+    assert torch.equal(stage.call_modules(plain.clone(), [0]), plain * 2)
 
 
 def test_stage_restores_the_thread_count_after_a_batch_and_after_an_error(make_images, make_batch):
@@ -259,7 +260,7 @@ def test_check_stage_does_not_initialize_cuda(monkeypatch):
     """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
 
     def initialize():
-        raise AssertionError("CUDA was begun to be used")
+        raise AssertionError("CUDA was initialized")
 
     monkeypatch.setattr(devices, "default_device_type", lambda: "cuda")
     monkeypatch.setattr(torch.accelerator, "current_device_index", initialize)
@@ -267,7 +268,7 @@ def test_check_stage_does_not_initialize_cuda(monkeypatch):
     for device in ("cuda", None):
         checked_device, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
         assert checked_device == torch.device("cuda")
-    with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
+    with pytest.raises(AssertionError, match="initialized"):  # a stage needs the device's index
         compile_stage(chain, device="cuda", backend="torch")
 
 

@@ -1,4 +1,4 @@
-"""timm's crops, pixel by pixel."""
+"""CenterCropOrPad and TrimBorder against timm's, pixel by pixel."""
 
 from __future__ import annotations
 

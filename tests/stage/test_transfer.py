@@ -1,6 +1,7 @@
 """Transfers of slots to a device, on a stand-in for a GPU.
 
-`tests/cuda` tests what only a GPU shows, and `tests/simulated` what happens if a device is late."""
+`tests/cuda` tests what only a GPU shows, and `tests/simulated` what happens if a device is late.
+"""
 
 from __future__ import annotations
 
