@@ -1,4 +1,4 @@
-"""JPEG and other files of many kinds, and the batches of a loader that decodes them."""
+"""Files of many kinds, mostly JPEGs, and the batches of a loader that decodes them."""
 
 from __future__ import annotations
 
@@ -25,62 +25,56 @@ def patched(data: bytes, offset: int, *values: int) -> bytes:
 
 
 def sof_offset(data: bytes) -> int:
-    """Where the SOF marker is."""
     return data.index(b"\xff\xc0")
 
 
 def damaged(data: bytes) -> bytes:
-    """With a marker in the midst of its scan, where libjpeg loses its way."""
+    """Return the file with wrong restart markers in the middle of its scan."""
     middle = (data.index(b"\xff\xda") + len(data)) // 2
     return patched(data, middle, *b"\xff\xd5\xff\xd6\xff\xd7")
 
 
 def without_tables(data: bytes) -> bytes:
-    """Nobody decodes it, and its header says nothing of that."""
+    """Return the file without quantization tables: no decoder accepts it, and its header does not show that."""
     while (offset := data.find(b"\xff\xdb")) >= 0:
         data = data[:offset] + data[offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big") :]
     return data
 
 
-def cmyk(number: int) -> bytes:
+def saved(number: int, mode: str, format: str = "JPEG") -> bytes:
     file = io.BytesIO()
-    Image.fromarray(smooth_image(50, 60, number)).convert("CMYK").save(file, "JPEG")
-    return file.getvalue()
-
-
-def png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(smooth_image(50, 60, number)).save(file, "PNG")
+    Image.fromarray(smooth_image(50, 60, number)).convert(mode).save(file, format)
     return file.getvalue()
 
 
 def gray(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(smooth_image(50, 60, number)).convert("L").save(file, "JPEG")
-    return file.getvalue()
+    return saved(number, "L")
 
 
-# What a file may be, and who decodes it: the device, the CPU after it (refused), a worker, or nobody.
+# Kinds of files, and who decodes them: the device, the CPU after the device refused, a worker, or nobody.
 KINDS: dict[str, tuple[Callable[[int], bytes], str]] = {
     "plain": (photo, "device"),
     "4:4:4": (lambda number: photo(number, subsampling=0), "device"),
     "restart markers": (lambda number: photo(number, restart_marker_blocks=2), "device"),
     "gray": (gray, "device"),
     "many scans": (lambda number: photo(number, progressive=True), "worker"),
-    "CMYK": (cmyk, "worker"),
-    "PNG": (png, "worker"),
+    "CMYK": (lambda number: saved(number, "CMYK"), "worker"),
+    "PNG": (lambda number: saved(number, "RGB", "PNG"), "worker"),
     "arithmetic": (lambda number: patched(photo(number), sof_offset(photo(number)) + 1, 0xC9), "worker"),
     "12 bits": (lambda number: patched(photo(number), sof_offset(photo(number)) + 4, 12), "nobody"),
     "cut off": (lambda number: photo(number)[:-700], "nobody"),
     "damaged in the middle": (lambda number: damaged(photo(number)), "refused"),
-    "a header that lies": (lambda number: patched(photo(number), sof_offset(photo(number)) + 5, 0, 200), "refused"),
+    "wrong height in the header": (
+        lambda number: patched(photo(number), sof_offset(photo(number)) + 5, 0, 200),
+        "refused",
+    ),
     "no tables": (lambda number: without_tables(photo(number)), "nobody after the device"),
     "no image": (lambda number: b"no image", "nobody"),
 }
 
 
 class Photos:
-    """Files of all kinds, the plain ones between them."""
+    """A dataset of encoded files, with their indices as labels."""
 
     def __init__(self, files: list[bytes], mode: Any = "RGB") -> None:
         self.files, self.mode = files, mode
@@ -98,7 +92,10 @@ def make_loader(dataset: Any, **overrides: Any) -> gl.Loader:
 
 
 def read_batches(dataset: Any, *, resumed: bool = False, **options: Any) -> tuple[list[Any], list[Any], gl.Loader]:
-    """All batches of an epoch and what failed, by position; `resumed`: by two loaders, one after the other."""
+    """Read an epoch; return its batches, its failures by position, and the loader.
+
+    If `resumed`, a second loader continues after two batches of the first.
+    """
     batches, errors, state = [], [], None
     for part in range(1 + resumed):
         with make_loader(dataset, **options) as loader:

@@ -1,4 +1,4 @@
-"""A stand-in for nvImageCodec's module, whose decoders are functions, and a simulated GPU to use it on."""
+"""A stand-in for nvImageCodec's module, whose decoders are Python functions, and a simulated GPU to run them on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuload.stage.decode.nvimagecodec import NvImageCodec
 
 
 class CodeStream:
-    """Its picture, or a region of it."""
+    """An encoded image, or a region of it."""
 
     def __init__(self, data: np.ndarray, region: Any = None) -> None:
         self.data, self.region = data, region
@@ -33,7 +33,7 @@ class CodeStream:
 
 
 class GpuImage:
-    """An image as the library gives it on a GPU, with memory behind each row."""
+    """An image as nvImageCodec returns it on a GPU, with unused memory after each row."""
 
     def __init__(self, picture: np.ndarray) -> None:
         height, width, channels = picture.shape
@@ -43,7 +43,7 @@ class GpuImage:
 
 
 class Library:
-    """A module ``nvimgcodec`` whose decoders do as they are told: ``works`` for each kind of backend."""
+    """A stand-in for the module `nvimgcodec`; `decoders` maps kinds of backends to functions that decode."""
 
     NVIMGCODEC_DEVICE_CPU_ONLY = -99999
     __version__ = "0.9.0"
@@ -93,7 +93,7 @@ def run_out_of_memory(codes: list[Any]) -> list[Any]:
 
 
 class SimulatedGpu:
-    """A simulated GPU, within which its decoder may be used. Its stream is the one that is current."""
+    """A simulated GPU with a current stream; its decoders work only within the context."""
 
     device = torch.device("cuda", 1)
 
@@ -111,5 +111,5 @@ class SimulatedGpu:
     def decoder(
         self, exact_versions: Any = nvimagecodec.EXACT_REGION_VERSIONS, *, only: str = "", **decoders: Any
     ) -> NvImageCodec:
-        """The decoder, whose library works like that."""
+        """Make a decoder whose library has these functions for its backends."""
         return NvImageCodec(self.device, 3, Library(**decoders), exact_versions=exact_versions, only=only)

@@ -18,7 +18,7 @@ RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS[
 
 
 def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill: Any) -> Image.Image:
-    """A shear, a shift or a rotation; all of them are affine."""
+    """Apply a shear, a shift or a rotation, which are all affine."""
     assert coefficients[6:] == [0, 0]
     color = fill[0] if image.mode == "L" or len(fill) == 1 else tuple(fill)
     color = (color,) * 3 if image.mode == "RGB" and len(fill) == 1 else color
@@ -29,7 +29,7 @@ def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill
 def apply_operations(
     image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
 ) -> Image.Image:
-    """Operations on an image, by Pillow."""
+    """Apply operations to an image by Pillow."""
     for number, (code, numbers) in enumerate(zip(codes, values, strict=True)):
         name = None if code == NOTHING else OPS[code]
         if name == "warp":
@@ -46,7 +46,6 @@ def apply_operations(
 
 
 def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The operations that were drawn."""
     ((transform, params),) = steps
     filters = None if isinstance(params.filters, str) else params.filters[row].tolist()
     result = apply_operations(
@@ -56,7 +55,7 @@ def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.
 
 
 def mixture(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The chains that were drawn, by Pillow, and their mixture in float64, cut off behind the decimal point."""
+    """Apply each chain by Pillow, and mix the results in float64, truncated to integers."""
     ((transform, params),) = steps
     shares = params.weights[row]
     total = image * shares[0]

@@ -1,4 +1,4 @@
-"""Colour transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia."""
+"""Color transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
-    """A Pillow image of H×W×C levels."""
+    """Return H×W×C levels as a Pillow image."""
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def as_levels(image: Image.Image) -> np.ndarray:
-    """The levels of a Pillow image, H×W×C."""
+    """Return the levels of a Pillow image, H×W×C."""
     levels = np.asarray(image)
     return levels[:, :, None] if levels.ndim == 2 else levels
 
 
 def as_batch(image: Image.Image) -> torch.Tensor:
-    """A Pillow image as Kornia takes it: levels, float64 1×C×H×W."""
+    """Return a Pillow image as Kornia expects it: levels, float64 1×C×H×W."""
     return torch.from_numpy(as_levels(image).astype(np.float64)).permute(2, 0, 1)[None]
 
 
 def hue(image: Image.Image, turns: float) -> Image.Image:
-    """As torchvision does it on Pillow images."""
+    """Rotate the hue as torchvision does on Pillow images."""
     if image.mode == "L":
         return image
     channel, saturation, value = image.convert("HSV").split()
@@ -49,7 +49,7 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
 
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
-    """Kornia's takes (height, width), and the sigmas in that order; float64."""
+    """Blur by Kornia in float64; it expects (height, width), and the sigmas in this order."""
     from kornia.filters import gaussian_blur2d
 
     width, height, sigma_x, sigma_y = values[:4]
@@ -90,7 +90,7 @@ PILLOW: dict[str, Any] = {
 
 
 def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The drawn operations of all transforms, by Pillow, one after the other."""
+    """Apply the operations of all transforms by Pillow, in order."""
     result = as_pillow(image)
     for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
@@ -100,7 +100,7 @@ def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.
 
 
 def in_channels(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
-    """Grey, in so many channels."""
+    """Convert to gray with this number of channels."""
     grey = as_pillow(image).convert("L")
     return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
 
@@ -112,7 +112,7 @@ def recoded(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.nda
 
 
 def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The numbers that were drawn, channel by channel, clipped by Pillow, or cut to 8 bits by numpy."""
+    """Add the same noise, channel by channel, clipped by Pillow or wrapped to 8 bits by NumPy."""
     mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
     bands = []
@@ -123,7 +123,7 @@ def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarr
 
 
 def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
-    """Kornia's normalize of the image in 0 … 1."""
+    """Return an oracle that normalizes the image in 0 … 1 by Kornia."""
 
     def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
         from kornia.enhance import normalize

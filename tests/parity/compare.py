@@ -1,7 +1,7 @@
-"""Runs a parity case: draws for images, what each backend makes of them on the CPU, and what the oracle says.
+"""Runs parity cases: draws for images, the results of each backend on the CPU, and the results of the oracle.
 
-The images of a batch are cut to the regions that the chain asks for, as a worker would decode them; the oracle gets
-them whole. All backends are given the same draws.
+The images of a batch are cut to the regions that the chain needs, as a worker would decode them; the oracle gets
+complete images. All backends get the same draws.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Measured:
-    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
-    greatest from what another run made of the same image."""
+    """The largest differences, in levels: the mean of an image, any value, and any value from another run's."""
 
     mean: float = 0.0
     max: float = 0.0
@@ -58,7 +57,7 @@ class Measured:
 
 @cache
 def topics() -> dict[str, tuple[Case, ...]]:
-    """The cases of all transforms, by topic."""
+    """Return the cases of all transforms, by topic."""
     cases_by_topic: dict[str, list[Case]] = {}
     for spec in SPECS.values():
         for case in spec.parity:
@@ -68,13 +67,12 @@ def topics() -> dict[str, tuple[Case, ...]]:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """The cases of all topics."""
     return tuple(case for cases in topics().values() for case in cases)
 
 
 @cache
 def operations() -> tuple[Case, ...]:
-    """The first case of each set of transforms that cases name."""
+    """Return the first case of each set of transforms that cases name."""
     first_cases: dict[frozenset[str], Case] = {}
     for case in all_cases():
         first_cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
@@ -82,24 +80,23 @@ def operations() -> tuple[Case, ...]:
 
 
 def sets_of(run: str) -> tuple[str, ...]:
-    """The images that a run is tried on, of those that there are: where kernels are interpreted, small ones."""
+    """Return the sets of images that exist for a run: small ones if kernels are interpreted."""
     names = ("small",) if run == "fused" else ("photographs", "random", "one")
     return tuple(name for name in names if image_set(name, 3))
 
 
 def runs_of(case: Case) -> list[str]:
-    """The runs that can be used here, and have any of the transforms that a case names."""
+    """Return the runs that are possible on this machine and run a transform that the case names."""
     return [run for run in RUNS if why_not(run) is None and runs_natively(case, run)]
 
 
 def bounded_runs_of(case: Case) -> list[str]:
-    """Those of `runs_of` whose differences from the oracle and from each other are bounded."""
+    """Return the runs whose differences from the oracle and from each other are bounded."""
     return [run for run in runs_of(case) if run in BOUNDED]
 
 
 def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
-    """The pairs of a case's bounded runs, each with the images to compare them on: those that both are tried on, and
-    small ones."""
+    """Yield pairs of a case's bounded runs, with each set of images that both run, and the small set."""
     for other, run in combinations(bounded_runs_of(case), 2):
         for images in sorted({*sets_of(run), "small"} & {*sets_of(other), "small"}):
             yield run, other, images
@@ -107,7 +104,7 @@ def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What all runs of a case are given, and what the oracle says: in levels, H×W×C each."""
+    """The input of all runs of a case, and the oracle's results, in levels, H×W×C."""
 
     ragged: RaggedImages
     draws: T.Program
@@ -129,7 +126,7 @@ def _batch(number: int, set_name: str, draw_round: int) -> Batch:
     )
     ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
     draws = chain.draw(key, positions, sizes)
-    # Each transform, and what it drew.
+
     by_step = {record.step: record for record in draws.records}
     steps = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []
@@ -148,14 +145,14 @@ def _stage(number: int, run: str) -> Any:
 
 
 def named(case: Case, transform: Transform) -> bool:
-    """Whether a case's name names a transform of its chain; others, such as a crop before it, prepare the images."""
+    """Return whether a case's name has this transform; other transforms only prepare the images, such as a crop."""
     return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
 
 
 def runs_natively(case: Case, run: str) -> bool:
-    """Whether any transform that a case names runs on that backend; else it is the reference that is run in its place.
+    """Return whether a backend runs any transform that a case names; otherwise the reference runs all of them.
 
-    One of several is enough: that a backend hands images over to the reference and gets them back is tested there too.
+    One of several transforms is enough: handing images over to the reference and back is tested too.
     """
     if run in ("torch", BATCHES):
         return True
@@ -165,7 +162,7 @@ def runs_natively(case: Case, run: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _results(number: int, run: str, set_name: str, draw_round: int) -> list[np.ndarray]:
-    """What a run makes of a batch, in levels, H×W×C each."""
+    """Return the results of a run, in levels, H×W×C."""
     case, batch = all_cases()[number], _batch(number, set_name, draw_round)
     results = _stage(number, run)(batch.ragged, batch.draws)
     return [_levels(case, image.permute(1, 2, 0).numpy()) for image in results]
@@ -173,7 +170,7 @@ def _results(number: int, run: str, set_name: str, draw_round: int) -> list[np.n
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """On a busy machine, threads of torch that wait for each other take ten times as long."""
+    """Use one thread: on a busy machine, torch's threads that wait for each other take ten times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -184,7 +181,7 @@ def _one_thread() -> Iterator[None]:
 
 @_one_thread()
 def measure(case: Case, run: str, set_name: str, *, compared_with: tuple[str, ...] = ("torch",)) -> Measured:
-    """How far a run's results lie from the oracle's, and from those of other runs, for one of the sets of images."""
+    """Return how much a run's results differ from the oracle's, and from those of other runs, for a set of images."""
     number, worst = all_cases().index(case), Measured()
     for draw_round in SETS[set_name]:
         batch, results = _batch(number, set_name, draw_round), _results(number, run, set_name, draw_round)

@@ -1,7 +1,7 @@
 """RandomErasing before and after normalization, with and without a flip afterwards, compared with Pillow's paste.
 
-Pillow has no operation for it but the pasting of a box, also into float32 images (mode "F"), band by band. The random
-numbers are those that were drawn: what is checked is where they go; how they are distributed is tested by itself.
+Pillow has no such operation, but it pastes boxes, also into float32 images (mode "F"), band by band. The oracle uses
+the recorded random numbers and checks only their places; other tests check their distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOAT = T.ToDtype("float32", scale=True)
 
 
 def erase_bands(bands: list[Image.Image], transform: Any, params: Erase, row: int, unit: float) -> None:
-    """Paste the boxes into the bands of an image; numbers of the transform are so many levels."""
+    """Paste the boxes into the bands of an image; the transform's values are multiplied by `unit`."""
     numbers = normals(tuple(params.keys[row].tolist()), sum(band.width * band.height for band in bands) * 4)
     index = 0
     for top, left, height, width in params.boxes_tlhw[row].tolist():
@@ -44,7 +44,7 @@ def erase_bands(bands: list[Image.Image], transform: Any, params: Erase, row: in
 
 
 def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """All transforms of the chain, one after the other."""
+    """Apply all transforms of the chain in order."""
     from kornia.enhance import normalize
 
     numbers, scaled, unit = image.astype(np.float32), False, 1.0
@@ -62,7 +62,7 @@ def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -
         elif isinstance(params, Erase):
             if transform.works_on_finished or not scaled:
                 unit = 1.0
-            else:  # a level, as a number
+            else:  # a level, as a float
                 unit = round(float(np.ravel(transform.value)[0]) * 255) / 255 / float(np.ravel(transform.value)[0])
             erase_bands(bands, transform, params, row, unit)
         elif isinstance(params, Flip) and params.flipped[row]:

@@ -1,7 +1,6 @@
 """Geometric transforms, compared with Pillow's resize, rotate, transform, expand and crop, and NumPy's pad.
 
-What is drawn is a box, a coin or a map; the oracle does to the whole image what that says, one transform after the
-other, whatever transform drew it.
+Oracles apply the recorded boxes, flips and maps to the complete image, in order.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from parity.case import BATCHES, Case, Oracle, Tolerance
+from parity.color import as_levels, as_pillow
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
@@ -26,15 +26,6 @@ __all__ = [
 
 PILLOW = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
 WARPING = ("nearest", "bilinear", "bicubic")
-
-
-def as_pillow(levels: np.ndarray) -> Image.Image:
-    return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
-
-
-def as_levels(image: Image.Image) -> np.ndarray:
-    levels = np.asarray(image)
-    return levels[:, :, None] if levels.ndim == 2 else levels
 
 
 def filter_of(transform: Any, params: Any, row: int) -> str:
@@ -66,13 +57,13 @@ def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> I
         batch = torch.tensor(as_levels(image)).permute(2, 0, 1)[None].float()
         resized_batch = torch.nn.functional.interpolate(batch, (new_height, new_width), mode=interpolation.split()[1])
         return as_pillow(resized_batch.round().clamp(0, 255)[0].permute(1, 2, 0).to(torch.uint8).numpy())
-    if interpolation != "nearest":  # two calls: one begins with the cheaper axis, since Pillow 13
+    if interpolation != "nearest":  # a single call resizes the cheaper axis first, since Pillow 13
         image = image.resize((new_width, height), PILLOW[interpolation])
     return image.resize((new_width, new_height), PILLOW[interpolation])
 
 
 def resize_by_one_call(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """What `Image.resize` makes of a crop, as whoever has Pillow images calls it."""
+    """Resize a crop by one call of `Image.resize`, as users of Pillow do."""
     ((transform, params),) = steps
     top, left, height, width = params.box_tlhw[row].tolist()
     new_height, new_width = params.size_hw[row].tolist()
@@ -83,7 +74,7 @@ def resize_by_one_call(image: np.ndarray, steps: list[tuple[Any, Any]], row: int
 
 
 def resize_by_torchvision(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """torchvision's `resized_crop` of a uint8 tensor."""
+    """Resize a crop by torchvision's `resized_crop` of a uint8 tensor."""
     from helpers.peers import torchvision
 
     ((transform, params),) = steps
@@ -107,7 +98,7 @@ def warp_by_pillow(transform: Any, params: Warp, row: int, image: Image.Image) -
 
 
 def rotate_by_pillow(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
-    """`Image.rotate` by the drawn angle."""
+    """Rotate by `Image.rotate` and the recorded angle."""
     cosine, sine = params.coefficients[row, 0], params.coefficients[row, 3]
     filter_, fill = PILLOW[filter_of(transform, params, row)], color(transform, image)
     angle = math.degrees(math.atan2(sine, cosine))
@@ -123,7 +114,7 @@ def turned_by_quarters(params: Turn, row: int, image: Image.Image) -> Image.Imag
 
 
 def geometry(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """All transforms, one after the other."""
+    """Apply all transforms in order."""
     result = as_pillow(image)
     for transform, params in steps:
         match params:
@@ -186,13 +177,13 @@ def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int =
 
 
 def cubic(name: str, *transforms: Any) -> Case:
-    """With four taps along each axis, some negative, the weights' last bits come to more."""
+    """Four taps along each axis, some negative, amplify the last bits of weights."""
     tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
     return geometric(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=tolerances)
 
 
 def real(name: str, transform: Any, mean: float, max: float) -> Case:
-    """Beside the call that users of Pillow images make."""
+    """Return a case against the call that users of Pillow images make."""
     return geometric(name, [transform], resize_by_one_call, mean, max, CALL, AXES, between=2)
 
 
@@ -211,7 +202,7 @@ def tensors(name: str, transform: Any, apart: int) -> Case:
 
 
 def plain(name: str, *transforms: Any) -> Case:
-    """Without antialiasing."""
+    """Return a case without antialiasing."""
     against = "torch.nn.functional.interpolate"
     return geometric(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
 

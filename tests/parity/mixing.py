@@ -20,13 +20,13 @@ SIZE = 48
 
 
 def cropped_bands(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> list[Image.Image]:
-    """The crop of an image, in 0 … 1."""
+    """Return the bands of an image's crop, in 0 … 1."""
     small = geometry(image, steps[:1], row).astype(np.float32) / 255
     return [Image.fromarray(np.ascontiguousarray(small[:, :, channel])) for channel in range(3)]
 
 
 def mix_by_libraries(pair: tuple[np.ndarray, np.ndarray], steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """What Kornia or Pillow makes of an image and its neighbour."""
+    """Mix an image with its neighbor by Kornia or Pillow."""
     from kornia.enhance import add_weighted
 
     partner = row ^ 1 if row ^ 1 < len(steps[0][1].box_tlhw) else row

@@ -1,6 +1,6 @@
 """Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py``.
 
-With ``--new``, only cases that have no row yet are run, and their rows added to the page.
+With ``--new``, only cases without a row are run, and their rows added to the page.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
 
 
 def row_start(case: Case) -> str:
-    """How the row of a case begins."""
+    """Return the beginning of a case's row."""
     return f"| {case.name} | {case.against} | "
 
 
 def row_of(case: Case, measured_runs: dict[str, Measured], notes: dict[str, str]) -> str:
-    """The row of a case; `notes` are the letters of reasons, of which there may be more afterwards."""
+    """Return a case's row; `notes` maps reasons to letters, and gets new reasons."""
     cells = []
     for run in RUNS:
         cell = (
@@ -93,17 +93,16 @@ def row_of(case: Case, measured_runs: dict[str, Measured], notes: dict[str, str]
 
 
 def format_number(number: float) -> str:
-    """A figure to two digits; whole where it has more."""
+    """Format a number with two digits, or as an integer."""
     return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
 
 
 def letter(reason: str, notes: dict[str, str]) -> str:
-    """The letter of a reason."""
     return notes.setdefault(reason, chr(ord("a") + len(notes)))
 
 
 def measure_case(case: Case) -> dict[str, Measured]:
-    """What was found for each run that has any of the transforms."""
+    """Return the differences of each run that runs any of the transforms."""
     results = {run: Measured() for run in runs_of(case)}
     for run in results:
         for set_name in sorted({*sets_of(run), "small"}):
@@ -114,7 +113,7 @@ def measure_case(case: Case) -> dict[str, Measured]:
 
 
 def section_of(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
-    """The table of a topic, with its reasons; rows of a `known` section are not measured again."""
+    """Return the table of a topic, with its reasons; rows of a `known` section are not measured again."""
     notes = {reason: mark for mark, reason in re.findall(r"^- (\w): (.*)$", known, re.MULTILINE)}
     lines = []
     for case in cases:
@@ -127,7 +126,7 @@ def section_of(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
 
 
 def document(known: str = "") -> str:
-    """The whole page; rows of a `known` page are not measured again."""
+    """Return the complete page; rows of a `known` page are not measured again."""
     missing = {run: reason for run in RUNS if (reason := why_not(run))}
     assert not missing, f"backends that cannot be run here: {missing}"
     [dali] = {each.name for each in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}

@@ -1,4 +1,4 @@
-"""A backend runs the transforms of a case itself where docs/parity.md has figures for it, and `Loader.plan` says so."""
+"""Backends run the transforms of a case natively where docs/parity.md has numbers for them, as `Loader.plan` shows."""
 
 from __future__ import annotations
 

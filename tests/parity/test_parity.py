@@ -1,5 +1,4 @@
-"""On the backends that promise Pillow's levels, every transform gives the results of its oracle and of the others for
-photographs and random images, within the table's tolerance."""
+"""Results on the backends that promise Pillow's levels, within the tolerances of the oracle and of each other."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ OPERATIONS = operations()
 
 @pytest.mark.parametrize("run", RUNS)
 def test_backend_can_be_used_on_this_machine(run):
-    """The tests below measure those that can."""
+    """The tests below measure only backends that can be used."""
     needs(run)
 
 
 def test_image_set_has_photographs():
-    """The tests below measure images that they make up too."""
+    """Without photographs, the tests below measure only generated images."""
     if not image_set("photographs", 3):
         lacking.skip("photographs")
 
@@ -46,20 +45,20 @@ def test_results_of_backends_are_within_the_tolerance_of_each_other(case: Case):
 
 
 def failures_against_the_oracle(case: Case) -> list[str]:
-    """What lies farther from the oracle than the table allows."""
+    """Return the results that differ more from the oracle than the table allows."""
     too_far = []
     for run in bounded_runs_of(case):
         tolerance = case.tolerance(run)
         for set_name in sets_of(run):
             measured = measure(case, run, set_name, compared_with=())
             is_within = measured.max <= tolerance.max and measured.mean <= tolerance.mean
-            if not is_within:  # NaN is not, either
+            if not is_within:  # NaN is not within it
                 too_far.append(f"{run}, {set_name}: {measured}, where {tolerance} is allowed")
     return too_far
 
 
 def failures_between_backends(case: Case) -> list[str]:
-    """Which backends lie farther apart than the table allows."""
+    """Return the backends that differ more from each other than the table allows."""
     too_far = []
     for run, other, set_name in pairs_of(case):
         spread = measure(case, run, set_name, compared_with=(other,)).apart
@@ -75,7 +74,7 @@ def test_parity_cases_of_a_spec_apply_its_transform(name):
 
 
 def test_name_of_a_case_contains_the_transforms_it_tests():
-    """`here` asks for these."""
+    """`runs_natively` and the report need these names."""
     for case in CASES:
         kinds = [inner for inner in case.transforms if not named(case, inner)]
         assert len(kinds) < len(case.transforms), case.name
@@ -87,7 +86,7 @@ def test_name_of_a_case_contains_the_transforms_it_tests():
     ("name", "run", "expected"),
     [
         ("RandomRotation(bilinear)", "kornia", True),
-        ("MixUp(num_classes=10), of floats", "kornia", False),  # of its chain, Kornia has the crop before it
+        ("MixUp(num_classes=10), of floats", "kornia", False),  # Kornia runs only the crop before it
         ("JPEG", "kornia", False),
         ("CenterCrop", "kornia", True),
         ("Resize", "kornia", True),
@@ -117,4 +116,4 @@ def test_document_lists_every_case():
     missing = [case.name for case in CASES if not any(line.startswith(row_start(case)) for line in lines)]
     assert not missing, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {missing}"
     rows = [line for line in lines if line.startswith("| ") and not line.startswith(("| transform |", "| :-- |"))]
-    assert len(rows) == len(CASES), "docs/parity.md lists cases that are gone, run `python tests/parity/report.py`"
+    assert len(rows) == len(CASES), "docs/parity.md lists removed cases, run `python tests/parity/report.py`"

@@ -33,7 +33,7 @@ class Comparison:
         return float(torch.cat([image.flatten() for image in self.differences]).mean())
 
     @property
-    def most(self) -> float:
+    def max(self) -> float:
         """The maximum absolute difference."""
         return max(float(image.max()) for image in self.differences)
 
@@ -45,7 +45,7 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def compare(make_batch) -> Callable[..., Comparison]:
-    """A function that runs transforms on images with both backends."""
+    """A function that runs transforms on images with DALI and with the reference."""
 
     def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, uncut: bool = False, **options) -> Comparison:
         chain = T.Chain(list(transforms))

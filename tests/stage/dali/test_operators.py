@@ -28,7 +28,7 @@ INTERPOLATIONS = {
 
 
 def resize(batch: Any, record: Box, index: int) -> Any:
-    """Crop to the box, then resize: two calls."""
+    """Crop to the box, then resize, in two calls."""
     (top, left, height, width), size = record.box_tlhw[index].tolist(), record.size_hw[index].tolist()
     name = record.filters if isinstance(record.filters, str) else FILTERS[record.filters[index]]
     cropped = ndd.slice(batch, start=[top, left], shape=[height, width], axis_names="HW")
@@ -301,7 +301,7 @@ def test_window_inside_a_resized_image_is_within_a_level_of_the_reference(compar
     compared = compare([T.Resize(72), T.CenterCrop(40), T.RandomHorizontalFlip()], make_images(3, 9, low=90, high=140))
     assert compared.native == ["dali"]
     assert compared.mean < 0.25
-    assert compared.most <= 1
+    assert compared.max <= 1
 
 
 def test_warp_is_within_a_level_of_the_reference_in_the_mean(compare, make_images):
@@ -320,8 +320,8 @@ def test_gray_images_get_the_brightness_and_contrast_of_color_images(factor, mak
         chain = T.Chain([T.ColorJitter((factor, factor), (0.7, 0.7)), T.RandomPosterize(5), T.JPEG(60)])
         stage = compile_stage(chain, device="cpu", backend="dali", ragged="list")
         results.append(stage(*make_batch(chain, arrays)))
-    for image, colour_image in zip(*results, strict=True):
-        assert torch.equal(image[0], colour_image[0])
+    for image, color_image in zip(*results, strict=True):
+        assert torch.equal(image[0], color_image[0])
 
 
 def test_hue_saturation_and_grayscale_leave_gray_images_unchanged(make_images, make_batch):
@@ -337,11 +337,11 @@ def test_grayscale_returns_the_requested_channels(before, after, compare, make_i
     compared = compare([T.Grayscale(after)], make_images(5, 6, channels=before))
     assert compared.native == ["dali"]
     assert compared.ours[0].shape[0] == after
-    assert compared.most <= 1
+    assert compared.max <= 1
 
 
-# In a process of its own, because DALI's colour operators write beyond their memory on one channel. The name of each
-# transform is printed first, so that a crash is attributed. The runner is called without a stage, because a stage
+# It runs in a process of its own, because DALI's color operators write beyond their memory on one channel. The name of
+# each transform is printed first, to show which one crashed. The runner is called without a stage, because a stage
 # refuses color transforms on two or four channels.
 CHANNELS = """
 import sys

@@ -19,7 +19,7 @@ IMAGES = [(gl.Encoded(file), index) for index, file in enumerate(FILES)]
 
 
 class Gate:
-    """Called before each call of the decoder; stops one of the calls until the gate is opened."""
+    """A callable that the decoder calls before each call; it stops one of the calls until `opened` is set."""
 
     def __init__(self, stopped_call: int) -> None:
         self.stopped_call, self.calls = stopped_call, 0
@@ -39,7 +39,7 @@ def make_loader(**options: Any) -> gl.Loader:
 
 @contextlib.contextmanager
 def stopped(gate: Gate) -> Iterator[tuple[gl.Loader, Any, list[Any]]]:
-    """Yield a loader whose decoder has reached the gate, its iterator, and the batches that were taken."""
+    """Yield a loader whose decoder is stopped at the gate, its iterator, and the batches read so far."""
     with decoding_with(before=gate), make_loader() as loader:
         iterator = iter(loader)
         first = next(iterator)

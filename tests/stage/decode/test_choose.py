@@ -1,4 +1,4 @@
-"""Who decodes, and what a user is told where the device cannot."""
+"""The choice of a decoder, and the warnings and plans if a device cannot decode."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from helpers.jpeg_kinds import Photos, photo
 from simulated.decoder import ENGINE, OTHER, decoding_with
 
 import gpuload as gl
+from gpuload.decode.options import select_device_samples
 from gpuload.stage.decode import choose
 from gpuload.stage.decode.choose import driver_version, find_decoder
 
@@ -55,7 +56,7 @@ def test_device_that_cannot_decode_warns_once_and_workers_decode(monkeypatch):
     next(iterator)
     loader.close()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it was said
+        warnings.simplefilter("error")  # the warning was given before
         with loader:
             assert len(list(loader)) == 2
     assert loader.stats().part("device decode").count == 0
@@ -126,7 +127,6 @@ def test_driver_version_is_major_and_minor_or_none(monkeypatch, answer, expected
 
 
 def test_select_device_samples_spreads_the_share_over_positions_and_ranks():
-    from gpuload.decode.options import select_device_samples
 
     for share in (0.1, 0.5, 0.9):
         for first, ranks in ((0, 1), (1000, 2), (3, 8)):

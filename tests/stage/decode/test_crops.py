@@ -1,4 +1,4 @@
-"""The kernel that copies crops, beside NumPy: any region, any orientation, rows of any distance."""
+"""The kernel that copies crops, against NumPy: regions of any size and orientation, with rows at any distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
 
 def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Regions of one to 90 rows and columns, of one or three channels, within larger images."""
+    """Return crops of one to 90 rows and columns and one or three channels, within larger images."""
     crops_hwc = []
     for number in range(count):
         top, left, height, width = (int(n) for n in rng.integers(1, 90, 4))
@@ -44,7 +44,7 @@ def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts:
 def test_copy_crops_writes_crops_of_any_orientation_at_their_offsets():
     rng = np.random.default_rng(5)
     stored = random_crops(rng, 24)
-    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # more than a program copies
+    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
     assert stored[3].size > crops.BLOCK
     orientations = np.arange(24) % 8 + 1
     sizes = np.array([crop.size for crop in stored])
@@ -79,7 +79,7 @@ for capability in (75, 80, 90):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_copy_kernel_compiles_for_cuda(tmp_path):
-    """In a process of its own: the interpreter takes much that the compiler does not, an address for a pointer too."""
+    """Compile in a process of its own, since the interpreter accepts code that the compiler does not."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     completed = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False

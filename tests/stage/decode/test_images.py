@@ -1,8 +1,7 @@
-"""Images that the device decodes: the same batches, faults and order as where workers decode all of them."""
+"""Images decoded by the device: the same batches, faults and order as if workers decoded all of them."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,19 @@ import torch
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.jpeg_kinds import KINDS, Photos, assert_same, gray, make_loader, photo, read_batches, without_tables
 from PIL import Image
-from simulated.decoder import ENGINE, OTHER, decoding_with
+from simulated.decoder import ENGINE, OTHER, FakeDecoder, decoding_with
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.decode.options import select_device_samples
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
+
 COUNT = 20
 
 
 def mixed(*kinds: str) -> Photos:
-    """One of each kind, and plain ones before and after."""
+    """Return a dataset with one file of each kind between plain ones."""
     files = [photo(number) for number in range(COUNT)]
     for number, kind in enumerate(kinds):
         files[(3 * number + 2) % COUNT] = KINDS[kind][0](number)
@@ -36,35 +37,38 @@ DECODES = {
 }
 
 
+def assert_decodes_as_the_cpu(
+    files: Photos, decode: Any = DECODES["device"], decoder: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, list[FakeDecoder]]:
+    """Compare an epoch that a device decodes to one that workers decode; return its statistics and the decoders."""
+    expected = read_batches(files, **options)
+    with decoding_with(**decoder or {}) as decoders:
+        batches, failures, loader = read_batches(files, decode=decode, **options)
+    assert_same((batches, failures), expected)
+    return loader.stats().decode, decoders
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("decode", DECODES)
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_device_decoding_gives_the_order_draws_and_faults_of_the_cpu(decode, on_error, resumed):
-    options: dict[str, Any] = {"resumed": resumed, "on_error": on_error, "seed": 3}
-    expected = read_batches(mixed(*FAILING), **options)
-    with decoding_with():
-        assert_same(read_batches(mixed(*FAILING), decode=DECODES[decode], **options), expected)
-    assert len(expected[1]) >= 3
+    assert_decodes_as_the_cpu(mixed(*FAILING), DECODES[decode], resumed=resumed, on_error=on_error, seed=3)
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_device_decoding_with_workers_gives_the_order_draws_and_faults_of_the_cpu(on_error):
     options: dict[str, Any] = {"on_error": on_error, "seed": 3, "chunk_size": 3}
     expected = read_batches(mixed(*FAILING), **options)
+    assert len(expected[1]) >= 3
     with decoding_with():
         for decode in DECODES.values():
-            assert_same(
-                read_batches(mixed(*FAILING), decode=decode, num_workers=2, resumed=on_error == "skip", **options),
-                expected,
-            )
+            options |= {"decode": decode, "num_workers": 2, "resumed": on_error == "skip"}
+            assert_same(read_batches(mixed(*FAILING), **options), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_kind_of_a_file_decides_whether_the_device_or_a_worker_decodes_it(kind):
     make, decoded_by = KINDS[kind]
     files = Photos([make(number) for number in range(3)])
@@ -100,48 +104,36 @@ def test_batch_whose_images_are_all_refused_is_decoded_on_the_cpu():
 
 def test_only_the_image_larger_than_device_memory_goes_to_the_cpu():
     files = Photos([photo(number) for number in range(9)] + [jpeg_bytes(smooth_image(400, 500, 1))])
-    expected = read_batches(files, batch_size=10)
-    with decoding_with() as decoders:
-        decoded = read_batches(files, batch_size=10, decode=gl.Decode(where="device", device_memory=60_000))
-    assert_same(decoded, expected)
-    stats = decoded[2].stats()
-    assert stats.decode.refused == {"more than device_memory=60,000 bytes": 1}
-    assert sum(decoders[0].calls) == 9
-    assert len(decoders[0].calls) > 1
-    assert 30_000 < stats.decode.peak_bytes <= 60_000
+    decode = gl.Decode(where="device", device_memory=60_000)
+    stats, [decoder] = assert_decodes_as_the_cpu(files, decode, batch_size=10)
+    assert stats.refused == {"more than device_memory=60,000 bytes": 1}
+    assert sum(decoder.calls) == 9
+    assert len(decoder.calls) > 1
+    assert 30_000 < stats.peak_bytes <= 60_000
 
 
 def test_device_out_of_memory_decodes_fewer_images_per_call_from_then_on():
     files = Photos([photo(number) for number in range(COUNT)])
-    expected = read_batches(files, batch_size=10)
-    with decoding_with(room_bytes=35_000) as decoders:
-        decoded = read_batches(files, batch_size=10, decode=DECODES["device"])
-    assert_same(decoded, expected)
-    assert (sum(decoders[0].calls), max(decoders[0].calls)) == (COUNT, 2)
-    assert decoded[2].stats().decode.refused == {}
+    stats, [decoder] = assert_decodes_as_the_cpu(files, decoder={"room_bytes": 35_000}, batch_size=10)
+    assert (sum(decoder.calls), max(decoder.calls)) == (COUNT, 2)
+    assert stats.refused == {}
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_device_memory_counts_regions_if_the_decoder_decodes_regions():
     large = [jpeg_bytes(smooth_image(400, 500, number)) for number in range(4)]
     files = Photos([*mixed(*FAILING).files, *large])
+    decode = gl.Decode(where="device", device_memory=3 * 24 * 24 * 3)
     options: dict[str, Any] = {"transforms": [T.RandomCrop(24)], "batch_size": 12, "on_error": "skip"}
-    expected = read_batches(files, **options)
-    with decoding_with(regions=True) as decoders:
-        decoded = read_batches(files, decode=gl.Decode(where="device", device_memory=3 * 24 * 24 * 3), **options)
-    assert_same(decoded, expected)
-    assert max(decoders[0].calls) == 3
-    assert decoded[2].stats().decode.peak_bytes == 3 * 24 * 24 * 3
-    assert not any("device_memory" in reason for reason in decoded[2].stats().decode.refused)
+    stats, [decoder] = assert_decodes_as_the_cpu(files, decode, {"regions": True}, **options)
+    assert max(decoder.calls) == 3
+    assert stats.peak_bytes == 3 * 24 * 24 * 3
+    assert not any("device_memory" in reason for reason in stats.refused)
 
 
 def test_image_too_large_for_the_device_by_itself_goes_to_the_cpu():
     files = Photos([photo(number) for number in range(4)])
-    expected = read_batches(files, batch_size=4)
-    with decoding_with(room_bytes=1000):
-        decoded = read_batches(files, batch_size=4, decode=DECODES["device"])
-    assert_same(decoded, expected)
-    assert decoded[2].stats().decode.refused == {"out of memory": 4}
+    stats, _ = assert_decodes_as_the_cpu(files, decoder={"room_bytes": 1000}, batch_size=4)
+    assert stats.refused == {"out of memory": 4}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -168,8 +160,7 @@ def test_device_decoding_gives_each_mode_as_the_cpu_does(mode):
 
 
 class Pairs:
-    """Two images, a mask, and an array that is long enough for a block; `broken` ones have a second image that nobody
-    decodes."""
+    """Samples of two images, a mask and a long array; no decoder accepts the second image of `broken` samples."""
 
     def __init__(self, broken: tuple[int, ...] = ()) -> None:
         self.broken = broken
@@ -181,18 +172,16 @@ class Pairs:
         first, second = photo(index % 5), photo(index % 5, subsampling=0)
         if index in self.broken:
             second = without_tables(second)
-        sample = {
+        return {
             "image": gl.Encoded(first, source=f"{index}a.jpg"),
             "other": gl.Encoded(second, source=f"{index}b.jpg"),
             "mask": gl.Mask(np.full((50 + index % 5, 70 - index % 5), index, np.uint8)),
             "long": np.full(3000, index, np.int32),
             "index": index,
         }
-        return sample
 
 
 @pytest.mark.parametrize("decode", DECODES)
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_sample_whose_second_image_fails_is_dropped_with_all_its_fields(decode):
     def run_epoch(**options: Any) -> Any:
         with make_loader(Pairs(broken=(1, 7)), batch_size=4, on_error="skip", info=False, **options) as loader:
@@ -216,33 +205,30 @@ class Stream(torch.utils.data.IterableDataset):
             yield gl.Encoded(make(number), source=f"{number}.jpg"), np.full(3000, number)
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_iterable_dataset_continues_after_images_that_the_device_cannot_decode():
     def run_epoch(**options: Any) -> Any:
         with make_loader(Stream(), shuffle=None, on_error="skip", info=False, **options) as loader:
-            return [(images.clone(), labels[:, 0].tolist()) for images, labels in loader], [
-                e.index for e in loader.errors
-            ]
+            batches = [(images.clone(), labels[:, 0].tolist()) for images, labels in loader]
+        return batches, [error.index for error in loader.errors]
 
     expected = run_epoch()
     with decoding_with():
         decoded = run_epoch(decode=DECODES["device"])
     assert decoded[1] == expected[1] == [3, 9, 15]
-    assert [labels for _, labels in decoded[0]] == [labels for _, labels in expected[0]]
-    assert all(
-        torch.equal(image, expected_image)
-        for (image, _), (expected_image, _) in zip(decoded[0], expected[0], strict=True)
-    )
+    for (images, labels), (expected_images, expected_labels) in zip(decoded[0], expected[0], strict=True):
+        assert labels == expected_labels
+        assert torch.equal(images, expected_images)
 
 
-@pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_too_many_images_that_the_device_cannot_decode_raise():
     files = Photos([KINDS["no tables" if number % 2 else "plain"][0](number) for number in range(40)])
-    # Ten may fail, whatever the rate; half of 40 do.
-    with decoding_with(), make_loader(files, on_error="skip", decode=DECODES["device"]) as loader:
-        batches = iter(loader)
-        with pytest.raises(gl.TooManyErrors, match="samples of this epoch could not be loaded"):
-            deque(batches)
+    # Ten may fail at any rate; half of 40 do.
+    with (
+        decoding_with(),
+        make_loader(files, on_error="skip", decode=DECODES["device"]) as loader,
+        pytest.raises(gl.TooManyErrors, match="samples of this epoch could not be loaded"),
+    ):
+        list(loader)
 
 
 def test_ragged_list_without_transforms_holds_the_images_of_the_cpu():
@@ -262,11 +248,8 @@ def test_replay_decodes_where_the_position_was_decoded():
     with decoding_with() as decoders, make_loader(files, decode=DECODES["a third"], info=False) as loader:
         for position in range(4):
             loader.replay(0, position)
-    assert (
-        [sum(decoder.calls) for decoder in decoders]
-        == select_device_samples(np.arange(4), 0.3).tolist()
-        == [1, 0, 1, 0]
-    )
+    assert select_device_samples(np.arange(4), 0.3).tolist() == [1, 0, 1, 0]
+    assert [sum(decoder.calls) for decoder in decoders] == [1, 0, 1, 0]
 
 
 def test_decoders_of_a_session_and_of_a_plan_are_closed():

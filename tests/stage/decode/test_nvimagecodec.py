@@ -1,4 +1,4 @@
-"""nvImageCodec itself, on the CPU, through the path that a GPU takes; and what it does where decoders are missing."""
+"""nvImageCodec on the CPU, through the code that a GPU uses; and the choice of its decoders on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec
 
 CPU_DEVICE = torch.device("cpu")
 DEVICE = gl.Decode(where="device")
+REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 120, 83, 1), (0, 57, 1, 64))
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +76,12 @@ def test_nvimagecodec_on_the_cpu_applies_exif_orientation_once(upright):
 def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(library):
     decoder, cpu = NvImageCodec(CPU_DEVICE, 1, library), decoder_by("nvImageCodec")
     for subsampling in (0, 1, 2):
-        data = jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling)
-        header, encoded = cpu.header(gl.Encoded(data)), gl.Encoded(data)
-        [entire] = decoder.decode([region_of(data)])
+        encoded = gl.Encoded(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling))
+        [entire] = decoder.decode([region_of(encoded.data)])
         assert isinstance(entire, Pixels)
-        for top, left, height, width in (
-            (0, 0, 83, 121),
-            (7, 3, 50, 64),
-            (82, 120, 1, 1),
-            (16, 16, 16, 16),
-            (1, 0, 9, 1),
-        ):
-            region = cpu.decode(encoded, header, (top, left, height, width))
+        for top, left, height, width in ((0, 0, 83, 121), *REGIONS):
+            region = cpu.decode(encoded, cpu.header(encoded), (top, left, height, width))
             assert np.array_equal(entire.owner[top : top + height, left : left + width], region)
-
-
-REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 120, 83, 1), (0, 57, 1, 64))
 
 
 @pytest.mark.parametrize("grey", [False, True])
@@ -167,9 +158,7 @@ def test_jpeg_engine_decodes_first_and_the_gpu_decodes_what_it_refuses(gpu):
 
     decoder = gpu.decoder(engine=engine, gpu=decode_images)
     assert decoder.names == (ENGINE, GPU)
-    assert (
-        decoder.note == f"{ENGINE} and {GPU} 0.9.0 decodes entire images, not regions"
-    )  # as long as the list does not have them
+    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0 decodes entire images, not regions"
     results = decoder.decode([region_of(photo(0)), region_of(photo(1)), region_of(photo(2))])
     assert [pixels.decoder for pixels in results if isinstance(pixels, Pixels)] == [ENGINE, GPU, ENGINE]
     assert decoder._library.calls == [
@@ -180,7 +169,7 @@ def test_jpeg_engine_decodes_first_and_the_gpu_decodes_what_it_refuses(gpu):
 
 @pytest.mark.parametrize("exact", [(), (GPU,), (ENGINE, GPU)])
 def test_decode_reads_entire_images_unless_regions_of_this_version_are_exact(gpu, exact):
-    """The pixels are the same; so is where they are read, in rows that are farther apart than they are long."""
+    """The pixels are the same in both cases, although rows in the GPU's memory are farther apart than their length."""
     regions: list[Any] = []
 
     def engine(codes: list[Any]) -> list[Any]:
@@ -213,7 +202,7 @@ def test_note_of_a_gpu_without_an_engine_gives_the_reason(gpu):
 
 @pytest.mark.parametrize("whose", ["torch's allocator cudaMallocAsync", "DALI (DALI_USE_CUDA_MALLOC_ASYNC=1)"])
 def test_engine_is_not_used_with_an_allocator_that_shares_memory(gpu, monkeypatch, whose):
-    """It writes when it is called, and others free in the order of their streams."""
+    """The engine writes when it is called, but such an allocator frees memory in the order of streams."""
     if "DALI" in whose:
         monkeypatch.setenv("DALI_USE_CUDA_MALLOC_ASYNC", "1")
     else:

@@ -1,4 +1,4 @@
-"""The threads that decode on the device: what the loop waits for, and what interrupts a call."""
+"""The threads that decode on the device: what the loop waits for, and interrupts, forks and errors during a call."""
 
 from __future__ import annotations
 

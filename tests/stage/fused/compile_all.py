@@ -1,12 +1,12 @@
-"""Compiles all kernels for CUDA, without a GPU; their names are printed.
+"""Compiles all kernels for CUDA, without a GPU, and prints their names.
 
     TRITON_INTERPRET=0 python tests/stage/fused/compile_all.py
 
-Another Triton can be tried so: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH.
-Seen to compile: with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
+To try another Triton: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH. The
+kernels compiled with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
 """
 
-# Type checkers do not know what `triton.compile` gives.
+# Type checkers do not know what `triton.compile` returns.
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def compile_kernel(function, images="*bf16", options=None, capability=80, **cons
         or "atom.global" in compiled.asm["ptx"]
     )
     if function is kernel.one_pass:
-        # What the compiler is told of pairs (see geometry.py) must not make it take two at once.
+        # Hints about pairs (see geometry.py) must not make the compiler access two pixels at once.
         pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", compiled.asm["ptx"])
         assert not pixels, pixels
     print(compiled.metadata.name, flush=True)
@@ -108,7 +108,7 @@ for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
         FINISHED=True,
         ERASES=True,
     )
-# What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
+# The longest passes of most recipes: threads exchange nothing, and all numbers stay in registers.
 all_operations = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
 for capability, kind, options_of_pass, column in (
     (80, jobs.RESIZE, plain, 1),
@@ -134,9 +134,9 @@ for capability, kind, options_of_pass, column in (
     assert " LOCAL:0 " in usage, usage
 
 
-# What is compiled when a session starts is what a launch asks for: Triton's own keys are the same.
+# The kernels compiled when a session starts are those that launches need: Triton's keys are the same.
 class Driver:
-    """A GPU that is not there."""
+    """A driver of a GPU that this machine need not have."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)

@@ -1,7 +1,8 @@
-"""What the fused backend has, and what is said where it cannot run."""
+"""The fused backend: which transforms it runs, and what happens if it cannot run."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -26,7 +27,7 @@ on_the_cpu = lacking.mark("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons(*transforms):
-    """Why the reference runs transforms of a chain in place of the kernels, by their names."""
+    """Return why torch runs transforms of a chain in place of the kernels, by their names."""
     plan = make_plan(T.Chain(transforms), FusedBackend(CPU))
     return {type(step.transform).__name__: step.reason for step in plan.steps}
 
@@ -60,22 +61,32 @@ def test_plan_leaves_images_of_four_channels_to_torch():
     ]
 
 
-def test_loader_without_triton_raises_backend_error(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
-    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; run `pip install triton`"):
-        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function
 
 
-def test_loader_on_a_cpu_raises_backend_error(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
-    with pytest.raises(
-        gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' on this device \(or"
-    ):
+@pytest.mark.parametrize(
+    ("function", "replacement", "text"),
+    [
+        ("find_spec", lambda name: None, "needs Triton, which is not installed; run `pip install triton`"),
+        ("_is_interpreted", lambda: False,
+         "requires a GPU, got device 'cpu'; use backend='torch' on this device (or"),
+        ("_is_interpreted", raising(ImportError("libtriton.so is gone")),
+         "cannot be imported: ImportError: libtriton.so is gone"),
+    ],
+    ids=["without Triton", "on a CPU", "with a broken Triton"],
+)  # fmt: skip
+def test_loader_raises_backend_error(monkeypatch, function, replacement, text):
+    monkeypatch.setattr(f"gpuload.stage.fused.backend.{function}", replacement)
+    with pytest.raises(gl.BackendError, match=re.escape(text)):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
 def select_backend(forced: bool):
-    """What is chosen on a GPU, which need not be there for that."""
+    """Return the backend selected on a GPU, which this machine need not have."""
     device = torch.device("cuda:0")
     return _select("fused", device, TorchBackend(device), forced=forced)
 
@@ -95,21 +106,15 @@ def test_select_without_a_compiler_warns_once_and_uses_torch(monkeypatch, forced
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
 def test_select_if_the_trial_kernel_does_not_compile_warns_and_uses_torch(monkeypatch, forced):
-    def raise_error(device):
-        raise OSError("ptxas is gone")
-
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raise_error)
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(OSError("ptxas is gone")))
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
-        backend, _ = select_backend(forced)
-    assert backend.name == "torch"
+        assert select_backend(forced)[0].name == "torch"
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
 def test_select_on_a_gpu_without_memory_raises_out_of_memory(monkeypatch, forced):
-    def run_out_of_memory(device):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", run_out_of_memory)
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(error))
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
         select_backend(forced)
 
@@ -118,15 +123,6 @@ def test_select_if_triton_cannot_be_imported_warns_and_uses_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuload.stage.fused.runner", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
         assert select_backend(True)[0].name == "torch"
-
-
-def test_loader_with_a_broken_triton_raises_backend_error(monkeypatch):
-    def raise_error():
-        raise ImportError("libtriton.so is gone")
-
-    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", raise_error)
-    with pytest.raises(gl.BackendError, match=r"cannot be imported: ImportError: libtriton.so is gone"):
-        gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
 @on_the_cpu

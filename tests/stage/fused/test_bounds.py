@@ -1,6 +1,6 @@
-"""No byte outside an image is read: before and behind it lies memory that cannot be.
+"""Kernels read no byte outside an image: the memory before and after an image cannot be accessed.
 
-In a process of its own, which reading there would end.
+The test runs in a process of its own, which such a read would end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
 """
 
 
-@lacking.mark("no GPU", torch.cuda.is_available())  # kernels read its memory, not this one
+@lacking.mark("no GPU", torch.cuda.is_available())  # kernels on a GPU do not read this memory
 @pytest.mark.usefixtures("warm")
 def test_kernels_read_no_byte_outside_an_image():
     completed = subprocess.run(

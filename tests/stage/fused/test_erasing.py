@@ -1,4 +1,4 @@
-"""Random erasing in a kernel: the bits are those that the reference writes into finished images."""
+"""Random erasing in kernels: the bits that the reference writes into finished images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def erasing_program(erasings, channels: int, size: tuple[int, int], n: int, seed
 
 
 def erase_by_both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int = 0) -> list[np.ndarray]:
-    """What the reference and the kernel make of random finished images; and the images."""
+    """Return random finished images erased by the reference and by the kernel, and the images themselves."""
     return erase_program_by_both(erasing_program(erasings, channels, size, n, seed), channels, size, seed)
 
 
@@ -86,29 +86,28 @@ def test_erase_gives_the_bits_of_the_reference(kind, boxes, channels):
         assert (result != images).any()
 
 
-def test_erase_with_a_value_for_each_channel_gives_the_bits_of_the_reference():
-    expected, result, images = erase_by_both([T.RandomErasing(1.0, value=(-0.1, 1e-9, 3.7))], 3, (40, 33))
+@pytest.mark.parametrize(
+    ("erasings", "count", "changed"),
+    [
+        ([T.RandomErasing(1.0, value=(-0.1, 1e-9, 3.7))], 3, {True}),
+        ([T.RandomErasing(0.5, value="random")], 8, {False, True}),
+        ([T.RandomErasing(0.0, value="random")], 2, {False}),
+        (
+            [
+                T.RandomErasing(1.0, scale=(0.4, 0.8), value="random"),
+                T.RandomErasing(0.7, scale=(0.2, 0.5), value=(1.0, 2.0, 3.0)),
+                T.RandomErasing(1.0, scale=(0.1, 0.3), mode="rand", max_count=3),
+            ],
+            3,
+            {True},
+        ),
+    ],
+    ids=["a value for each channel", "some images", "no images", "several erasings"],
+)
+def test_erase_of_some_images_gives_the_bits_of_the_reference(erasings, count, changed):
+    expected, result, images = erase_by_both(erasings, 3, (48, 31), count)
     np.testing.assert_array_equal(result, expected)
-    assert set(result[result != images].tolist()) == {float(np.float32(number)) for number in (-0.1, 1e-9, 3.7)}
-
-
-def test_erase_of_some_or_no_images_gives_the_bits_of_the_reference():
-    expected, result, images = erase_by_both([T.RandomErasing(0.5, value="random")], 3, (32, 32), n=8)
-    np.testing.assert_array_equal(result, expected)
-    assert len(set((result != images).any(axis=(1, 2, 3)).tolist())) == 2
-    expected, result, images = erase_by_both([T.RandomErasing(0.0, value="random")], 3, (32, 32), n=2)
-    np.testing.assert_array_equal(result, images)
-    np.testing.assert_array_equal(expected, images)
-
-
-def test_erase_with_several_erasings_gives_the_bits_of_the_reference():
-    erasings = [
-        T.RandomErasing(1.0, scale=(0.4, 0.8), value="random"),
-        T.RandomErasing(0.7, scale=(0.2, 0.5), value=(1.0, 2.0, 3.0)),
-        T.RandomErasing(1.0, scale=(0.1, 0.3), mode="rand", max_count=3),
-    ]
-    expected, result, _ = erase_by_both(erasings, 3, (48, 31))
-    np.testing.assert_array_equal(result, expected)
+    assert set((result != images).any(axis=(1, 2, 3)).tolist()) == changed
 
 
 def test_erase_of_boxes_at_the_edges_of_tiles_gives_the_bits_of_the_reference():

@@ -1,6 +1,6 @@
-"""Where the pixels of a tile come from: as in the reference, for tiles cut, mirrored, and larger than an image."""
+"""Pixels that kernels sample: as in the reference, for tiles that are cut, mirrored, and larger than an image."""
 
-# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MARGIN = 40  # random bytes before and behind an image
+MARGIN = 40  # random bytes before and after an image
 NO_TABLE = np.zeros(1, np.int32)
 
 
-@triton.jit(do_not_specialize=["height", "width", "y", "x", "step_y", "step_x"])  # lest each case be compiled anew
+@triton.jit(
+    do_not_specialize=["height", "width", "y", "x", "step_y", "step_x"]
+)  # so that cases share a compiled kernel
 def sample_tiles(
     source_ptr,
     table_ptr,
@@ -95,21 +97,21 @@ def run(
     tile: tuple[int, int] = (32, 32),
     by_rows: bool = False,
 ) -> np.ndarray:
-    """A window of the result of a job on an image H×W×C: float32 C×H'×W'.
+    """Return a window of the result of a job on an image H×W×C: float32 C×H'×W'.
 
     Args:
         image, kind, ints, floats, table: the job.
-        window_tlhw: which pixels are asked for.
-        mirrored: whether in the other order, rows and columns.
-        upside_down: the image lies so in memory.
-        channels: of the result, if not those of the image.
-        tile: rows and columns of a program.
-        by_rows: as on a GPU, where the interpreter does it at once.
+        window_tlhw: the window of the result.
+        mirrored: whether the kernel writes rows, and columns, in reverse order.
+        upside_down: whether the image's last row comes first in memory.
+        channels: the channels of the result, if not those of the image.
+        tile: the rows and columns of a program.
+        by_rows: whether to sample row by row as on a GPU, where the interpreter samples all at once.
     """
     height, width, image_channels = image.shape
     channels = channels or image_channels
     stored = np.ascontiguousarray(image[::-1] if upside_down else image).ravel()
-    # What surrounds the image must not matter.
+
     margins = np.random.default_rng(0).integers(0, 256, (2, MARGIN), np.uint8)
     memory = np.concatenate([margins[0], stored, margins[1]])
     row_step = width * image_channels
@@ -176,12 +178,12 @@ def source_of(image: np.ndarray) -> PixelSource:
 
 
 def levels_of(image: np.ndarray) -> torch.Tensor:
-    """1×C×H×W."""
+    """Return an image as 1×C×H×W."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
 def mixed_image(seed: int, height: int, width: int, channels: int) -> np.ndarray:
-    """Random levels, where errors are largest, in the upper half; below them what a photograph is like."""
+    """Generate random levels, where errors are largest, above a photograph-like lower half."""
     image = random_image(seed, height, width, channels)
     image[height // 2 :] = smooth_image(height, width, seed)[height // 2 :, :, :channels]
     return image
@@ -235,7 +237,7 @@ def test_table_job_resizes_to_the_nearest_pixel():
 
 
 def resize_by_both(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tuple[np.ndarray, np.ndarray]:
-    """A box of an image, of which only the part is there that the window needs, by kernel and by reference."""
+    """Resize a box of an image, cut to what the window needs, by the kernel and by the reference."""
     corner = [0, 0]
     part = [slice(None), slice(None)]
     for axis in (0, 1):
@@ -287,7 +289,7 @@ def test_resize_job_gives_the_levels_of_the_reference(shape, box, size, window, 
 
 
 def test_resize_job_to_half_the_size_rounds_halves_as_the_reference():
-    """Halves come often where an image is made half as large."""
+    """Halves are frequent if an image is made half as large."""
     result, expected = resize_by_both(random_image(7, 64, 32), (0, 0, 64, 32), (32, 16), (0, 0, 32, 16), "bilinear", {})
     np.testing.assert_array_equal(result, expected)
 
@@ -304,7 +306,7 @@ def map_coefficients(kind: str) -> list[list[float]]:
         "projective": [
             [*turned[:6], 0.004, -0.003],
             [1.1, 0.2, -3, 0.1, 0.7, 4, -0.05, 0.02],  # its horizon crosses the result
-            [1, 0, 0, 0, 1, 0, -2 / 31, 0],  # and that of this one goes through centres of pixels
+            [1, 0, 0, 0, 1, 0, -2 / 31, 0],  # its horizon goes through centers of pixels
         ],
     }[kind]
 
@@ -322,7 +324,7 @@ def test_warp_job_gives_the_levels_of_the_reference(kind, interpolation):
         is_fixed_point = interpolation == "nearest" and fixed[0]
         assert is_fixed_point == (interpolation == "nearest" and kind == "affine" and number < 3)
         if interpolation == "nearest" and kind == "affine" and not is_fixed_point:
-            continue  # adding up steps is done by a table
+            continue  # sums of steps come from a table
         ints = {R.FILTER: R.FIXED_POINT if is_fixed_point else FILTERS.index(interpolation)}
         floats = fill_of(fill) | dict(enumerate(coefficients))
         result = run(image, R.WARP, window, ints, floats, mirrored=(False, number == 2))

@@ -1,4 +1,4 @@
-"""MixUp and CutMix in one kernel: the same bits as the reference, in all dtypes and memory formats."""
+"""MixUp and CutMix in a kernel: the bits of the reference, in all dtypes and memory formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ MIXING = {
 
 
 def random_images(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Random finished images."""
     rng = np.random.default_rng(seed)
     if dtype == torch.uint8:
         return torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
@@ -32,7 +31,7 @@ def random_images(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> 
 
 
 def mix_by_both(images: torch.Tensor, transform, partners: np.ndarray | None, position: int = 0):
-    """What the reference makes of images, and the kernel."""
+    """Return the images mixed by the reference and by the kernel."""
     n, channels, *size = images.shape
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), transform])
     draws = chain.draw(Key(1, 2), np.arange(position, position + n), np.tile(np.array(size, np.int64), (n, 1)))
@@ -72,7 +71,7 @@ def test_mix_of_channels_last_images_gives_the_bits_of_the_reference(name):
 
 
 def test_mix_with_explicit_partners_mixes_only_those():
-    """Not the neighbours, some have none, and an image that is not changed may have a partner that is."""
+    """Partners are not neighbors, some images have none, and an unchanged image may be the partner of a changed one."""
     images = random_images((6, 3, 16, 16), torch.float32)
     partners = np.array([4, 1, 3, 2, 0, 5])
     boxes = np.zeros((6, 4), np.int64)
@@ -89,7 +88,7 @@ def test_mix_with_explicit_partners_mixes_only_those():
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
 def test_mix_with_a_share_of_one_leaves_the_image_unchanged(value):
-    """Were the other added with a share of 0, an infinity in it would be seen, and -0 become 0."""
+    """Adding the partner with a share of 0 would spread an infinity, and turn -0 into 0."""
     images = random_images((2, 3, 4, 4), torch.float32)
     images[1] = value
     images[0, 0] = -0.0

@@ -1,4 +1,4 @@
-"""Kernels read jobs as the host writes them; they round as torch does, in the interpreter too."""
+"""Constants of kernels, and rounding in kernels as in torch, in the interpreter too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_constants_of_the_kernels_equal_those_of_jobs():
     for name in ("NEAREST", "BILINEAR", "BICUBIC"):
         assert constants.pop(f"{name}_BIT") == 1 << getattr(jobs, name)
     assert constants.keys() >= {"JOB", "BASE", "TAPS", "OUT_ROW", "BOXES", "FIXED_POINT"}
-    assert constants == {name: getattr(jobs, name) for name in constants}
+    message = "make the constants of fused/pixels.py equal to those of transforms/program/fusing/jobs.py"
+    assert constants == {name: getattr(jobs, name) for name in constants}, message
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def test_round_to_rounds_as_torch(dtype):
     else:
         kinds = rng.normal(size=2048), rng.normal(scale=1e-3, size=1024), rng.integers(-300, 300, 1022), (0.0, -0.0)
         numbers = torch.from_numpy(np.concatenate(kinds).astype(np.float32))
-        # Those that lie in the middle between two numbers of eight bits, which go to the even one.
+        # Numbers in the middle between two numbers of eight bits are rounded to the even one.
         numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * 1.00390625)
     rounded = torch.empty(4096, dtype=dtype, device=DEVICE)
     cast[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)

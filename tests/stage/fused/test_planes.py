@@ -1,5 +1,4 @@
-"""Images as planes through whole chains on the fused kernels: the bits of the same images H×W×C, by the same launches,
-without a copy."""
+"""Images as planes through entire chains on the fused kernels: the bits and launches of the same images H×W×C."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def images_of(make_images, channels: int, *, same_size: bool) -> list[np.ndarray
 
 
 def interleaved_and_planes(images: list[np.ndarray], layout: str) -> tuple[RaggedImages, RaggedImages]:
-    """The same images: H×W×C, and as planes."""
+    """Return the images interleaved and as planes."""
     planes = DENSE[layout](images) if layout in DENSE else LAYOUTS[layout](images)
     on_device = planes.to(DEVICE) if isinstance(planes, torch.Tensor) else [image.to(DEVICE) for image in planes]
     labels = [f"image {number}" for number in range(len(images))]

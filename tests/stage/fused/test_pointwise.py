@@ -1,6 +1,6 @@
-"""Operations on single pixels in a kernel: the levels are those of the reference, in any order of operations."""
+"""Operations on single pixels in a kernel: the levels of the reference, in any order of operations."""
 
-# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def apply_operations(
     CHANNELS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """All operations on one image C×H×W of float32."""
+    """Apply all operations to one image C×H×W of float32."""
     ys = tl.arange(0, SIDE)
     xs = tl.arange(0, SIDE)
     inside = (ys[:, None] < height) & (xs[None, :] < width)
@@ -57,7 +57,7 @@ def apply_operations(
 
 
 def run(image: np.ndarray, operations, tables=None) -> np.ndarray:
-    """Operations (code, values …) on an image C×H×W."""
+    """Apply operations (code, values …) to an image C×H×W."""
     channels, height, width = image.shape
     levels = torch.from_numpy(image.astype(np.float32)).to(DEVICE)
     values = np.zeros((len(operations), VALUES))
@@ -92,7 +92,7 @@ def reference_levels(image: np.ndarray, operations) -> np.ndarray:
 
 
 def varied_images(channels: int = 3) -> list[np.ndarray]:
-    """Random, of one color, nearly black, of few levels; of odd sizes."""
+    """Generate images of odd sizes: random, of one color, nearly black, and of few levels."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (channels, 61, 47), np.uint8),
@@ -102,7 +102,7 @@ def varied_images(channels: int = 3) -> list[np.ndarray]:
     ]
 
 
-# Factors in steps, as policies have them: their products with whole numbers lie next to whole numbers.
+# Factors in steps, as in policies: their products with integers are next to integers.
 FACTORS = (0.0, 1e-7, 0.1, 0.3, 0.49999997, 0.5, 0.7, 1.0, 1.12, 1.3, 1.6, 1.7, 1.9, 3.0)
 CASES = [
     *[("brightness", factor) for factor in FACTORS],
@@ -132,18 +132,17 @@ def test_saturation_rounds_both_its_product_and_its_sum():
     """Rounding only the sum would change 1070 of the 65,536 pairs with a factor of 1.6, and 701 with 1.7."""
     reds, grays = np.meshgrid(np.arange(256), np.arange(256))
     gray = grays.astype(np.uint8)
-    # Green and blue are such that the luma is the gray level wanted, or nearly.
+    # Green and blue make the luma the gray level, or nearly.
     green_and_blue = np.clip(np.rint((gray - 0.299 * reds) / 0.701), 0, 255)
     image = np.stack([reds, green_and_blue, green_and_blue]).astype(np.uint8)
     for factor in (1.6, 1.7):
-        # A block of 256×256 would be a thread's hundreds of levels, which Triton takes minutes to compile.
+        # For a block of 256×256, hundreds of levels in a thread, Triton would take minutes to compile.
         for part in (part for rows in np.split(image, 4, axis=1) for part in np.split(rows, 4, axis=2)):
             operation = [(code("saturation"), factor)]
             np.testing.assert_array_equal(run(part, operation), reference_levels(part, operation))
 
 
 def test_hue_of_gray_pure_and_mixed_colors_gives_the_levels_of_the_reference():
-    """Greys, pure colors, and those where two channels are equal."""
     steps = np.array([0, 1, 2, 63, 127, 128, 200, 255], np.uint8)
     colors = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, 16, 32)
     for factor in (0.0, 1 / 255, 0.25, -0.25, 0.4999):
@@ -196,9 +195,9 @@ def test_operate_erases_a_box_of_levels(channels, box):
 
 
 def test_operate_changes_the_image_for_each_pointwise_operation_except_identity():
-    """Each operation in the list changes a random image, except identity; the codes are those of the parameters."""
     assert ERASE_BOX not in range(len(OPS))
-    assert set(OPS) - set(POINTWISE) == {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
+    others = {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
+    assert set(OPS) - set(POINTWISE) == others, "add an operation of single pixels to POINTWISE, others to this set"
     values = {"brightness": (0.5,), "saturation": (0.2,), "hue": (0.3,), "solarize": (90,), "posterize": (2,)}
     values |= {"permute": (2, 0, 1), "solarize_add": (128, 40)}
     for name in POINTWISE:

@@ -1,4 +1,4 @@
-"""Tables of weights: the reference's for resizing, to the last bit; of a blur, those of a padded image, summed up."""
+"""Weights in kernels: the bits of the reference for a resize, and those of a reflected image for a blur."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def records_of(jobs: list[dict[int, int]]) -> np.ndarray:
 
 
 def make_weights(jobs: list[dict[int, int]], sigmas: list[tuple[float, float]] | None = None):
-    """Of each job what all pixels of the source weigh in its columns, (columns, width), and rows, (rows, height)."""
+    """Return the weights of each job's columns, (columns, width), and of its rows, (rows, height)."""
     ints = records_of(jobs)
     kind = int(ints[0, R.KIND])
     floats = np.zeros((len(jobs), R.FLOATS))
@@ -50,7 +50,7 @@ def columns_of(numbers: np.ndarray, record: np.ndarray) -> np.ndarray:
     dense = np.zeros((count, width + taps), np.int32)
     for tap in range(taps):
         dense[np.arange(count), first + tap] = weights[tap // 2, :, tap % 2]
-    assert not dense[:, width:].any()  # what lies behind the source has no weight
+    assert not dense[:, width:].any()  # pixels beyond the source have no weight
     return dense[:, :width]
 
 
@@ -74,7 +74,7 @@ def rows_of(numbers: np.ndarray, record: np.ndarray) -> np.ndarray:
 def resize_job(
     box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], name: str
 ) -> dict[int, int]:
-    """A job whose source is what the window needs of the box."""
+    """Make a job whose source is the part of the box that the window needs."""
     codes = np.array([FILTERS.index(name)])
     source = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[0].tolist()
     return {
@@ -98,7 +98,7 @@ def resize_job(
 
 
 def reference_weights(job: dict[int, int], axis: int, name: str) -> np.ndarray:
-    """By the reference: (places, pixels of the source)."""
+    """Return the reference's weights, (positions, pixels of the source)."""
     box, size, corner, length, start, count = (
         int(job[keys[axis]])
         for keys in (
@@ -115,7 +115,7 @@ def reference_weights(job: dict[int, int], axis: int, name: str) -> np.ndarray:
     for tap in range(weights.shape[2]):
         dense[np.arange(count), firsts[0] + tap] += weights[0, :, tap]
     inside = dense[:, corner : corner + length]
-    assert inside.sum() == dense.sum()  # what the window needs is there
+    assert inside.sum() == dense.sum()  # the source has all that the window needs
     return inside
 
 
@@ -124,7 +124,7 @@ def test_resize_weights_have_the_bits_of_the_reference(name):
     rng = np.random.default_rng(7)
     jobs = []
     for number in range(20):
-        low = 300 if number % 8 == 0 else 40  # some reach over many pixels
+        low = 300 if number % 8 == 0 else 40  # some filters span many pixels
         box, size = (tuple(rng.integers(1, high, 2).tolist()) for high in (low, 40))
         if number % 5 == 0:
             size = box[0] % 40 + 1, size[1]

@@ -1,4 +1,4 @@
-"""Tables of contrast, equalize and autocontrast: what the reference makes of each level that an image has."""
+"""Level tables of contrast, equalize and autocontrast in kernels: the reference's for each level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def varied_images(channels: int) -> list[np.ndarray]:
-    """H×W×C: random, of one colour, nearly black, bright, of two levels, of a single pixel, and of few."""
+    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one pixel or few."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (61, 47, channels), np.uint8),
@@ -32,7 +32,7 @@ def varied_images(channels: int) -> list[np.ndarray]:
 
 
 def make_tables(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
-    """The tables of images that lie one after the other."""
+    """Return the tables of images stored one after the other."""
     jobs, parts, offset = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
@@ -51,7 +51,7 @@ def make_tables(images: list[np.ndarray], names: list[str], factors: list[float]
 
 
 def apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """C×H×W."""
+    """Return the image's levels after the table, C×H×W."""
     return np.stack([row[plane] for row, plane in zip(table, image.transpose(2, 0, 1), strict=False)])
 
 
@@ -73,7 +73,6 @@ def test_level_tables_give_the_levels_of_the_reference(name, channels):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_level_tables_equal_the_references_for_absent_levels_too(channels):
-    """Levels that an image does not have, too; and all rows of a table are there."""
     for image in varied_images(channels):
         planes = torch.from_numpy(image.reshape(-1, channels).T.copy())
         counts = torch.stack([torch.bincount(plane.long(), minlength=256) for plane in planes])
@@ -85,7 +84,7 @@ def test_level_tables_equal_the_references_for_absent_levels_too(channels):
 
 
 def test_autocontrast_tables_equal_the_references_for_all_ranges():
-    """An image of two pixels for each pair of ends, three pairs at once."""
+    """An image of two pixels has a pair of ends in each of its three channels."""
     ends = np.array([(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)])
     ends = ends[: len(ends) // 3 * 3].reshape(-1, 3, 2)
     images = list(ends.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
@@ -95,7 +94,7 @@ def test_autocontrast_tables_equal_the_references_for_all_ranges():
 
 
 def test_level_tables_of_several_operations_and_sizes_equal_the_references():
-    """Images that need several programs and several rounds of each lie between small ones, with gaps."""
+    """Images that need several programs and rounds are between small ones, with gaps."""
     rng = np.random.default_rng(0)
     sizes = [(64, 64), (9, 1), (181, 193), (150, 90), (2, 31)]
     names = ["equalize", "contrast", "contrast", "autocontrast", "equalize"]
@@ -108,7 +107,7 @@ def test_level_tables_of_several_operations_and_sizes_equal_the_references():
 
 
 def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypatch):
-    """One large image gives all images of a launch its number of pieces."""
+    """All images of a launch have as many pieces as the largest image."""
     images = [*varied_images(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]
     names, factors = ["equalize"] * len(images), [0.0] * len(images)
     expected_tables, grids = make_tables(images, names, factors), []
@@ -127,7 +126,7 @@ def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypat
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_images(channels):
-    """Of the images themselves, and upside down, mirrored and turned: counts are the same."""
+    """Counts do not depend on the order of pixels."""
     images, name = varied_images(channels), "equalize"
     expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
     batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)

@@ -1,9 +1,10 @@
-"""Every kernel that batches launch was known when the session started."""
+"""Kernel variants: a session compiles every kernel that its batches launch before the first batch."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import sys
 import warnings
 from collections import defaultdict
@@ -38,9 +39,13 @@ KERNEL_FUNCTIONS = {
 
 
 def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """What Triton compiles a kernel anew for: constants and options, types of pointers and whether they are aligned,
-    and numbers that are 1 or divisible by 16."""
-    unspecialized, unaligned = kernel_options(kernel), kernel.kwargs["do_not_specialize_on_alignment"] or []
+    """Return what Triton compiles a kernel again for.
+
+    These are constants and options, types of pointers and whether they are aligned, and whether numbers are 1 or
+    divisible by 16.
+    """
+    unspecialized = kernel.kwargs["do_not_specialize"] or []
+    unaligned = kernel.kwargs["do_not_specialize_on_alignment"] or []
     specializations: list[Any] = []
     for name, arg in zip(inspect.signature(kernel.fn).parameters, args, strict=False):
         if isinstance(arg, torch.dtype):
@@ -48,17 +53,13 @@ def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) 
         elif isinstance(arg, torch.Tensor):
             specializations.append((name, arg.dtype, name in unaligned or arg.data_ptr() % 16 == 0))
         else:
-            assert -(2**31) <= arg < 2**31, "it would be an int64"
+            assert -(2**31) <= arg < 2**31, "this number would be an int64"
             specializations.append((name, None if name in unspecialized else 1 if arg == 1 else arg % 16 == 0))
     return (kernel.fn.__name__, *specializations, *sorted(options.items()))
 
 
-def kernel_options(kernel: Any) -> list[str]:
-    return kernel.kwargs["do_not_specialize"] or []
-
-
 class RecordedKernel:
-    """A kernel whose launches are noted, and not run."""
+    """A kernel whose launches are recorded and not run."""
 
     def __init__(self, kernel: Any, launched: set[Any]) -> None:
         self.kernel, self.launched = kernel, launched
@@ -70,7 +71,7 @@ class RecordedKernel:
 
 @pytest.fixture
 def launched(monkeypatch) -> set[Any]:
-    """The keys of all launches from here on."""
+    """The specializations of all launches in this test."""
     specializations: set[Any] = set()
     for module, name in KERNEL_FUNCTIONS.values():
         monkeypatch.setattr(module, name, RecordedKernel(getattr(module, name), specializations))
@@ -80,7 +81,7 @@ def launched(monkeypatch) -> set[Any]:
 
 @pytest.fixture
 def compiled(monkeypatch) -> set[Any]:
-    """The keys of all that is compiled from here on."""
+    """The specializations of all kernels compiled in this test."""
     if not variants.INTERPRETED.value:
         lacking.skip("Triton's interpreter")
     specializations: set[Any] = set()
@@ -104,7 +105,7 @@ def batches(options: dict[str, Any]) -> Iterator[Any]:
 
 
 FUSED = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
-# Their images have one channel where no Normalize says so.
+# Without a Normalize that shows it, these images have one channel.
 GRAY = ("grey", "several_images")
 
 
@@ -135,7 +136,7 @@ CHAINS = {
     "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
     "a crop of more than there is": [T.Resize(12), T.CenterCrop(16)],
     "a crop after a turn": [T.Resize((20, 10)), T.RandomTranspose(0.5), T.CenterCrop((20, 10))],
-    "colours first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
+    "colors first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
     "a call for some": [
         T.RandomResizedCrop(16),
         T.RandomOrder([T.RandomApply([T.Lambda(torch.neg, per="image")]), T.GaussianBlur(3), T.RandomEqualize()]),
@@ -156,22 +157,25 @@ ENDS = {
 def test_prepare_compiles_all_kernels_for_any_batch_size_and_draw(
     launched, compiled, make_images, make_batch, chain, end, layout
 ):
-    """Whatever is drawn, for batches of one image and of four, of images of many sizes."""
-    chain_of_case = T.Chain([*CHAINS[chain], *ENDS[end]])
-    stage = compile_stage(chain_of_case, device="cpu", backend="fused", memory_format=layout, dtype="float16")
-    stage.prepare()
+    """Batches have one image or four, of many sizes."""
+    chain, stage = prepare([*CHAINS[chain], *ENDS[end]], memory_format=layout)
     for first in range(12):
         images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)
-        stage(*make_batch(chain_of_case, images, first=5 * first))
+        stage(*make_batch(chain, images, first=5 * first))
     assert launched - compiled == set()
+
+
+def prepare(transforms, **options):
+    chain = T.Chain(transforms)
+    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16", **options)
+    stage.prepare()
+    return chain, stage
 
 
 def test_prepare_with_a_normalize_of_one_mean_supports_gray_and_color_images(
     launched, compiled, make_images, make_batch
 ):
-    chain = T.Chain([T.CenterCrop(8), T.Normalize([0.5], [0.25])])
-    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16")
-    stage.prepare()
+    chain, stage = prepare([T.CenterCrop(8), T.Normalize([0.5], [0.25])])
     for channels in (3, 1):
         stage(*make_batch(chain, make_images(3, 2, channels, low=16, high=30)))
     assert launched
@@ -179,9 +183,7 @@ def test_prepare_with_a_normalize_of_one_mean_supports_gray_and_color_images(
 
 def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_images, make_batch):
     """The contrast changes only in the second epoch."""
-    chain = T.Chain([T.Resize((16, 16)), T.ColorJitter(contrast=T.by_epoch({0: 0, 1: 0.4})), NORMALIZE])
-    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16")
-    stage.prepare()
+    chain, stage = prepare([T.Resize((16, 16)), T.ColorJitter(contrast=T.by_epoch({0: 0, 1: 0.4})), NORMALIZE])
     for first in range(6):
         images = make_images(first, 4, low=16, high=30)
         stage(*make_batch(chain.at(first % 2), images, first=5 * first))
@@ -195,9 +197,7 @@ SIZES = [(SIZE, SIZE), (SIZE + 1, SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
 
 @pytest.mark.parametrize("name", recipes(SIZE))
 def test_prepare_compiles_only_kernels_that_a_recipe_launches(launched, compiled, make_batch, name):
-    chain = T.Chain([*recipes(SIZE)[name], NORMALIZE])
-    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16")
-    stage.prepare()
+    chain, stage = prepare([*recipes(SIZE)[name], NORMALIZE])
     images = [np.zeros((*size, 3), np.uint8) for size in SIZES] * 16
     for batch in range(12):
         stage(*make_batch(chain, images, first=batch * len(images)))
@@ -212,24 +212,11 @@ def test_loader_compiles_kernels_before_its_first_batch(compiled):
     assert compiled
 
 
-class Stderr:
-    def __init__(self, is_terminal: bool) -> None:
-        self.is_terminal, self.text = is_terminal, ""
-
-    def isatty(self) -> bool:
-        return self.is_terminal
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(("terminal", "quiet_s"), [(True, 1e9), (True, -1), (False, -1)])
 def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, terminal, quiet_s):
     compiled_numbers: list[Any] = []
-
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
     kernel_of_all = SimpleNamespace(device_caches=defaultdict(tuple))
 
     class Slow:
@@ -239,17 +226,16 @@ def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, ter
             self.number = number
 
         def compile(self) -> None:
-            assert set(kernel_of_all.device_caches) == {0}, "threads would make it, and one of two would be lost"
+            assert set(kernel_of_all.device_caches) == {0}, "made by two threads, one would be lost"
             compiled_numbers.append(self.number)
             if self.number == 1:
-                raise RuntimeError("what fails here fails again at its launch")
+                raise RuntimeError("a failure here is raised again by the launch")
 
     monkeypatch.setattr(variants, "INTERPRETED", SimpleNamespace(value=False))
     monkeypatch.setattr(variants, "QUIET_S", quiet_s)
     monkeypatch.setitem(variants.KERNELS, "slow", kernel_of_all)
     monkeypatch.setattr(torch.accelerator, "device_index", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(sys, "stderr", Stderr(terminal))
+    monkeypatch.setattr(sys, "stderr", stderr)
     variants.compile_all([Slow(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
     assert sorted(compiled_numbers) == [0, 1, 2]
-    text = sys.stderr.text  # pyright: ignore[reportAttributeAccessIssue]
-    assert ("compiling kernels, 3 of 3" in text) == (terminal and quiet_s < 0)
+    assert ("compiling kernels, 3 of 3" in stderr.getvalue()) == (terminal and quiet_s < 0)

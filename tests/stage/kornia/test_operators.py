@@ -36,7 +36,7 @@ def make_values(name: str, count: int, seed: int = 1) -> np.ndarray:
 
 
 def call_kornia(name: str, images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Return what Kornia's function makes of the images, called as the documentation of Kornia shows."""
+    """Apply Kornia's function to the images, as Kornia's documentation shows."""
     factors = torch.tensor(values[:, 0], dtype=torch.float32)
     match name:
         case "brightness":
@@ -87,32 +87,31 @@ def test_blur_gives_the_numbers_of_gaussian_blur2d():
     torch.testing.assert_close(OPERATORS["blur"](images, values), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_bits_of_an_operator_do_not_depend_on_the_other_images(name):
-    images, values = random_images(9, 3, 40, 44), make_values(name, 9)
+@pytest.fixture
+def restored_threads():
     threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_bits_of_an_operator_do_not_depend_on_the_other_images(name, restored_threads):
+    images, values = random_images(9, 3, 40, 44), make_values(name, 9)
     expected = OPERATORS[name](images, values)
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
-            assert torch.equal(torch.cat(alone), expected)
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
+        assert torch.equal(torch.cat(alone), expected)
 
 
-def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads():
+def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads(restored_threads):
     """torch splits the sum of a single large image between its threads."""
     image, values = random_images(1, 3, 512, 512), make_values("contrast", 2)
     values[:] = 1.7
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        alone = OPERATORS["contrast"](image, values[:1])
-        torch.set_num_threads(1)
-        assert torch.equal(OPERATORS["contrast"](image.expand(2, -1, -1, -1), values)[:1], alone)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(2)
+    alone = OPERATORS["contrast"](image, values[:1])
+    torch.set_num_threads(1)
+    assert torch.equal(OPERATORS["contrast"](image.expand(2, -1, -1, -1), values)[:1], alone)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -126,7 +125,6 @@ def test_operators_on_small_images_return_finite_values_in_range(name, size):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_on_gray_images_return_one_channel(name):
-    """Hue, saturation and grayscale leave them unchanged."""
     images, values = random_images(4, 1, 12, 13), make_values(name, 4)
     result = OPERATORS[name](images, values)
     assert result.shape == images.shape

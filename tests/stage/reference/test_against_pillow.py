@@ -1,4 +1,4 @@
-"""A chain means what its transforms mean one by one, applied by Pillow to the whole decoded image."""
+"""Chains give what their transforms give one by one, applied by Pillow to the complete image."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def apply_by_pillow(transform, params, row: int, image: np.ndarray) -> np.ndarray:
-    """One transform to one image: Pillow's while it is uint8, a float64 array after that."""
+    """Apply one transform to one image: by Pillow if the image is uint8, else in float64."""
     if isinstance(transform, T.ToDtype):
         return image / (255 if transform.scale else 1)
     if isinstance(transform, T.Normalize):
         return (image / (255 if image.dtype == np.uint8 else 1) - transform.mean) / transform.std
-    if image.dtype != np.uint8:  # only a mirror comes after them
+    if image.dtype != np.uint8:  # only flips follow floats
         return image[:, ::-1] if params.flipped[row] else image
     oracle = operations if isinstance(params, Ops) else geometry
     return oracle(image, [(transform, params)], row)
@@ -54,7 +54,7 @@ def test_evaluation_recipe_on_photographs_is_within_two_levels_of_pillow(photo_a
         resized = Image.fromarray(array).resize((width, height), Image.BILINEAR)
         expected = np.asarray(resized)[top : top + 224, left : left + 224].astype(int)
         assert abs(levels(result[row]) - expected).max() <= 2
-    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # and it saw no more than it needed
+    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # only regions were decoded
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -95,7 +95,7 @@ def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_im
     stage = compile_stage(chain, device="cpu", ragged="list")
     result = stage(ragged, draws)
     scale = np.ptp(levels_scale(chain))
-    # Each resampling is within a level of Pillow's, and what follows may stretch that.
+    # Each resampling is within a level of Pillow's, and later transforms may amplify the difference.
     steps = sum(isinstance(t, T.Resize | T.RandomResizedCrop) for t in chain)
     jitters = sum(isinstance(t, T.ColorJitter) for t in chain)
     limit = (1 + steps) * 1.7**jitters + jitters
@@ -105,18 +105,18 @@ def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_im
         assert difference.max() <= limit
         assert difference.mean() <= 0.03 * (1 + steps) * (1 + jitters)
 
-    # What a worker decodes is enough: from the whole image comes the same, to the last bit.
+    # The decoded regions give the bits of complete images.
     from_uncut = stage(*make_batch(chain, images, uncut=True, key=epoch_key(seed, 0)))
     assert all(torch.equal(image, expected) for image, expected in zip(result, from_uncut, strict=True))
 
-    # And so it is with batched operations, which run on CUDA.
+    # Batched operations, which run on CUDA, are within the same limit.
     batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
     for image, expected in zip(batched, results_by_pillow(chain, draws, images), strict=True):
         assert abs(levels(image) - expected).max() / scale <= limit
 
 
 def levels_scale(chain: T.Chain) -> np.ndarray:
-    """What 0 and one level become at the end of the chain, per channel."""
+    """Return what 0 and one level become at the end of the chain, per channel."""
     image = np.array([[[0] * 3], [[1] * 3]], np.uint8)
     for transform in chain:
         if isinstance(transform, T.ToDtype | T.Normalize):

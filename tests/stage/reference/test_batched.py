@@ -1,4 +1,4 @@
-"""Levels are read where they lie, or gathered where they lie otherwise; images of a batch are changed in groups."""
+"""`PixelSource` and `Branches`: levels are read in place or gathered, and images of a batch are changed in groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
 
 
 def letters(text: str) -> PixelSource:
-    """Images of one pixel, each a letter."""
+    """Make images of one pixel, one for each letter."""
     return PixelSource.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
@@ -55,7 +55,7 @@ def test_branches_change_their_rows_and_restore_the_order():
     branches = Branches(letters("abcdef"))
     branches.change(np.array([1, 3, 5]), upper)
     branches.change(np.array([], np.int64), upper)
-    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
+    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # rows of both groups
     branches.change(None, lambda images: letters(text(images).replace("F", "x")))
     assert text(branches.take_all()) == "cBaDex"
 

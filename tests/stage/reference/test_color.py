@@ -1,4 +1,4 @@
-"""Colour against Pillow, on random images and extremes: the batched arithmetic and the one for single images."""
+"""Color operations against Pillow, on random images and extreme levels, in batches and one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuload.stage.reference.color import ADJUST, single_colors
 from gpuload.stage.reference.operations import OPERATIONS, image_operations
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
-# Round factors, which people write, and RandAugment's. Their products with differences of levels are close to integers,
+# Round factors, which users write, and RandAugment's. Their products with differences of levels are close to integers,
 # so that truncation shows an error in the last bit; with random factors, it hardly ever does.
 TENTHS = [tenth / 10 for tenth in range(41)]
 RANDAUGMENTS = [1 + sign * strength for strength in torch.linspace(0, 0.9, 31).tolist() for sign in (1, -1)]
@@ -34,7 +34,7 @@ def pillow(image: np.ndarray, name: str, factor: float) -> np.ndarray:
 
 
 def pairs_with_gray() -> np.ndarray:
-    """An image with nearly all pairs of a gray level and a level of blue that a colour can have."""
+    """Return an image with nearly all pairs of a gray level and a level of blue that a color can have."""
     blue, gray = np.meshgrid(np.arange(256), np.arange(256))
     red = np.clip(np.rint((gray - 0.114 * blue) / 0.886), 0, 255)
     return np.stack([red, red, blue], axis=-1).astype(np.uint8)
@@ -70,7 +70,7 @@ def test_round_factors_give_the_levels_of_pillow(make_images, name, runner):
 
 @pytest.mark.exhaustive
 def test_saturation_with_any_round_factor_gives_the_levels_of_pillow():
-    """All hundredths up to 4.2, and RandAugment's: every colour of an image is a blend with its gray level."""
+    """Factors are all hundredths up to 4.2, and RandAugment's: each color is blended with its gray level."""
     image = pairs_with_gray()
     for factor in [*(step / 100 for step in range(421)), *RANDAUGMENTS]:
         levels = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
@@ -115,7 +115,7 @@ def test_adjust_of_a_batch_gives_the_bits_of_each_image(make_images):
 
 
 def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
-    """What is added to a level is worked out alike: a last bit decides here between 79 and 80."""
+    """Both runners must compute the sum in the same way: its last bit decides between 79 and 80."""
     image = np.repeat(np.array([[79, 91]], np.uint8), 3, axis=0)[:, :, None].repeat(3, axis=2)  # its mean is 85
     factors = (5 + 1e-4) / 6 + np.arange(-200, 200) * 1e-8  # 85 + (79 - 85) · factor, and the guard, is about 80
     transform = T.ColorJitter(contrast=0.5)

@@ -1,4 +1,4 @@
-"""Operations that change colours: both runners do the same, on images of any size and of one channel or three."""
+"""Color transforms: the same results from both runners, on images of any size with one channel or three."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCALED = T.ToDtype("float32", scale=True)
 
 
 def run_both(transforms, images, make_batch, **options) -> list[list[np.ndarray]]:
-    """What both runners make of images, each C×H×W."""
+    """Return the results of both runners, lists of C×H×W arrays."""
     chain = T.Chain(transforms)
     ragged, draws = make_batch(chain, images)
     stages = [compile_stage(chain, device="cpu", ragged="list", runner=runner, **options) for runner in RUNNERS]
@@ -37,7 +37,7 @@ def test_noise_has_the_distribution_of_torchvisions(make_batch, runner, mean, si
     images = [np.full((100, 120, 3), 128, np.uint8)] * 2
     one, two = run_both([T.GaussianNoise(mean, sigma)], images, make_batch)[runner]
     assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 4 / one.size**0.5
-    # On uint8 images it cuts off what it adds, towards 0, and adds that.
+    # torchvision truncates the noise to integers before it adds it to uint8 images.
     numbers = np.random.default_rng(0).standard_normal(one.size)
     expected = np.clip(128 + np.trunc(mean * 255 + numbers * sigma * 255), 0, 255)
     table = np.array([np.bincount(levels.astype(int).ravel(), minlength=256) for levels in (one, expected)])
@@ -50,7 +50,7 @@ def test_noise_has_the_distribution_of_torchvisions(make_batch, runner, mean, si
     ids=lambda transform: type(transform).__name__,
 )
 def test_color_transform_of_a_gray_image_keeps_one_channel(make_images, make_batch, transform):
-    """It stays one channel, as torchvision's does; saturation, hue and the order of channels mean nothing to it."""
+    """As in torchvision, saturation, hue and the order of channels do not change it."""
     images = make_images(2, 3, channels=1)
     single_images, batched_images = run_both([transform], images, make_batch)
     for image, single, batched in zip(images, single_images, batched_images, strict=True):
@@ -61,9 +61,8 @@ def test_color_transform_of_a_gray_image_keeps_one_channel(make_images, make_bat
 
 
 def test_color_transform_of_four_channels_raises(make_images, make_batch):
-    with pytest.raises(
-        ValueError, match=r"Grayscale takes images with 1 or 3 channels, but .* has 4; drop or convert channels"
-    ):
+    text = r"Grayscale takes images with 1 or 3 channels, but .* has 4; drop or convert channels"
+    with pytest.raises(ValueError, match=text):
         run_both([T.Grayscale()], make_images(0, 2, channels=4), make_batch)
 
 
@@ -97,24 +96,23 @@ def test_normalize_that_does_not_match_the_channels_after_grayscale_raises(make_
 def test_grayscale_within_random_apply_that_would_change_channels_raises(make_images, make_batch):
     chain = [T.RandomApply([T.Grayscale(3)], p=1.0)]
     assert run_both(chain, make_images(0, 1), make_batch)[0][0].shape[0] == 3
-    text = re.escape(
-        "RandomApply contains Grayscale(num_output_channels=3), which would change the number of channels of"
-    )
-    with pytest.raises(ValueError, match=text):
+    text = "RandomApply contains Grayscale(num_output_channels=3), which would change the number of channels of"
+    with pytest.raises(ValueError, match=re.escape(text)):
         run_both(chain, make_images(0, 1, channels=1), make_batch)
 
 
 def test_solarize_threshold_is_in_the_values_of_its_image(make_images, make_batch):
-    images = make_images(5, 4)
-    levels, _ = run_both([T.RandomSolarize(127.5, 1), SCALED], images, make_batch)
-    scaled, _ = run_both([SCALED, T.RandomSolarize(0.5, 1)], images, make_batch)
-    inside, _ = run_both([SCALED, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)], images, make_batch)
-    for one, other, third in zip(levels, scaled, inside, strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(one, third)
+    chains = (
+        [T.RandomSolarize(127.5, 1), SCALED],
+        [SCALED, T.RandomSolarize(0.5, 1)],
+        [SCALED, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)],
+    )
+    results = [run_both(chain, make_images(5, 4), make_batch)[0] for chain in chains]
+    for levels, scaled, nested in zip(*results, strict=True):
+        np.testing.assert_array_equal(levels, scaled)
+        np.testing.assert_array_equal(levels, nested)
 
 
-# Every transform that changes colours.
 COLOR_TRANSFORMS = [
     eval(spec.code) for spec in SPECS.values() if spec.code and spec.parity and spec.parity[0].topic == "color"
 ]
@@ -128,7 +126,7 @@ def test_color_transform_gives_the_same_bits_in_regions_and_alone(make_images, m
         result = stage(*make_batch(chain, images))
         assert isinstance(result, torch.Tensor)
         assert torch.equal(result, stage(*make_batch(chain, images, uncut=True)))
-        alone = stage(*make_batch(chain, images[2:3], first=2))  # and it does not depend on the batch
+        alone = stage(*make_batch(chain, images[2:3], first=2))
         assert torch.equal(alone[0], result[2])
 
 
@@ -175,7 +173,7 @@ def test_blur_weights_are_integers_that_sum_to_weight_scale(width, sigma):
     assert len(weights) <= width
     density = np.exp(-0.5 * ((np.arange(width) - width // 2) / sigma) ** 2)
     density = density[(width - len(weights)) // 2 :][: len(weights)] / density.sum()
-    # Each is rounded; the middle one takes what that leaves.
+    # Each weight is rounded, and the middle one makes up for the sum.
     assert abs(np.delete(weights / WEIGHT_SCALE - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_SCALE
     assert abs(weights / WEIGHT_SCALE - density).max() <= 0.5 * width / WEIGHT_SCALE
 

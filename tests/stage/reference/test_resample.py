@@ -1,4 +1,4 @@
-"""Images of uint16, float32 and many channels: geometry against torch, numpy and Pillow; one result of both runners."""
+"""Geometry of uint16, float32 and many channels against torch, NumPy and Pillow, by both runners."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GEOMETRY = {
 
 
 def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
-    """Noise over gradients, of many sizes; floats on both sides of 0."""
+    """Generate noise over gradients, of many sizes; floats are on both sides of 0."""
     rng = np.random.default_rng(channels)
     images = []
     for _ in range(count):
@@ -57,7 +57,7 @@ def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
 
 
 def run_both(chain: T.Chain, batch: tuple[RaggedImages, T.Program], **options) -> Any:
-    """The result of both runners, which must have the same bits."""
+    """Return the result, and check that both runners give the same bits."""
     single, batched = (compile_stage(chain, device="cpu", runner=runner, **options)(*batch) for runner in RUNNERS)
     assert single.dtype == batched.dtype
     torch.testing.assert_close(single, batched, rtol=0, atol=0, equal_nan=True)
@@ -65,7 +65,7 @@ def run_both(chain: T.Chain, batch: tuple[RaggedImages, T.Program], **options) -
 
 
 def expected_by_libraries(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.ndarray:
-    """What torch, numpy and Pillow make of an image, H×W×C, step by step, in float64."""
+    """Apply the records to an image by torch, NumPy and Pillow, in float64; H×W×C."""
     levels = image.astype(np.float64)
     for record in program.records:
         index = row if record.rows is None else int(np.searchsorted(record.rows, row))
@@ -107,7 +107,7 @@ def resize_by_libraries(levels: np.ndarray, size_hw: list[int], name: str) -> np
     if list(levels.shape[:2]) == size_hw:
         return levels
     planes = torch.from_numpy(np.ascontiguousarray(levels.transpose(2, 0, 1)))[None]
-    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch takes another nearest pixel on a tie
+    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch chooses another nearest pixel in a tie
         planes_resized = [
             Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()
         ]
@@ -145,7 +145,7 @@ def test_geometry_equals_torch_numpy_and_pillow(name, dtype, channels, make_batc
     for row, image in enumerate(images):
         expected_values = expected_by_libraries(image, batch[1], row, dtype).transpose(2, 0, 1)
         values = result[row].numpy().astype(np.float64)
-        # A rounding of float32 may tip a level of uint16 that lies half-way.
+        # float32 may round a level of uint16 that is near a half to the other side.
         assert abs(values - expected_values).max() <= (1 if dtype == "uint16" else 2e-6)
         if dtype == "uint16":
             assert (values != expected_values).mean() < 0.02
@@ -160,7 +160,7 @@ def test_uint8_of_many_channels_equals_each_channel_alone(name, channels, make_b
         all_channels = stage(*make_batch(chain, images))
         for channel in range(channels):
             alone = stage(*make_batch(chain, [image[:, :, channel : channel + 1] for image in images]))
-            # torch has other kernels for up to four channels on the CPU, a level apart.
+            # torch's CPU kernels for up to four channels differ by a level.
             assert abs(all_channels[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
 
 
@@ -251,7 +251,7 @@ def test_mixing_and_erasing_of_finished_images_equal_their_formula(mixing, dtype
 
 
 def test_erasing_value_after_to_dtype_is_in_the_values_of_to_dtype(make_batch):
-    """RandomErasing(0.5) before a transform that needs levels: 0.5 of 0 … 1 for uint16, 0.5 itself for floats."""
+    """The value 0.5 before a transform of levels means the middle of 0 … 1 for uint16, and 0.5 itself for floats."""
     chain = T.Chain([T.ToDtype("float32", scale=True), T.RandomErasing(1, (0.9, 0.9), (1, 1), 0.5), T.CenterCrop(8)])
     for dtype, expected_value in (("uint16", 32768 / 65535), ("float32", 0.5)):
         result = run_both(chain, make_batch(chain, [np.zeros((60, 60, 6), dtype)]))
@@ -259,7 +259,7 @@ def test_erasing_value_after_to_dtype_is_in_the_values_of_to_dtype(make_batch):
 
 
 def test_resize_of_floats_neither_rounds_nor_clamps(make_batch):
-    """Bicubic overshoots: levels end at 0 and 65535, floats do not."""
+    """Bicubic overshoots; levels are clamped to 0 … 65535."""
     steps = np.where(np.arange(64)[:, None, None] % 16 < 8, 0, 1) * np.ones((64, 64, 2))
     chain = T.Chain([T.Resize((150, 150), interpolation="bicubic")])
     floats = run_both(chain, make_batch(chain, [steps.astype(np.float32)]))
@@ -333,7 +333,6 @@ def test_transform_that_does_not_accept_the_dtype_raises_with_its_name(transform
 
 def test_color_transform_of_many_channels_raises_with_its_name(make_batch):
     chain = T.Chain([T.CenterCrop(30), T.ColorJitter(0.4)])
-    with pytest.raises(
-        ValueError, match=re.escape("ColorJitter takes images with 1 or 3 channels, but image 0 has 13")
-    ):
+    text = "ColorJitter takes images with 1 or 3 channels, but image 0 has 13"
+    with pytest.raises(ValueError, match=re.escape(text)):
         compile_stage(chain, device="cpu")(*make_batch(chain, deep_images("uint8", 13)))

@@ -1,4 +1,4 @@
-"""Maps of images: Pillow's to the last bit, in batches as for single images, in windows as in wholes, for any masks."""
+"""Warps: Pillow's pixels to the last bit, in batches and one by one, in windows and entire images, and for masks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_window_of_a_warp_equals_that_of_the_entire_image(number, same_size, mak
     results = compile_stage(chain, device="cpu")(ragged, draws)
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     np.testing.assert_array_equal(batched, results)
-    # One transform after the other, each on the whole of what the one before made.
+    # Apply one transform after the other, each to the complete result of the one before.
     for row, image in enumerate(images):
         for place, transform in enumerate(chain.transforms):
             line = draws.part(draws.place_of(place), draws.place_of(place + 1)).take(np.array([row]))
@@ -166,7 +166,7 @@ MASK_CHAINS = [
 @pytest.mark.parametrize("number", range(len(MASK_CHAINS)))
 @pytest.mark.parametrize("channels", [1, 3, 300])
 def test_masks_of_many_channels_move_by_the_nearest_pixel_on_both_runners(number, channels):
-    """Each channel as if it were alone, in both runners, and no value that was not there before."""
+    """Each channel moves as if it were alone, and no new value appears."""
     chain = T.Chain(MASK_CHAINS[number])
     rng = np.random.default_rng(number)
     masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
