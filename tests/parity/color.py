@@ -169,19 +169,8 @@ def colour(
     name: str, transforms: Any, against: str, mean: float = 0, max: float = 0, reason: str = EXACT, **options: Any
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    tolerances = {backend: options.pop(backend) for backend in RUNS if backend in options}
-    return Case(
-        "color",
-        name,
-        transforms,
-        options.pop("oracle", operations),
-        mean,
-        max,
-        against,
-        reason,
-        backends=tolerances,
-        **options,
-    )
+    oracle, backends = options.pop("oracle", operations), {run: options.pop(run) for run in RUNS if run in options}
+    return Case("color", name, transforms, oracle, mean, max, against, reason, backends=backends, **options)
 
 
 def in_both(*cases: Case) -> list[Case]:

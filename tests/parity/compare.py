@@ -26,20 +26,6 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.base import Transform
 
-__all__ = [
-    "Measured",
-    "all_cases",
-    "bounded_runs_of",
-    "measure",
-    "named",
-    "operations",
-    "pairs_of",
-    "runs_natively",
-    "runs_of",
-    "sets_of",
-    "topics",
-]
-
 CPU = torch.device("cpu")
 
 

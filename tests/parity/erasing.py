@@ -80,17 +80,8 @@ def erasing(
     to_levels: Any = None,
     reason: str = "gpuload and the oracle copy the same values into the erased rectangles",
 ) -> Case:
-    exact = to_levels is None
-    return Case(
-        "erasing",
-        name,
-        transforms,
-        erase_by_pillow,
-        mean=0.0 if exact else 1e-4,
-        max=0.0 if exact else 1e-3,
-        against="Pillow Image.paste" if exact else "Kornia normalize, Pillow Image.paste",
-        reason=reason
-        if exact
-        else f"{reason}; any conversion or normalization is one multiplication and one addition in float32",
-        to_levels=to_levels,
-    )
+    if to_levels is None:
+        return Case("erasing", name, transforms, erase_by_pillow, 0.0, 0.0, "Pillow Image.paste", reason)
+    against = "Kornia normalize, Pillow Image.paste"
+    reason += "; any conversion or normalization is one multiplication and one addition in float32"
+    return Case("erasing", name, transforms, erase_by_pillow, 1e-4, 1e-3, against, reason, to_levels=to_levels)

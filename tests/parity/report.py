@@ -69,32 +69,23 @@ def row_start(case: Case) -> str:
     return f"| {case.name} | {case.against} | "
 
 
-def row_of(case: Case, measured_runs: dict[str, Measured], notes: dict[str, str]) -> str:
+def row_of(case: Case, results: dict[str, Measured], notes: dict[str, str]) -> str:
     """Return a case's row; `notes` maps reasons to letters, and gets new reasons."""
     cells = []
     for run in RUNS:
-        cell = (
-            f"{format_number(measured_runs[run].mean)} / {format_number(measured_runs[run].max)}"
-            if run in measured_runs
-            else "–"
-        )
-        tolerance = case.backends.get(run)
-        if run in measured_runs and tolerance is not None:
-            bounds = " / ".join(map(format_number, (tolerance.mean, tolerance.max, tolerance.apart)))
-            cell += f" (≤ {bounds}; {letter(tolerance.reason, notes)})"
-        cells.append(cell)
-    apart = (
-        format_number(max(measure_case.apart for measure_case in measured_runs.values()))
-        if case in operations()
-        else "–"
-    )
-    bound = " / ".join(map(format_number, (case.mean, case.max, case.between)))
-    return f"{row_start(case)}{' | '.join(cells)} | {apart} | {bound} | {letter(case.reason, notes)} |"
+        measured, tolerance = results.get(run), case.backends.get(run)
+        cells.append("–" if measured is None else numbers(measured.mean, measured.max))
+        if measured is not None and tolerance is not None:
+            bounds = numbers(tolerance.mean, tolerance.max, tolerance.apart)
+            cells[-1] += f" (≤ {bounds}; {letter(tolerance.reason, notes)})"
+    spread = numbers(max(measured.apart for measured in results.values())) if case in operations() else "–"
+    bound = numbers(case.mean, case.max, case.between)
+    return f"{row_start(case)}{' | '.join(cells)} | {spread} | {bound} | {letter(case.reason, notes)} |"
 
 
-def format_number(number: float) -> str:
-    """Format a number with two digits, or as an integer."""
-    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
+def numbers(*values: float) -> str:
+    """Format numbers with two digits, or as integers."""
+    return " / ".join(f"{value:.2g}" if value < 99.5 else f"{value:.0f}" for value in values)
 
 
 def letter(reason: str, notes: dict[str, str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpuload import transforms as T
 from gpuload.rng.philox import Key, epoch_key
-from gpuload.stage import RaggedImages
+from gpuload.stage import RaggedImages, compile_stage
 
 KEY = epoch_key(5, 0)
 
@@ -56,6 +57,21 @@ def make_images() -> Callable[..., list[np.ndarray]]:
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., tuple[RaggedImages, T.Program]]:
     return batch
+
+
+@pytest.fixture(scope="session")
+def run_stage() -> Callable[..., Any]:
+    """A function that runs transforms on images; the default device is the CPU."""
+
+    def run(
+        transforms: Sequence[Any], images: Sequence[np.ndarray], *, device: str = "cpu", first: int = 0, **options: Any
+    ) -> Any:
+        chain = T.Chain(transforms)
+        ragged, draws = batch(chain, images, first=first)
+        ragged.pixels = ragged.pixels.to(device)
+        return compile_stage(chain, device=device, **options)(ragged, draws)
+
+    return run
 
 
 @pytest.fixture(scope="session")

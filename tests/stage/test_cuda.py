@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from chains.bounds import STEPS, bound, on_cuda
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = [
@@ -53,26 +53,22 @@ def test_cuda_levels_differ_from_the_cpus_within_bounds(make_images, make_batch,
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-def test_cuda_floats_equal_the_cpus(make_images, make_batch, dtype, memory_format, backend):
-    chain = T.Chain([T.CenterCrop(40), NORMALIZE])
-    ragged, draws = make_batch(chain, make_images(1, 5))
-    options = {"dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, device="cpu", **options)(ragged, draws)
-    stage = compile_stage(chain, device="cuda", backend=backend, **options)
-    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+def test_cuda_floats_equal_the_cpus(make_images, run_stage, dtype, memory_format, backend):
+    transforms, options = [T.CenterCrop(40), NORMALIZE], {"dtype": dtype, "memory_format": memory_format}
+    expected = run_stage(transforms, make_images(1, 5), **options)
+    result = run_stage(transforms, make_images(1, 5), device="cuda", backend=backend, **options)
     assert result.dtype == expected.dtype
     assert result.is_contiguous(memory_format=getattr(torch, memory_format))
     torch.testing.assert_close(result.cpu(), expected, atol=1e-6, rtol=0.01)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("ragged_option", ["list", "pad"])
-def test_cuda_ragged_results_equal_the_cpus(make_images, make_batch, ragged_option):
-    chain = T.Chain([T.Resize(30), NORMALIZE])
-    ragged, draws = make_batch(chain, make_images(2, 5))
-    expected = compile_stage(chain, device="cpu", ragged=ragged_option)(ragged, draws)
-    on_device = replace(ragged, pixels=ragged.pixels.cuda())
-    result = compile_stage(chain, device="cuda", ragged=ragged_option)(on_device, draws)
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_cuda_ragged_results_equal_the_cpus(make_images, run_stage, ragged):
+    expected, result = (
+        run_stage([T.Resize(30), NORMALIZE], make_images(2, 5), device=device, ragged=ragged)
+        for device in ("cpu", "cuda")
+    )
     for ours, theirs in zip(result, expected, strict=True):
         assert ours.is_cuda
         # Levels of a resize, in units of the standard deviation.
@@ -81,25 +77,20 @@ def test_cuda_ragged_results_equal_the_cpus(make_images, make_batch, ragged_opti
 
 
 @pytest.mark.cuda
-def test_cuda_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
-    chain = T.Chain([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
-    stage, images = compile_stage(chain, device="cuda", backend=backend), make_images(3, 70)
-
-    def run(batch, first):
-        ragged, draws = make_batch(chain, batch, first=first)
-        return stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
-
-    expected = run(images, 0)
+def test_cuda_bits_do_not_depend_on_the_batch(make_images, run_stage, backend):
+    transforms = [T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
+    images, options = make_images(3, 70), {"device": "cuda", "backend": backend}
+    expected = run_stage(transforms, images, **options)
     for position in (0, 33, 69):
-        assert torch.equal(run(images[position : position + 1], position)[0], expected[position])
+        alone = run_stage(transforms, images[position : position + 1], first=position, **options)
+        assert torch.equal(alone[0], expected[position])
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous", "sliced", "within others", "each channels last"])
 def test_cuda_planes_give_the_bits_of_interleaved_images(make_images, layout, backend):
     arrays = [image[:40, :45] for image in make_images(4, 4, low=50)]
-    planes = DENSE[layout](arrays).cuda() if layout in DENSE else [image.cuda() for image in LAYOUTS[layout](arrays)]
-    inputs = RaggedImages.from_arrays(arrays, "cuda"), RaggedImages.from_planes(planes, list("abcd"))
+    inputs = interleaved_and_planes(arrays, layout, "cuda")
     chain = T.Chain([T.RandomHorizontalFlip(), T.RandomResizedCrop(20), T.ColorJitter(0.4, 0.4), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(4), inputs[0].sizes_hw)
     stage = compile_stage(chain, device="cuda", backend=backend)

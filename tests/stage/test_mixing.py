@@ -121,27 +121,34 @@ def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, 
         assert_same_rows(rows, expected)
 
 
+def rows_of_ranks(make_loader, batch_size: int, ranks: int, state=None, **options) -> dict:
+    """Return the rows of all ranks, which resume a state if there is one, each with a part of the batch size."""
+    rows = {}
+    for rank in range(ranks):
+        shard = make_loader(batch_size=batch_size // ranks, rank=rank, world_size=ranks, **options)
+        if state is not None:
+            shard.load_state_dict(state)
+        rows |= rows_by_position(shard)
+    return rows
+
+
 def test_mixing_with_uneven_drop_keeps_complete_pairs_on_each_rank():
-    dataset = Pictures(23)
-    expected, rows = rows_by_position(loader(dataset, 8, shuffle=True)), {}
-    for rank in range(2):
-        rows |= rows_by_position(loader(dataset, 4, shuffle=True, rank=rank, world_size=2, uneven="drop"))
+    options = {"dataset": Pictures(23), "shuffle": True}
+    expected, rows = rows_by_position(loader(**options)), rows_of_ranks(loader, 8, 2, uneven="drop", **options)
     assert_same_rows(rows, {position: expected[position] for position in range(20)})
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_mixing_after_a_resume_gives_the_same_rows(ranks):
-    first = loader(batch_size=4, shuffle=True)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_mixing_after_a_resume_gives_the_same_rows(ranks, repeats):
+    make_loader = repeating_loader if repeats else partial(loader, shuffle=True)
+    first = make_loader(batch_size=12)
     first.set_epoch(3)
     expected = rows_by_position(first)
     first.set_epoch(3)
     batches = iter(first)
-    rows = rows_by_position([next(batches) for _ in range(2)])
-    state = first.state_dict()
-    for rank in range(ranks):
-        resumed = loader(batch_size=4 // ranks, shuffle=True, rank=rank, world_size=ranks)
-        resumed.load_state_dict(state)
-        rows = rows_by_position(resumed) | rows
+    rows = rows_by_position([next(batches)])
+    rows = rows_of_ranks(make_loader, 12, ranks, first.state_dict()) | rows
     assert_same_rows(rows, expected)
 
 
@@ -152,15 +159,15 @@ class Numbered(Pictures):
         return super().__getitem__(index)[0], index
 
 
-def repeating_loader(batch_size: int, *, ranks: int = 1, rank: int = 0, samples: int = 36, **options) -> gl.Loader:
+def repeating_loader(batch_size: int, samples: int = 36, **options) -> gl.Loader:
     mixing = {"transforms": [*PLAIN, T.MixUp(num_classes=samples)], "repeats": 3, "shuffle": True}
-    return loader(Numbered(samples), batch_size, **{**mixing, "rank": rank, "world_size": ranks, **options})
+    return loader(Numbered(samples), batch_size, **{**mixing, **options})
 
 
 @pytest.mark.parametrize(("batch_size", "ranks"), [(12, 1), (6, 2), (4, 3), (8, 1), (2, 3), (6, 1), (2, 6)])
 def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks):
     for rank in range(ranks):
-        for (_, labels), info in repeating_loader(batch_size, ranks=ranks, rank=rank, drop_last=True):
+        for (_, labels), info in repeating_loader(batch_size, world_size=ranks, rank=rank, drop_last=True):
             indices = info.indices.tolist()
             for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
                 partner = indices[(row + batch_size // 2) % batch_size]
@@ -177,27 +184,9 @@ def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_its
         assert [position for position in range(12) if mixed[position][1].max() == 1] == unmixed
 
 
-def test_mixing_with_repeats_gives_the_same_rows_on_any_number_of_ranks():
-    expected = rows_by_position(repeating_loader(12))
-    for ranks in (2, 3, 6):
-        rows = {}
-        for rank in range(ranks):
-            rows |= rows_by_position(repeating_loader(12 // ranks, ranks=ranks, rank=rank))
-        assert_same_rows(rows, expected)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_mixing_with_repeats_after_a_resume_gives_the_same_rows(ranks):
-    expected = rows_by_position(repeating_loader(12))
-    first = repeating_loader(12)
-    batches = iter(first)
-    rows = rows_by_position([next(batches)])
-    state = first.state_dict()
-    for rank in range(ranks):
-        resumed = repeating_loader(12 // ranks, ranks=ranks, rank=rank)
-        resumed.load_state_dict(state)
-        rows |= rows_by_position(resumed)
-    assert_same_rows(rows, expected)
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_mixing_with_repeats_gives_the_same_rows_on_any_number_of_ranks(ranks):
+    assert_same_rows(rows_of_ranks(repeating_loader, 12, ranks), rows_by_position(repeating_loader(12)))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +196,7 @@ def test_replay_of_a_mixed_repeat_gives_the_same_image(batch_size, ranks, uneven
     """The last batch of an epoch is shorter, and may have an odd number of rows."""
     samples = 37
     for rank in range(ranks):
-        repeats = repeating_loader(batch_size, ranks=ranks, rank=rank, samples=samples, uneven=uneven)
+        repeats = repeating_loader(batch_size, world_size=ranks, rank=rank, samples=samples, uneven=uneven)
         for position, (image, _) in rows_by_position(repeats).items():
             if position % ranks == rank:  # other rows only pad the last batch
                 assert torch.equal(repeats.replay(0, position).sample[0], image), position

@@ -31,7 +31,7 @@ class Picky(Backend):
 
     def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         if is_late and issubclass(outline.kind, CHANGES_PIXELS):
-            return "it is late"
+            return "it changes finished images"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 
     def level_runner(self, finish):
@@ -94,11 +94,11 @@ def test_plan_runs_a_container_on_the_backend_only_if_all_its_transforms_can():
         ([T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip()], ["picky", "torch", "torch"],
          [None, "combined with RandomHorizontalFlip after it", "it moves pixels"]),
         ([NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2)], ["picky", "torch", "torch"],
-         [None, "it is late", "it is late"]),
+         [None, "it changes finished images", "it changes finished images"]),
         ([T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert()], ["picky", "torch", "picky"],
          [None, "it moves pixels", None]),
         ([NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes()], ["picky", "torch", "picky", "picky"],
-         [None, "it is late", None, None]),
+         [None, "it changes finished images", None, None]),
     ],
     ids=["Normalize with the flip after it", "finished images", "levels after a conversion", "no pixels"],
 )  # fmt: skip

@@ -14,7 +14,8 @@ from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.masks import MaskStage
 
-CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), T.Normalize([0.5], [0.5])]
+NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
+CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), NORMALIZE]
 
 
 @pytest.fixture(params=["torch", "kornia", "dali"])
@@ -24,15 +25,10 @@ def backend(request) -> str:
     return request.param
 
 
-def stage_results(make_images, make_batch, backend):
-    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3)])
-    return compile_stage(chain, device="cpu", backend=backend)(*make_batch(chain, make_images(0, 3)))
-
-
-def test_stage_within_autocast_gives_the_same_images(make_images, make_batch, backend):
-    expected = stage_results(make_images, make_batch, backend)
+def test_stage_within_autocast_gives_the_same_images(make_images, run_stage, backend):
+    expected = run_stage(CHAIN, make_images(0, 3), backend=backend)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(stage_results(make_images, make_batch, backend), expected)
+        assert torch.equal(run_stage(CHAIN, make_images(0, 3), backend=backend), expected)
 
 
 class Doubled(torch.nn.Module):
@@ -47,7 +43,7 @@ AS_LIST = {"list": list, "pad": list, "error": lambda result: [result], "views":
     ("ragged", "end"), [*((ragged, []) for ragged in AS_LIST), ("error", [Doubled()]), ("views", [Doubled()])]
 )
 def test_stage_within_inference_mode_returns_ordinary_tensors(make_images, make_batch, backend, ragged, end):
-    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3), *end])
+    chain = T.Chain([*CHAIN, *end])
     images, draws = make_batch(chain, make_images(0, 3))
     stage = compile_stage(chain, device="cpu", backend=backend, ragged=ragged)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import plan_steps
 from gpuload.stage.reference.backend import TorchBackend
@@ -145,8 +145,7 @@ def test_transforms_without_parameters_make_no_segment(make_images, make_batch):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
     arrays = [image[:40, :45].astype(dtype) for image in make_images(4, 4, low=50)]
-    planes = DENSE[layout](arrays) if layout in DENSE else LAYOUTS[layout](arrays)
-    inputs = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(planes, list("abcd"))
+    inputs = interleaved_and_planes(arrays, layout)
     colors = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
     transforms = [T.RandomHorizontalFlip(), T.RandomResizedCrop(20), *colors, NORMALIZE, T.RandomErasing()]
     for chain in (T.Chain(transforms), T.Chain([T.Lambda(lambda images: images.clone()), *transforms])):
@@ -159,7 +158,7 @@ def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner,
 def test_planes_are_interleaved_once_into_reused_memory(make_images):
     """Only the windows that the chain needs are copied, and only before the first segment."""
     arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
-    planes = RaggedImages.from_planes(LAYOUTS["within others"](arrays), ["a", "b"])
+    _, planes = interleaved_and_planes(arrays, "within others")
     chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), planes.sizes_hw)
     runner, backend = segment_runner(chain, {"CenterCrop", "RandomInvert"})

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from helpers import peers
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.stage import compile_stage
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +20,17 @@ def timm_transforms():
 
 @pytest.mark.parametrize("size_hw", [(20, 30), (10, 30), (30, 11), (9, 12), (16, 16)])
 @pytest.mark.parametrize("padding_mode", ["constant", "reflect", "edge"])
-def test_center_crop_or_pad_equals_timms(timm_transforms, size_hw, padding_mode, make_batch):
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (*size_hw, 3), np.uint8)
+def test_center_crop_or_pad_equals_timms(timm_transforms, size_hw, padding_mode, run_stage):
+    image = np.random.default_rng(0).integers(0, 256, (*size_hw, 3), np.uint8)
     fill = (1, 2, 3) if padding_mode == "constant" else 0
     for size in ((16, 16), (15, 17)):
-        chain = T.Chain([T.CenterCropOrPad(size, fill=fill, padding_mode=padding_mode)])
-        result = compile_stage(chain, device="cpu")(*make_batch(chain, [image]))
-        assert isinstance(result, torch.Tensor)
+        [result] = run_stage([T.CenterCropOrPad(size, fill=fill, padding_mode=padding_mode)], [image])
         expected = timm_transforms.CenterCropOrPad(size, fill=fill, padding_mode=padding_mode)(Image.fromarray(image))
-        np.testing.assert_array_equal(result[0].permute(1, 2, 0).numpy(), np.asarray(expected))
+        np.testing.assert_array_equal(result.permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
-def test_trim_border_equals_timms(timm_transforms, make_batch, make_images):
+def test_trim_border_equals_timms(timm_transforms, run_stage, make_images):
     images = make_images(1, 4)
-    chain = T.Chain([T.TrimBorder(7)])
-    results = compile_stage(chain, device="cpu", ragged="list")(*make_batch(chain, images))
-    for image, result in zip(images, results, strict=True):
+    for image, result in zip(images, run_stage([T.TrimBorder(7)], images, ragged="list"), strict=True):
         expected = np.asarray(timm_transforms.TrimBorder(7)(Image.fromarray(image)))
         np.testing.assert_array_equal(result.permute(1, 2, 0).numpy(), expected)

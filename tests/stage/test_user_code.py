@@ -22,6 +22,7 @@ from gpuload.stage.user_code import apply_module
 FLOAT = T.ToDtype("float32", scale=True)
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
+ON_CPU: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
 
 
 def documented_example() -> dict[str, Any]:
@@ -97,7 +98,7 @@ class BuiltIn(T.RandomHorizontalFlip):
         ([T.CenterCrop(24), T.RandomChoice([Flip(), T.Identity()])], "error"),
     ],
 )
-def test_custom_flip_equals_the_built_in_flip(make_images, make_batch, transforms, ragged, runner):
+def test_custom_flip_equals_the_built_in_flip(make_images, run_stage, transforms, ragged, runner):
     def built_in(transform):
         if isinstance(transform, Flip):
             return BuiltIn(0.5)
@@ -106,12 +107,11 @@ def test_custom_flip_equals_the_built_in_flip(make_images, make_batch, transform
             return type(transform)([built_in(child) for child in transform.children], **p)
         return transform
 
-    images, results = make_images(1, 9), []
-    for line in (transforms, [built_in(transform) for transform in transforms]):
-        chain, stage = stage_of(line, ragged=ragged, runner=runner)
-        result = stage(*make_batch(chain, images))
-        results.append(result[0] if ragged == "pad" else result)
-    for result, expected in zip(*results, strict=True):
+    results, expected_results = (
+        run_stage(line, make_images(1, 9), ragged=ragged, runner=runner)
+        for line in (transforms, [built_in(transform) for transform in transforms])
+    )
+    for result, expected in zip(results, expected_results, strict=True):
         # After floats of a custom transform, Normalize is applied to the finished batch.
         torch.testing.assert_close(result, expected, rtol=0, atol=3e-6 if result.is_floating_point() else 0)
 
@@ -140,17 +140,16 @@ def test_custom_apply_gets_its_params_and_levels_or_floats(make_images, make_bat
     )
 
 
-def test_custom_bits_do_not_depend_on_the_batch(make_images, make_batch):
+def test_custom_bits_do_not_depend_on_the_batch(make_images, run_stage):
     images = make_images(3, 8)
-    chain, stage = stage_of([T.Resize((30, 40)), ColourCast(0.3), T.RandomApply([GridMask(4, 9)]), NORMALIZE])
-    together = stage(*make_batch(chain, images))
+    transforms = [T.Resize((30, 40)), ColourCast(0.3), T.RandomApply([GridMask(4, 9)]), NORMALIZE]
+    expected = run_stage(transforms, images)
     for first, count in ((0, 1), (1, 3), (4, 4)):
-        assert torch.equal(
-            stage(*make_batch(chain, images[first : first + count], first=first)), together[first : first + count]
-        )
+        result = run_stage(transforms, images[first : first + count], first=first)
+        assert torch.equal(result, expected[first : first + count])
 
 
-def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_images, make_batch):
+def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_images, run_stage):
     images = [image for image in make_images(4, 3) for _ in range(2)]
     seen = []
 
@@ -159,8 +158,7 @@ def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_im
             seen.append(tuple(images.shape))
             return images
 
-    chain, stage = stage_of([Watching(), T.CenterCrop(20)])
-    stage(*make_batch(chain, images))
+    run_stage([Watching(), T.CenterCrop(20)], images)
     assert seen == [(1, 3, *image.shape[:2]) for image in images]
 
 
@@ -196,69 +194,54 @@ def returning(value):
     return Returning()
 
 
+LEVELS = "(transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned"
+AT_THE_END = "at the end of the transforms was called with 3 images and returned"
+
+
 @pytest.mark.parametrize(
     ("transforms", "error", "text"),
     [
         (
-            [T.CenterCrop(8), returning(lambda images: None), NORMALIZE],
+            [returning(lambda images: None), NORMALIZE],
             TypeError,
-            "Returning.apply (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
-            "must return a tensor of the same shape and dtype",
+            f"Returning.apply {LEVELS} None; it must return a tensor of the same shape and dtype",
         ),
+        ([returning(lambda images: images[:1]), NORMALIZE], ValueError, f"{LEVELS} uint8 of shape (1, 3, 8, 8)"),
         (
-            [T.CenterCrop(8), returning(lambda images: images[:1]), NORMALIZE],
-            ValueError,
-            "was given uint8 of shape (3, 3, 8, 8) and returned uint8 of shape (1, 3, 8, 8)",
-        ),
-        (
-            [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
+            [returning(lambda images: images / 2), NORMALIZE],
             ValueError,
             "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
             "uint8 at that point (0 to 255). Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
         ),
         (
-            [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
+            [NORMALIZE, returning(lambda images: images.int())],
             ValueError,
             "Returning.apply (transform number 3) was given float32 of shape (3, 3, 8, 8) and returned int32",
         ),
         (
-            [T.CenterCrop(8), T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
+            [T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
             ValueError,
-            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of "
-            "shape (8, 8); it",
+            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of shape (8, ",
         ),
+        ([T.Lambda(list), NORMALIZE], TypeError, f"Lambda(list) {LEVELS} list; it"),
         (
-            [T.CenterCrop(8), T.Lambda(list), NORMALIZE],
-            TypeError,
-            "Lambda(list) (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
-        ),
-        (
-            [T.Lambda(lambda images: images), T.CenterCrop(8)],
+            [T.Lambda(lambda images: None)],
             ValueError,
-            "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are ",
+            f"Lambda(<lambda>) {AT_THE_END} None; it must return a tensor whose first axis has one entry per image",
         ),
-        (
-            [T.CenterCrop(8), T.Lambda(lambda images: None)],
-            ValueError,
-            "Lambda(<lambda>) at the end of the transforms was called with 3 images and returned None; it must "
-            "return a tensor whose first axis has one entry per image",
-        ),
-        (
-            [T.CenterCrop(8), torch.nn.Flatten(0, 1)],
-            ValueError,
-            "the module Flatten at the end of the transforms was called with 3 images and returned shape (9, 8, 8)",
-        ),
-        (
-            [T.CenterCrop(8), T.Lambda(list), torch.nn.Identity()],
-            ValueError,
-            "Lambda(list) at the end of the transforms was called with 3 images and returned list; it must return a "
-            "tensor",
-        ),
+        ([torch.nn.Flatten(0, 1)], ValueError, f"the module Flatten {AT_THE_END} shape (9, 8, 8)"),
+        ([T.Lambda(list), torch.nn.Identity()], ValueError, f"Lambda(list) {AT_THE_END} list; it must return a tensor"),
     ],
 )
 def test_user_code_that_returns_another_shape_or_type_raises(make_images, make_batch, transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
-        run_to_the_end(make_images, make_batch, transforms)
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), *transforms])
+
+
+def test_batch_lambda_on_images_of_several_sizes_raises(make_images, run_stage):
+    text = "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are "
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_stage([T.Lambda(lambda images: images), T.CenterCrop(8)], make_images(5, 3))
 
 
 class TakesFloats(torch.nn.Module):
@@ -349,19 +332,26 @@ def test_batch_lambda_at_the_end_with_ragged_list_raises():
 
 
 class Noisy(torch.nn.Module):
+    """A module that adds a random number to each image, and keeps the numbers of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = []
+
     def forward(self, images):
-        return images + torch.randn(len(images), 1, 1, 1, device=images.device)
+        numbers = torch.randn(len(images), 1, 1, 1, device=images.device)
+        self.numbers.append(numbers.flatten().tolist())
+        return images + numbers
 
 
-def test_module_in_mid_chain_is_applied_before_normalize_and_mixup(make_images, make_batch):
+def test_module_in_mid_chain_is_applied_before_normalize_and_mixup(make_images, make_batch, run_stage):
     images = make_images(6, 4)
     transforms = [T.CenterCrop(16), FLOAT, torch.nn.Hardtanh(0.25, 0.75), NORMALIZE, T.MixUp(num_classes=3)]
     chain, stage = stage_of(transforms)
-    _, plain = stage_of([T.CenterCrop(16), FLOAT])
     batch, draws = make_batch(chain, images)
-    floats = plain(*make_batch(T.Chain([T.CenterCrop(16), FLOAT]), images)).clamp(0.25, 0.75)
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (NORMALIZE.mean, NORMALIZE.std))
-    expected, share = (floats - mean) / std, torch.from_numpy(draws.mix.share).float()[:, None, None, None]
+    expected = (run_stage([T.CenterCrop(16), FLOAT], images).clamp(0.25, 0.75) - mean) / std
+    share = torch.from_numpy(draws.mix.share).float()[:, None, None, None]
     expected = share * expected + (1 - share) * expected[[1, 0, 3, 2]]
     torch.testing.assert_close(stage(batch, draws), expected, rtol=0, atol=1e-5)
 
@@ -373,39 +363,28 @@ def test_batch_lambda_at_the_end_may_change_shape_and_dtype(make_images, make_ba
     assert result.dtype == torch.float64
 
 
-def test_image_lambda_draws_the_same_in_any_batch_and_restores_generators(make_images, make_batch):
-    def noisy(image):
-        return image + torch.randn(image.shape)
-
+def test_image_lambda_draws_the_same_in_any_batch_and_restores_generators(make_images, run_stage):
     images = make_images(7, 6)
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image"), Flip()])
+    noise = T.Lambda(lambda image: image + torch.randn(image.shape), per="image")
+    transforms = [T.CenterCrop(16), NORMALIZE, noise, Flip()]
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    together = stage(*make_batch(chain, images))
+    expected = run_stage(transforms, images)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(stage(*make_batch(chain, images[2:5], first=2)), together[2:5])
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image")])
-    pair, later = stage(*make_batch(chain, [images[0]] * 2)), stage(*make_batch(chain, images[:1], first=6))
+    assert torch.equal(run_stage(transforms, images[2:5], first=2), expected[2:5])
+    pair, later = run_stage(transforms[:3], [images[0]] * 2), run_stage(transforms[:3], images[:1], first=6)
     for one, other in ((pair[0], pair[1]), (pair[0], later[0]), (pair[1], later[0])):
         assert not torch.equal(one, other), "images at other positions must draw other numbers"
 
 
 def test_modules_at_the_end_draw_different_numbers(make_images, make_batch):
-    difference = []
-
-    class Recording(Noisy):
-        def forward(self, images):
-            after = super().forward(images)
-            difference.append((after - images)[:, 0, 0, 0].tolist())
-            return after
-
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, Recording(), Recording(), Recording()])
+    modules = [Noisy(), Noisy(), Noisy()]
+    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, *modules])
     for _ in range(2):
         stage.call_modules(stage(*make_batch(chain, make_images(7, 6))), [7, 8, 9])
-    one, two, three, *again = difference
-    assert again == [one, two, three]
-    assert len({tuple(one), tuple(two), tuple(three)}) == 3
+    assert all(module.numbers[0] == module.numbers[1] for module in modules)
+    assert len({tuple(module.numbers[0]) for module in modules}) == 3
 
 
 def test_replay_shows_the_params_of_a_custom_transform():
@@ -417,23 +396,21 @@ def test_replay_shows_the_params_of_a_custom_transform():
 
 
 def test_plan_shows_custom_transforms_modules_and_lambdas():
-    _, stage = stage_of(
-        [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
-    )
-    assert [step.backend for step in stage.plan.steps] == ["kornia", "own", "own", "torch", "own"]
-    assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
-    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
+    transforms = [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)]
+    plan = stage_of(transforms, backend="kornia")[1].plan
+    assert [step.backend for step in plan.steps] == ["kornia", "own", "own", "torch", "own"]
+    assert plan.steps[3].reason == "combined with the module torch's ReLU before it"
+    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(plan))
 
 
 @pytest.mark.interpreter
 def test_fused_chains_are_split_at_custom_transforms(make_images, make_batch):
     chain = T.Chain([T.RandomCrop(8), Flip(), T.RandomInvert(), ColourCast(), FLOAT, GridMask(3, 9), NORMALIZE, Flip()])
-    batch, draws = make_batch(chain, make_images(2, 2))
+    batch = make_batch(chain, make_images(2, 2))
     fused = compile_stage(chain, device="cpu", backend="fused")
-    assert [step.backend for step in fused.plan.steps] == [
-        "fused", "own", "fused", "own", "torch", "own", "torch", "own",
-    ]  # fmt: skip
-    assert torch.equal(fused(batch, draws), compile_stage(chain, device="cpu")(batch, draws))
+    backends = ["fused", "own", "fused", "own", "torch", "own", "torch", "own"]
+    assert [step.backend for step in fused.plan.steps] == backends
+    assert torch.equal(fused(*batch), compile_stage(chain, device="cpu")(*batch))
 
 
 # -- through a loader -----------------------------------------------------------------------------------------------
@@ -473,10 +450,8 @@ IMAGE = np.full((40, 60, 3), 200, np.uint8)
 
 
 def test_documented_example_blacks_out_masks_where_the_image_is():
-    with gl.Loader(
-        [(IMAGE, gl.Mask(IMAGE[..., 0]))] * 8, batch_size=4, transforms=[*EXAMPLE["chain"][1:2], GridMask(4, 12)],
-        num_workers=0, device="cpu",
-    ) as loader:  # fmt: skip
+    samples, transforms = [(IMAGE, gl.Mask(IMAGE[..., 0]))] * 8, [*EXAMPLE["chain"][1:2], GridMask(4, 12)]
+    with gl.Loader(samples, 4, transforms=transforms, **ON_CPU) as loader:
         for images, masks in loader:
             assert torch.equal(images[:, 0], masks)
             assert set(masks.unique().tolist()) == {0, 200}
@@ -490,9 +465,7 @@ TARGETS = {
 
 
 def batches(kind, transforms):
-    with gl.Loader(
-        [TARGETS[kind]] * 4, batch_size=2, transforms=[*transforms, NORMALIZE], num_workers=0, device="cpu"
-    ) as loader:
+    with gl.Loader([TARGETS[kind]] * 4, 2, transforms=[*transforms, NORMALIZE], **ON_CPU) as loader:
         return list(loader)
 
 
@@ -595,31 +568,18 @@ def test_kornia_module_keeps_kornias_definition_of_contrast(jpeg_folder, backend
     assert (result - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
 
 
-def noise_of(module, *following):
-    """Return the numbers that a module adds to the first batch."""
-    added = []
-
-    class Recorded(Noisy):
-        def forward(self, images):
-            result = super().forward(images)
-            added.append(result - images)
-            return result
-
-    transforms = [
-        T.RandomCrop(8),
-        HALVES,
-        *(Recorded() if entry is module else entry for entry in (module, *following)),
-    ]
-    with gl.Loader(SMALL, 4, transforms=transforms, num_workers=0, device="cpu") as loader:
+def noise_of(*following):
+    """Return the numbers that a module adds to the first batch, with these transforms after it."""
+    module = Noisy()
+    with gl.Loader(SMALL, 4, transforms=[T.RandomCrop(8), HALVES, module, *following], **ON_CPU) as loader:
         next(iter(loader))
-    return added[0][:, 0, 0, 0]
+    return module.numbers[0]
 
 
 def test_module_draws_do_not_depend_on_what_follows_it():
-    module = Noisy()
-    in_the_middle = noise_of(module, T.RandomVerticalFlip(0.0))
-    assert torch.equal(noise_of(module, torch.nn.Identity()), in_the_middle)
-    assert torch.equal(noise_of(module, T.Lambda(torch.neg), Noisy()), in_the_middle)
+    in_the_middle = noise_of(T.RandomVerticalFlip(0.0))
+    assert noise_of(torch.nn.Identity()) == in_the_middle
+    assert noise_of(T.Lambda(torch.neg), Noisy()) == in_the_middle
 
 
 def kornia_modules():
@@ -669,10 +629,7 @@ def test_modules_at_the_end_draw_the_same_in_augment_for_batches_and_for_clips()
 
 def test_module_draws_different_numbers_for_each_view(jpeg_folder):
     views = T.MultiView([[T.CenterCrop(24)], [T.CenterCrop(24)]])
-    loader = gl.Loader(
-        gl.ImageFolder(jpeg_folder), batch_size=8, transforms=[views, HALVES, Noisy()], num_workers=0, device="cpu"
-    )
-    with loader:
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=[views, HALVES, Noisy()], **ON_CPU) as loader:
         one, other = next(iter(loader))[0]
     assert not torch.equal(one, other)
 
@@ -685,8 +642,7 @@ class Shifted(torch.nn.Module):
 
 
 def loader_with_targets(sample, module, **options):
-    transforms = [HALVES, *module]
-    return gl.Loader([sample] * 4, batch_size=2, transforms=transforms, num_workers=0, device="cpu", **options)
+    return gl.Loader([sample] * 4, 2, transforms=[HALVES, *module], **ON_CPU, **options)
 
 
 def test_warning_about_unmoved_targets_names_each_module():

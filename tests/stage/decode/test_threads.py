@@ -151,38 +151,21 @@ def test_threads_run_only_while_the_device_decodes(where, count):
     assert not decoding_threads()
 
 
-def test_calls_of_two_threads_share_the_limit_of_the_memory():
+@pytest.mark.parametrize(("held", "nbytes", "is_alone"), [(60, 60, False), (10, 20, True)])
+def test_reserve_waits_for_memory_or_until_it_is_alone(held, nbytes, is_alone):
     memory, order = DecodedMemory(100), []
-    memory.reserve(60)
+    memory.reserve(held)
 
     def reserve() -> None:
-        memory.reserve(60)
-        order.append("reserved")
-        memory.release(60)
+        order.append(("reserved", memory.reserve(nbytes, is_alone=is_alone)))
+        memory.release(nbytes)
 
     thread = threading.Thread(target=reserve)
     await_waiting_thread(memory, thread)
     order.append("released")
-    memory.release(60)
+    memory.release(held)
     thread.join(LIMIT_S)
-    assert order == ["released", "reserved"]
-
-
-def test_call_that_ran_out_of_memory_waits_until_it_is_alone():
-    memory, order = DecodedMemory(100), []
-    memory.reserve(10)
-
-    def reserve() -> None:
-        assert memory.reserve(20, is_alone=True) == 0
-        order.append("reserved")
-        memory.release(20)
-
-    thread = threading.Thread(target=reserve)
-    await_waiting_thread(memory, thread)
-    order.append("released")
-    memory.release(10)
-    thread.join(LIMIT_S)
-    assert order == ["released", "reserved"]
+    assert order == ["released", ("reserved", 0)]
 
 
 def test_child_that_is_forked_while_messages_are_captured_prints_to_standard_error():

@@ -46,7 +46,7 @@ def erase_tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHAN
 
 def erasing_program(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> Program:
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), *erasings])
-    sizes = np.erase_tile(np.array(size, np.int64), (n, 1))
+    sizes = np.tile(np.array(size, np.int64), (n, 1))
     _, program = chain.draw(Key(seed, 3), np.arange(n), sizes).split()
     assert program is not None
     return program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import DENSE, interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -43,14 +43,6 @@ def images_of(make_images, channels: int, *, same_size: bool) -> list[np.ndarray
     return [image[:21, :24] if same_size else image for image in make_images(6, 4, channels, 21 + 3 * same_size, 34)]
 
 
-def interleaved_and_planes(images: list[np.ndarray], layout: str) -> tuple[RaggedImages, RaggedImages]:
-    """Return the images interleaved and as planes."""
-    planes = DENSE[layout](images) if layout in DENSE else LAYOUTS[layout](images)
-    on_device = planes.to(DEVICE) if isinstance(planes, torch.Tensor) else [image.to(DEVICE) for image in planes]
-    labels = [f"image {number}" for number in range(len(images))]
-    return RaggedImages.from_arrays(images, DEVICE), RaggedImages.from_planes(on_device, labels)
-
-
 @pytest.fixture
 def launches(monkeypatch) -> list[tuple[str, tuple[int, ...]]]:
     """The kernels that read images, and their grids."""
@@ -83,7 +75,7 @@ def assert_same_bits(chain: T.Chain, inputs: tuple[RaggedImages, RaggedImages], 
 @matrix(name=CHAINS, layout=["contiguous", "columns first", "within others"], channels=[1, 3])
 def test_planes_give_the_bits_and_launches_of_interleaved_images(make_images, launches, name, layout, channels):
     images = images_of(make_images, channels, same_size=layout in DENSE)
-    assert_same_bits(T.Chain(CHAINS[name]), interleaved_and_planes(images, layout), backend="fused")
+    assert_same_bits(T.Chain(CHAINS[name]), interleaved_and_planes(images, layout, DEVICE), backend="fused")
     half = len(launches) // 2
     assert launches[:half] == launches[half:] != []
 
@@ -112,11 +104,11 @@ def test_planes_of_one_color_or_one_pixel_across_give_the_bits_of_interleaved_im
 def test_planes_of_other_dtypes_or_channel_counts_give_the_bits_of_interleaved_images(make_images, channels, dtype):
     images = [image.astype(dtype) for image in images_of(make_images, channels, same_size=False)]
     chain = [CROP, T.RandomHorizontalFlip(), T.CenterCrop(9), FLOATS]
-    assert_same_bits(T.Chain(chain), interleaved_and_planes(images, "within others"), backend="fused")
+    assert_same_bits(T.Chain(chain), interleaved_and_planes(images, "within others", DEVICE), backend="fused")
 
 
 def test_planes_beyond_max_reach_bytes_are_copied(make_images, monkeypatch):
-    inputs = interleaved_and_planes(images_of(make_images, 3, same_size=True), "columns first")
+    inputs = interleaved_and_planes(images_of(make_images, 3, same_size=True), "columns first", DEVICE)
     copied, copy = [], RaggedImages.interleave
     monkeypatch.setattr(RaggedImages, "interleave", lambda *args: copied.append(args) or copy(*args))
     reach_bytes = int(((inputs[1].shapes - 1) * inputs[1].steps).sum(axis=1).max())

@@ -1,4 +1,4 @@
-"""Kornia's operators give the bits of Kornia's functions, and leave their input as it is."""
+"""Kornia's operators give the bits of Kornia's functions, and do not change their input."""
 
 from __future__ import annotations
 

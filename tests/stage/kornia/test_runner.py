@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers.tensor_layouts import LAYOUTS
+from helpers.tensor_layouts import LAYOUTS, interleaved_and_planes
 from kornia.enhance import normalize
 from kornia.geometry.transform import hflip, resize, vflip, warp_affine, warp_perspective
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 from gpuload.stage.kornia import runner
 from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
 from gpuload.stage.kornia.runner import KorniaRunner, images_per_piece
@@ -122,13 +122,12 @@ def test_warps_have_the_bits_of_kornias_warps(kind, interpolation, fill, make_ba
         assert torch.equal(results[[index]], expected if warp.warped[index] else to_levels(floats(image)))
 
 
-def test_warped_pixels_are_within_two_levels_of_the_reference(make_batch):
-    """Rotated about its centre, shifted and cropped, a smooth image differs from Pillow's by at most two levels."""
+def test_warped_pixels_are_within_two_levels_of_the_reference(run_stage):
+    """The image is smooth, rotated about its center, shifted and cropped."""
     y, x = np.mgrid[:60, :70]
     image = np.stack([2 * x + y, 255 - 3 * y, x + y], axis=2).astype(np.uint8)
-    chain = T.Chain([T.RandomAffine((20, 30), (0.1, 0.1), (1.2, 1.4), 5, "bilinear"), T.CenterCrop((30, 36))])
-    batch = make_batch(chain, [image] * 5)
-    expected, result = (compile_stage(chain, device="cpu", backend=name)(*batch) for name in ("torch", "kornia"))
+    transforms = [T.RandomAffine((20, 30), (0.1, 0.1), (1.2, 1.4), 5, "bilinear"), T.CenterCrop((30, 36))]
+    expected, result = (run_stage(transforms, [image] * 5, backend=name) for name in ("torch", "kornia"))
     assert (result.int() - expected.int()).abs().max() <= 2
 
 
@@ -167,34 +166,27 @@ def test_images_without_an_operation_keep_their_levels(make_images, make_batch):
         assert np.array_equal(results[index].permute(1, 2, 0).numpy(), images[index])
 
 
-def test_branch_that_no_image_takes_changes_nothing(make_images, make_batch):
-    images = make_images(2, 3)
-    results, _ = run(
-        [T.RandomApply([T.Resize(9), T.RandAugment(), T.RandomErasing()], 0.0)], make_batch, images, ragged="list"
-    )
+def test_branch_that_no_image_takes_changes_nothing(make_images, run_stage):
+    images, branch = make_images(2, 3), [T.Resize(9), T.RandAugment(), T.RandomErasing()]
+    results = run_stage([T.RandomApply(branch, 0.0)], images, backend="kornia", ragged="list")
     for image, result in zip(images, results, strict=True):
         assert np.array_equal(result.permute(1, 2, 0).numpy(), image)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_operations_on_an_image_of_one_pixel_give_finite_values(interpolation, make_batch):
-    image = np.array([[[7, 77, 177]]], np.uint8)
-    transforms = [
-        T.RandomRotation(30, interpolation),
-        T.RandomResizedCrop(5, interpolation=interpolation),
-        T.RandAugment(),
-    ]
-    results, _ = run([*transforms, NORMALIZE], make_batch, [image])
-    assert results.isfinite().all()
-    results, _ = run([T.Resize((5, 6), interpolation)], make_batch, [image])
+def test_operations_on_an_image_of_one_pixel_give_finite_values(interpolation, run_stage):
+    image, crop = np.array([[[7, 77, 177]]], np.uint8), T.RandomResizedCrop(5, interpolation=interpolation)
+    transforms = [T.RandomRotation(30, interpolation), crop, T.RandAugment(), NORMALIZE]
+    assert run_stage(transforms, [image], backend="kornia").isfinite().all()
+    results = run_stage([T.Resize((5, 6), interpolation)], [image], backend="kornia")
     assert (results == torch.tensor([7, 77, 177], dtype=torch.uint8)[:, None, None]).all()
 
 
-def test_bicubic_overshoots_do_not_reach_the_next_operation(make_batch):
+def test_bicubic_overshoots_do_not_reach_the_next_operation(run_stage):
     """Kornia's equalize accepts only values in 0 … 1, and its posterize wraps others around."""
     image = np.where(np.arange(40)[:, None, None] < 20, 0, 255).repeat(40, 1).repeat(3, 2).astype(np.uint8)
     transforms = [T.Resize((77, 77), "bicubic"), T.RandomEqualize(1.0), T.RandomPosterize(4, 1.0)]
-    results, _ = run(transforms, make_batch, [image, image])
+    results = run_stage(transforms, [image, image], backend="kornia")
     assert (results[:, :, :20] == 0).all()
     assert (results[:, :, -20:] >= 192).all()
 
@@ -236,16 +228,14 @@ def test_bits_of_an_image_do_not_depend_on_the_other_images(transforms, make_ima
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize(
-    "conversion", [[NORMALIZE], [T.ToDtype("float32", scale=True)], [T.ToDtype("float32")]], ids=str
-)
-def test_floats_are_within_rounding_of_the_reference(conversion, memory_format, dtype, make_images, make_batch):
+@pytest.mark.parametrize("conversion", [NORMALIZE, T.ToDtype("float32", scale=True), T.ToDtype("float32")], ids=str)
+def test_floats_are_within_rounding_of_the_reference(conversion, memory_format, dtype, make_images, run_stage):
     """The tolerance is a unit in the last place of float32, then of the dtype; the crop does not change levels."""
-    chain = T.Chain([T.RandomCrop(20), *conversion, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)])
-    batch = make_batch(chain, make_images(1, 6))
-    options = {"device": "cpu", "dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, **options)(*batch)
-    result = compile_stage(chain, backend="kornia", **options)(*batch)
+    transforms = [T.RandomCrop(20), conversion, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)]
+    expected, result = (
+        run_stage(transforms, make_images(1, 6), backend=backend, dtype=dtype, memory_format=memory_format)
+        for backend in ("torch", "kornia")
+    )
     assert result.dtype == expected.dtype
     assert result.is_contiguous(memory_format=getattr(torch, memory_format))
     torch.testing.assert_close(result, expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=2e-6)
@@ -253,15 +243,9 @@ def test_floats_are_within_rounding_of_the_reference(conversion, memory_format, 
 
 @pytest.mark.parametrize("option", ["list", "pad", "error"])
 def test_finished_images_are_erased_and_flipped_in_the_same_pass(option, make_images, make_batch, monkeypatch):
-    """With the values of the reference, which changes the batch in place."""
-    chain = T.Chain(
-        [
-            T.CenterCrop(20) if option == "error" else T.Pad(2),
-            NORMALIZE,
-            T.RandomErasing(0.8, value=(1, 2, 3)),
-            T.RandomHorizontalFlip(),
-        ]
-    )
+    """Values equal those of the reference, which changes the batch in place."""
+    size = T.CenterCrop(20) if option == "error" else T.Pad(2)
+    chain = T.Chain([size, NORMALIZE, T.RandomErasing(0.8, value=(1, 2, 3)), T.RandomHorizontalFlip()])
     batch = make_batch(chain, make_images(2, 7))
     expected = compile_stage(chain, device="cpu", ragged=option)(*batch)
     stage = compile_stage(chain, device="cpu", backend="kornia", ragged=option)
@@ -272,24 +256,22 @@ def test_finished_images_are_erased_and_flipped_in_the_same_pass(option, make_im
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_images_of_one_to_four_channels_keep_their_channels(channels, make_images, make_batch):
+def test_images_of_one_to_four_channels_keep_their_channels(channels, make_images, run_stage):
     transforms = [T.RandomResizedCrop(20), T.RandomAffine(20, interpolation="bilinear"), T.RandomErasing(1.0, value=9)]
     transforms += [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandAugment()] if channels in (1, 3) else []
-    results, _ = run(transforms, make_batch, make_images(4, 5, channels))
-    assert results.shape == (5, channels, 20, 20)
+    assert run_stage(transforms, make_images(4, 5, channels), backend="kornia").shape == (5, channels, 20, 20)
 
 
-def test_grayscale_makes_three_equal_channels_of_one(make_images, make_batch):
-    results, _ = run([T.RandomCrop(20), T.Grayscale(3), T.RandomHorizontalFlip()], make_batch, make_images(4, 5, 1))
+def test_grayscale_makes_three_equal_channels_of_one(make_images, run_stage):
+    transforms = [T.RandomCrop(20), T.Grayscale(3), T.RandomHorizontalFlip()]
+    results = run_stage(transforms, make_images(4, 5, 1), backend="kornia")
     assert results.shape == (5, 3, 20, 20)
     assert (results[:, :1] == results).all()
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_planes_give_the_bits_of_interleaved_images(layout, make_images):
-    arrays = make_images(4, 4, low=30, high=50)
-    arrays = [array[:30, :30].copy() for array in arrays] if layout == "batch" else arrays
-    inputs = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(LAYOUTS[layout](arrays), list("abcd"))
+    inputs = interleaved_and_planes(make_images(4, 4, low=30, high=50), layout)
     chain = T.Chain([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(4), inputs[0].sizes_hw)
     stage = compile_stage(chain, device="cpu", backend="kornia")
@@ -326,12 +308,10 @@ def test_augment_refuses_floats_for_color_transforms_on_torch():
 
 @pytest.mark.parametrize(("value", "text"), [(2, "floats from 2 to 2, but"), (np.nan, "NaN, but")])
 def test_loader_refuses_floats_outside_0_to_1_before_a_color_transform(value, text):
-    images = [gl.Image(np.full((9, 9, 3), value, np.float32))] * 4
+    images, transforms = [gl.Image(np.full((9, 9, 3), value, np.float32))] * 4, [T.RandomEqualize(1.0)]
     with (
         pytest.raises(gl.SampleError, match=f"contains {text} float images must be in 0 … 1"),
-        gl.Loader(
-            images, 2, transforms=[T.RandomEqualize(1.0)], backend="kornia", num_workers=0, device="cpu"
-        ) as loader,
+        gl.Loader(images, 2, transforms=transforms, backend="kornia", num_workers=0, device="cpu") as loader,
     ):
         next(iter(loader))
 

@@ -112,15 +112,14 @@ def test_rotation_by_right_angles_only_moves_pixels(angle, interpolation):
 
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("nested", [False, True])
-def test_fill_with_values_for_other_channels_raises(channels, nested, make_batch):
-    for transform in (T.Pad(3, fill=(1, 2, 3)), T.RandomRotation(30, fill=(1, 2, 3)), T.RandomZoomOut((1, 2, 3))):
-        inner = T.RandomApply([T.RandomOrder([transform])]) if nested else transform
-        chain = T.Chain([inner])
-        ragged, draws = make_batch(chain, [np.zeros((9, 9, channels), np.uint8)])
-        name = type(transform).__name__
-        text = f"{name}(fill=(1, 2, 3)) has 3 values, one for each channel, but image 0 has {channels} "
-        with pytest.raises(ValueError, match=re.escape(text)):
-            compile_stage(chain, device="cpu", ragged="list")(ragged, draws)
+@pytest.mark.parametrize("transform", [T.Pad, T.RandomRotation, T.RandomZoomOut])
+def test_fill_with_values_for_other_channels_raises(transform, channels, nested, run_stage):
+    fill = {"fill": (1, 2, 3)}
+    transform = transform(**fill) if transform is T.RandomZoomOut else transform(30, **fill)
+    transforms = [T.RandomApply([T.RandomOrder([transform])]) if nested else transform]
+    text = f"{type(transform).__name__}(fill=(1, 2, 3)) has 3 values, one for each channel, but image 0 has {channels} "
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_stage(transforms, [np.zeros((9, 9, channels), np.uint8)], ragged="list")
 
 
 CHAINS = [
