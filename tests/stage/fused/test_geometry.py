@@ -22,7 +22,7 @@ from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices
+from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices, source_windows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MARGIN = 40  # random bytes before and after an image
@@ -238,34 +238,13 @@ def test_table_job_resizes_to_the_nearest_pixel():
 
 def resize_by_both(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tuple[np.ndarray, np.ndarray]:
     """Resize a box of an image, cut to what the window needs, by the kernel and by the reference."""
-    corner = [0, 0]
-    part = [slice(None), slice(None)]
-    for axis in (0, 1):
-        # As much as `source_windows` would give.
-        scale = box_tlhw[axis + 2] / size_hw[axis]
-        reach = 2 * max(scale, 1) + 1
-        first = max(int((window_tlhw[axis] + 0.5) * scale - reach), 0)
-        last = min(int((window_tlhw[axis] + window_tlhw[axis + 2] - 0.5) * scale + reach) + 1, box_tlhw[axis + 2])
-        corner[axis] = first
-        part[axis] = slice(box_tlhw[axis] + first, box_tlhw[axis] + last)
-    source = np.ascontiguousarray(image[part[0], part[1]])
-    ints = {
-        R.FILTER: FILTERS.index(interpolation),
-        R.BOX_H: box_tlhw[2],
-        R.BOX_W: box_tlhw[3],
-        R.SIZE_H: size_hw[0],
-        R.SIZE_W: size_hw[1],
-        R.CORNER_Y: corner[0],
-        R.CORNER_X: corner[1],
-    }
-    expected = resize_reference(
-        source_of(source),
-        np.array([corner]),
-        np.array([box_tlhw[2:]]),
-        np.array([size_hw]),
-        np.array([window_tlhw]),
-        interpolation,
-    )
+    code = FILTERS.index(interpolation)
+    window, size, box = (np.array([lengths]) for lengths in (window_tlhw, size_hw, box_tlhw[2:]))
+    top, left, height, width = source_windows(window, size, box, np.array([code]))[0].tolist()
+    source = np.ascontiguousarray(image[box_tlhw[0] + top :, box_tlhw[1] + left :][:height, :width])
+    fields = (R.FILTER, R.BOX_H, R.BOX_W, R.SIZE_H, R.SIZE_W, R.CORNER_Y, R.CORNER_X)
+    ints = dict(zip(fields, (code, *box_tlhw[2:], *size_hw, top, left), strict=True))
+    expected = resize_reference(source_of(source), np.array([[top, left]]), box, size, window, interpolation)
     return run(source, R.RESIZE, window_tlhw, ints, **options), expected[0].numpy()
 
 

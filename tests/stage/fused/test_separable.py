@@ -76,40 +76,22 @@ def resize_job(
 ) -> dict[int, int]:
     """Make a job whose source is the part of the box that the window needs."""
     codes = np.array([FILTERS.index(name)])
-    source = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[0].tolist()
-    return {
-        R.KIND: R.RESIZE,
-        R.FILTER: FILTERS.index(name),
-        R.HEIGHT: source[2],
-        R.WIDTH: source[3],
-        R.BOX_H: box_hw[0],
-        R.BOX_W: box_hw[1],
-        R.SIZE_H: size_hw[0],
-        R.SIZE_W: size_hw[1],
-        R.CORNER_Y: source[0],
-        R.CORNER_X: source[1],
-        R.OUT_HEIGHT: window_tlhw[2],
-        R.OUT_WIDTH: window_tlhw[3],
-        R.Y: window_tlhw[0],
-        R.X: window_tlhw[1],
-        R.STEP_Y: 1,
-        R.STEP_X: 1,
-    }
+    top, left, height, width = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[
+        0
+    ].tolist()
+    job = {R.KIND: R.RESIZE, R.FILTER: FILTERS.index(name), R.STEP_Y: 1, R.STEP_X: 1}
+    job |= {R.BOX_H: box_hw[0], R.BOX_W: box_hw[1], R.SIZE_H: size_hw[0], R.SIZE_W: size_hw[1]}
+    job |= {R.CORNER_Y: top, R.CORNER_X: left, R.HEIGHT: height, R.WIDTH: width}
+    return job | dict(zip((R.Y, R.X, R.OUT_HEIGHT, R.OUT_WIDTH), window_tlhw, strict=True))
+
+
+AXES = (R.BOX_H, R.BOX_W), (R.SIZE_H, R.SIZE_W), (R.CORNER_Y, R.CORNER_X), (R.HEIGHT, R.WIDTH), (R.Y, R.X)
 
 
 def reference_weights(job: dict[int, int], axis: int, name: str) -> np.ndarray:
     """Return the reference's weights, (positions, pixels of the source)."""
-    box, size, corner, length, start, count = (
-        int(job[keys[axis]])
-        for keys in (
-            (R.BOX_H, R.BOX_W),
-            (R.SIZE_H, R.SIZE_W),
-            (R.CORNER_Y, R.CORNER_X),
-            (R.HEIGHT, R.WIDTH),
-            (R.Y, R.X),
-            (R.OUT_HEIGHT, R.OUT_WIDTH),
-        )
-    )
+    box, size, corner, length, start = (int(job[fields[axis]]) for fields in AXES)
+    count = job[(R.OUT_HEIGHT, R.OUT_WIDTH)[axis]]
     firsts, weights = filter_weights(np.array([box]), np.array([size]), np.array([start]), count, name)
     dense = np.zeros((count, box + weights.shape[2]), np.int32)
     for tap in range(weights.shape[2]):
