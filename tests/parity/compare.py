@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.cut_batches import cut_batch
 from parity.case import BATCHES, BOUNDED, RUNS, Case
 from parity.images import SETS, image_set
 from parity.usable import why_not
@@ -101,18 +102,8 @@ class Batch:
 def _batch(number: int, set_name: str, draw_round: int) -> Batch:
     case = all_cases()[number]
     arrays = image_set(set_name, case.channels)
-    chain, sizes = T.Chain(case.transforms), np.array([image.shape[:2] for image in arrays], np.int64)
-    positions, key = np.arange(len(arrays)), epoch_key(3, draw_round)
-    regions = chain.regions(key, positions, sizes)
-    ragged = RaggedImages.from_arrays(
-        [
-            image[top : top + height, left : left + width]
-            for image, (top, left, height, width) in zip(arrays, regions.tolist(), strict=True)
-        ]
-    )
-    ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
-    draws = chain.draw(key, positions, sizes)
-
+    chain = T.Chain(case.transforms)
+    ragged, draws = cut_batch(chain, arrays, key=epoch_key(3, draw_round))
     by_step = {record.step: record for record in draws.records}
     steps = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []

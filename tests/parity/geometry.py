@@ -189,16 +189,8 @@ def real(name: str, transform: Any, mean: float, max: float) -> Case:
 
 def tensors(name: str, transform: Any, apart: int) -> Case:
     tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS))
-    return geometric(
-        name,
-        [transform],
-        resize_by_torchvision,
-        0,
-        0,
-        "torchvision v2.functional.resized_crop of tensors",
-        SAME,
-        backends=tolerances,
-    )
+    against = "torchvision v2.functional.resized_crop of tensors"
+    return geometric(name, [transform], resize_by_torchvision, 0, 0, against, SAME, backends=tolerances)
 
 
 def plain(name: str, *transforms: Any) -> Case:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from bits.running import in_batches
 from helpers import lacking
+from helpers.cut_batches import cut_batch
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
@@ -32,7 +33,6 @@ from simulated.test_modules import (
     with_a_constant,
 )
 from simulated.test_orders import CHAIN, options, samples
-from stage.conftest import batch
 
 import gpuload as gl
 from gpuload.batches import augment
@@ -130,7 +130,7 @@ def fuses(cuda: SimulatedCuda) -> None:
 def fuses_elsewhere(cuda: SimulatedCuda) -> None:
     """By a stage alone, on a device that is not the current one."""
     chain = Chain(CHAIN[:2])
-    ragged, draws = batch(chain, [image for image, _ in samples(2)])
+    ragged, draws = cut_batch(chain, [image for image, _ in samples(2)])
     expected = compile_stage(chain, device="cpu", backend="fused")(ragged, draws)
     stage = compile_stage(chain, device="cuda:1", backend="fused")
     found = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)

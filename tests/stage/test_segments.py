@@ -75,18 +75,8 @@ def run(chain, names, batch, draws, **options):
     ],
 )
 def test_segments_on_several_backends_give_the_bits_of_one(make_images, make_batch, names):
-    chain = T.Chain(
-        [
-            T.RandomInvert(),
-            T.RandomResizedCrop(40),
-            T.RandomHorizontalFlip(),
-            T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-            T.CenterCrop(33),
-            T.RandomGrayscale(0.5),
-            NORMALIZE,
-            T.RandomErasing(0.5),
-        ]
-    )
+    levels = [T.RandomInvert(), T.RandomResizedCrop(40), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    chain = T.Chain([*levels, T.CenterCrop(33), T.RandomGrayscale(0.5), NORMALIZE, T.RandomErasing(0.5)])
     for seed in range(3):
         ragged, draws = make_batch(chain, make_images(seed, 5))
         expected, outputs, backend = run(chain, names, ragged, draws)

@@ -154,16 +154,8 @@ def test_several_stages_run_in_turn(make_images):
 
 @pytest.mark.cuda
 def test_cuda_results_are_close_to_the_cpus(make_batch, make_images):
-    chain = T.Chain(
-        [
-            T.RandomResizedCrop(64),
-            T.RandomHorizontalFlip(),
-            T.ColorJitter(0.4),
-            T.GaussianBlur(5),
-            NORMALIZE,
-            T.RandomErasing(0.5),
-        ]
-    )
+    before = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.GaussianBlur(5)]
+    chain = T.Chain([*before, NORMALIZE, T.RandomErasing(0.5)])
     ragged, program = make_batch(chain, make_images(2, 20))
     expected = compile_stage(chain, device="cpu", backend="dali")(ragged, program)
     ragged.pixels = ragged.pixels.cuda()

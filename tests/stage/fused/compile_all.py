@@ -30,25 +30,12 @@ from gpuload.transforms.program.ops import OPS
 TILE = KernelTile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
-    "pixels_ptr": "*u8",
-    "jobs_ptr": "*i64",
-    "counts_ptr": "*i32",
-    "factors_ptr": "*fp64",
-    "tables_ptr": "*u8",
-    "pairs_ptr": "*i64",
-    "bounds_ptr": "*i64",
-    "records_ptr": "*i64",
-    "quantiles_ptr": "*fp32",
-    "source_ptr": "*u8",
-    "table_ptr": "*i32",
-    "ints_ptr": "*i64",
-    "floats_ptr": "*fp64",
-    "codes_ptr": "*i64",
-    "values_ptr": "*fp64",
-    "statistics_ptr": "*u8",
-    "weights_ptr": "*i32",
-    "boxes_ptr": "*i64",
-    "constants_ptr": "*fp32",
+    **dict.fromkeys(("pixels_ptr", "tables_ptr", "source_ptr", "statistics_ptr"), "*u8"),
+    **dict.fromkeys(("jobs_ptr", "pairs_ptr", "bounds_ptr", "records_ptr"), "*i64"),
+    **dict.fromkeys(("ints_ptr", "codes_ptr", "boxes_ptr"), "*i64"),
+    **dict.fromkeys(("counts_ptr", "table_ptr", "weights_ptr"), "*i32"),
+    **dict.fromkeys(("quantiles_ptr", "constants_ptr"), "*fp32"),
+    **dict.fromkeys(("factors_ptr", "floats_ptr", "values_ptr"), "*fp64"),
 }
 
 
@@ -94,20 +81,9 @@ for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
     constants = {**plain, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
     compile_kernel(kernel.one_pass, "*u8", options, **constants)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
-    compile_kernel(
-        kernel.one_pass,
-        images,
-        GEOMETRY=jobs.COPY,
-        FILTERS=0,
-        CHANNELS=channels,
-        OUT_CHANNELS=out_channels,
-        ROWS=8,
-        COLUMNS=32,
-        OUT_COLUMN=1,
-        OPERATIONS=ALL_OPERATIONS,
-        FINISHED=True,
-        ERASES=True,
-    )
+    constants = {**tile, "CHANNELS": channels, "OUT_CHANNELS": out_channels, "OPERATIONS": ALL_OPERATIONS}
+    constants |= {"GEOMETRY": jobs.COPY, "FILTERS": 0, "OUT_COLUMN": 1, "FINISHED": True, "ERASES": True}
+    compile_kernel(kernel.one_pass, images, **constants)
 # The longest passes of most recipes: threads exchange nothing, and all numbers stay in registers.
 all_operations = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
 for capability, kind, options_of_pass, column in (

@@ -187,16 +187,9 @@ def test_prepare_puts_the_tiles_of_a_large_image_on_the_first_axis_of_the_grid(m
 def test_batch_of_more_images_than_a_launch_takes_has_the_same_bits(
     make_batch, make_images, monkeypatch, option, limit
 ):
-    chain = T.Chain(
-        [
-            T.RandomResizedCrop(20),
-            T.RandomApply([T.ColorJitter(0.4, 0.4)]),
-            NORMALIZE,
-            T.RandomErasing(0.8),
-            *([T.CutMix(num_classes=3)] if option == "error" else []),
-            T.RandomErasing(1.0),
-        ]
-    )
+    mixing = [T.CutMix(num_classes=3)] if option == "error" else []
+    levels = [T.RandomResizedCrop(20), T.RandomApply([T.ColorJitter(0.4, 0.4)])]
+    chain = T.Chain([*levels, NORMALIZE, T.RandomErasing(0.8), *mixing, T.RandomErasing(1.0)])
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = run_kernels(chain, *batch, ragged=option)
     monkeypatch.setattr(f"gpuload.transforms.program.fusing.plan.{limit}", 2)
