@@ -27,17 +27,13 @@ def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
     return crops_hwc
 
 
-def pixels_of(stored: list[np.ndarray]) -> list[Pixels]:
-    return [Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored]
-
-
 def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
     shapes = [
         turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored, orientations, strict=True)
     ]
     destinations = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
     target = torch.full((size,), 7, dtype=torch.uint8).to(device)
-    copy_crops(pixels_of(stored), destinations, target)
+    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored], destinations, target)
     return target.cpu().numpy()
 
 

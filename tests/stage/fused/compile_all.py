@@ -28,7 +28,6 @@ from gpuload.transforms.program.fusing.plan import KernelTile
 from gpuload.transforms.program.ops import OPS
 
 TILE = KernelTile(8, 32, 1)
-STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
     **dict.fromkeys(("pixels_ptr", "tables_ptr", "source_ptr", "statistics_ptr"), "*u8"),
     **dict.fromkeys(("jobs_ptr", "pairs_ptr", "bounds_ptr", "records_ptr"), "*i64"),

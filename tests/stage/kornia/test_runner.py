@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -22,29 +24,20 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = T.Normalize(MEAN, STD)
 
 
-@pytest.fixture
-def pieces(monkeypatch) -> None:
-    """Make three images of these tests fill a piece."""
-    monkeypatch.setattr(runner, "CPU_BYTES", 3 * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
+def use_gpu_code(monkeypatch, free_bytes: int | None) -> None:
+    """Make the runner use its code for GPUs on the CPU, as if a GPU had this much free memory."""
+    plain = KorniaRunner.__init__
+
+    def init(self, *arguments):
+        plain(self, *arguments)
+        self._gpu, self.reads_planes = SimpleNamespace(free_bytes=lambda: free_bytes), False
+
+    monkeypatch.setattr(KorniaRunner, "__init__", init)
 
 
 @pytest.fixture
 def like_cuda(monkeypatch) -> None:
-    """Make the runner use its code for GPUs on the CPU."""
-    plain = KorniaRunner.__init__
-
-    def use_gpu_code(self, *arguments):
-        plain(self, *arguments)
-        self._gpu, self.reads_planes = Gpu(1 << 40), False
-
-    monkeypatch.setattr(KorniaRunner, "__init__", use_gpu_code)
-
-
-class Gpu:
-    """A device's runtime with this much free memory."""
-
-    def __init__(self, free: int | None) -> None:
-        self.free_bytes = lambda: free
+    use_gpu_code(monkeypatch, 1 << 40)
 
 
 def floats(image: np.ndarray) -> torch.Tensor:
@@ -344,20 +337,10 @@ def test_images_per_piece_depend_on_memory(free, images):
 @pytest.mark.parametrize(
     ("free", "expected"), [(1 << 40, [40]), (2 * 12 * 3 * 50 * 50 * 64, [12] * 3 + [4]), (None, [40])]
 )
-def test_pieces_on_a_gpu_depend_on_its_free_memory(free, expected, make_batch, monkeypatch):
+def test_pieces_on_a_gpu_depend_on_its_free_memory(free, expected, run_stage, monkeypatch):
     """Half of the free memory is used; if a runtime does not report it, the batch is one piece."""
-    seen = []
-    invert, plain = OPERATORS["invert"], KorniaRunner.__init__
-
-    def counted(images, values):
-        seen.append(len(images))
-        return invert(images, values)
-
-    def on_a_gpu(self, *arguments):
-        plain(self, *arguments)
-        self._gpu = Gpu(free)
-
-    monkeypatch.setitem(OPERATORS, "invert", counted)
-    monkeypatch.setattr(KorniaRunner, "__init__", on_a_gpu)
-    run([T.RandomInvert(1.0)], make_batch, [np.zeros((50, 50, 3), np.uint8)] * 40)
+    seen, invert = [], OPERATORS["invert"]
+    monkeypatch.setitem(OPERATORS, "invert", lambda images, values: seen.append(len(images)) or invert(images, values))
+    use_gpu_code(monkeypatch, free)
+    run_stage([T.RandomInvert(1.0)], [np.zeros((50, 50, 3), np.uint8)] * 40, backend="kornia")
     assert seen == expected
