@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 from PIL import Image
 
 import gpuload as gl
@@ -173,5 +172,4 @@ def test_loader_imports_only_the_library_of_its_backend(name, imported):
         f"backend='{name}', device='cpu'); loader.plan(); "
         "print(*sorted({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    output = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
-    assert output.strip() == imported
+    assert run_python(code)[0].strip() == imported

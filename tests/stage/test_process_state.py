@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
@@ -119,4 +117,4 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("name", ["torch", "kornia"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_loader_in_a_forked_process_gives_the_same_images(name):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, name], check=True, timeout=100)
+    run_python(FORKED, name, flags=("-W", "ignore"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from helpers.programs import run_python
 
 import gpuload
 from gpuload import transforms as T
@@ -151,12 +150,10 @@ def test_backend_without_dalis_dynamic_mode_raises_backend_error():
         "except ImportError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert completed.stdout.startswith("BackendError backend='dali' needs DALI with its dynamic mode")
+    assert run_python(program)[0].startswith("BackendError backend='dali' needs DALI with its dynamic mode")
 
 
 @pytest.mark.processes
 def test_import_of_the_package_imports_no_dali():
     program = "import sys, gpuload.stage.dali; print([name for name in sys.modules if name.startswith('nvidia')])"
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert completed.stdout.strip() == "[]"
+    assert run_python(program)[0].strip() == "[]"

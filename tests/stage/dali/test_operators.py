@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
@@ -384,8 +383,5 @@ print("done")
 @pytest.mark.processes
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_operators_do_not_crash_on_any_number_of_channels(channels):
-    completed = subprocess.run(
-        [sys.executable, "-c", CHANNELS, str(channels)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert completed.returncode == 0, (completed.stdout.splitlines()[-1:], completed.stderr[-2000:])
-    assert completed.stdout.splitlines()[-1] == "done"
+    output, _ = run_python(CHANNELS, channels, timeout=120)
+    assert output.splitlines()[-1] == "done"

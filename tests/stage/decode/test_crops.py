@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.programs import run_python
 from simulated.runtime import simulated
 
 from gpuload.decode.header import turn_upright
@@ -77,8 +76,5 @@ for capability in (75, 80, 90):
 def test_copy_kernel_compiles_for_cuda(tmp_path):
     """Compile in a process of its own, since the interpreter accepts code that the compiler does not."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    completed = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert completed.stdout.split() == ["True"] * 9
+    output, _ = run_python(PROGRAM, env=environment, timeout=300)
+    assert output.split() == ["True"] * 9

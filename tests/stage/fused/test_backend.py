@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -168,4 +168,4 @@ def test_plan_on_the_cpu_imports_no_backend_library():
         "import sys; import gpuload as gl; gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], device='cpu')"
         ".plan(); sys.exit(bool({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python(code)

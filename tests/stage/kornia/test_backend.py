@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.errors import BackendError
@@ -133,9 +131,7 @@ print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 
 @pytest.mark.processes
 def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
-    completed = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    first, second = completed.stdout.splitlines()
+    first, second = run_python(ABSENT)[0].splitlines()
     text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
     assert first.startswith(f"{text} (")
     assert second == text
