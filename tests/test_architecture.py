@@ -99,9 +99,9 @@ ABOUT_SEVERAL_MODULES = {
     "stage/test_backends",
     "stage/test_composite_stage",
     "stage/test_cuda",
-    "stage/test_keep_ratio",
     "stage/test_mixing",
-    "stage/test_surroundings",
+    "stage/test_process_state",
+    "stage/test_timm_crops",
     "transforms/test_document",
     "transforms/test_specs",
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
+from helpers.simulated_nvimagecodec import SimulatedGpu, decode_images, decode_nothing
 
 from gpuload.cli.trial import HEIGHT, find_fault, sample_jpeg, try_in_process, try_regions
 from gpuload.decode.jpeg import load_nvimgcodec
@@ -94,30 +94,30 @@ def test_find_fault_of_the_cpu_decoder_is_empty():
 
 def decode_shifted(codes: list[Any]) -> list[Any]:
     """Return regions that are shifted by a column, like those of a decoder that rounds positions."""
-    images = pictures(codes)
+    images = decode_images(codes)
     return [np.roll(image, code.region is not None, 1) for image, code in zip(images, codes, strict=True)]
 
 
 def refuse_regions(codes: list[Any]) -> list[Any]:
-    return [image if code.region is None else None for image, code in zip(pictures(codes), codes, strict=True)]
+    return [image if code.region is None else None for image, code in zip(decode_images(codes), codes, strict=True)]
 
 
 def refuse_large_images(codes: list[Any]) -> list[Any]:
-    return [image if len(image) < HEIGHT else None for image in pictures(codes)]
+    return [image if len(image) < HEIGHT else None for image in decode_images(codes)]
 
 
 @pytest.mark.parametrize(
     ("decode", "fault"),
     [
-        (pictures, ""),
+        (decode_images, ""),
         (decode_shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
         (refuse_regions, "it refuses a region: it returned no image and no reason"),
         (refuse_large_images, "it refuses all test pictures"),
     ],
 )
 def test_find_fault_compares_regions_with_the_entire_picture(decode, fault):
-    with Gpu() as gpu:
-        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=nothing, gpu=decode)
+    with SimulatedGpu() as gpu:
+        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=decode_nothing, gpu=decode)
         result = find_fault(decoder, gpu.device)
     assert result.startswith(fault)
     assert bool(result) == bool(fault)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import lacking
-from stage.decode.test_images import KINDS, Photos, batches, photo
+from helpers.jpeg_kinds import KINDS, Photos, photo, read_batches
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -34,8 +34,8 @@ def test_batches_decoded_on_a_gpu_equal_those_of_the_cpu_within_a_mean_level():
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     options: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
     options["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
-    expected, failed, _ = batches(files, **options)
-    decoded, failed_on_gpu, loader = batches(files, decode=DEVICE, **options)
+    expected, failed, _ = read_batches(files, **options)
+    decoded, failed_on_gpu, loader = read_batches(files, decode=DEVICE, **options)
     assert [entry[:2] for entry in failed_on_gpu] == [entry[:2] for entry in failed]
     for (images, labels, positions), (expected_images, expected_labels, expected_positions) in zip(
         decoded, expected, strict=True
@@ -50,7 +50,7 @@ def test_decoded_bits_do_not_depend_on_batch_size_chunk_size_and_workers():
 
     def run(**options: Any) -> torch.Tensor:
         decode = gl.Decode(where="both", device_share=0.6)
-        decoded, _, loader = batches(files, device="cuda", decode=decode, **options)
+        decoded, _, loader = read_batches(files, device="cuda", decode=decode, **options)
         assert str(loader.plan().decoder).startswith("nvImageCodec")
         return torch.cat([images for images, _, _ in decoded])
 

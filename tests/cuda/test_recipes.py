@@ -9,7 +9,7 @@ import pytest
 import torch
 from chains.bounds import bound, on_cuda
 from helpers import lacking
-from stage.conftest import smooth_images
+from helpers.cut_batches import smooth_images
 
 import gpuload as gl
 from benchmarks.startup import recipes

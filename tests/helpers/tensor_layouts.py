@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 import torch
 
-__all__ = ["DENSE", "LAYOUTS"]
+from gpuload.stage import RaggedImages
+
+__all__ = ["DENSE", "LAYOUTS", "interleaved_and_planes"]
 
 
 def _each(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
@@ -47,3 +49,13 @@ LAYOUTS: Final[dict[str, Callable[[Sequence[np.ndarray]], list[torch.Tensor]]]] 
     "one after the other": lambda arrays: _backwards(arrays[::-1])[::-1],
     "backwards": _backwards,
 }
+
+
+def interleaved_and_planes(
+    arrays: Sequence[np.ndarray], layout: str, device: str = "cpu"
+) -> tuple[RaggedImages, RaggedImages]:
+    """Return H×W×C arrays as interleaved images, and as planes in one of these layouts."""
+    planes = DENSE[layout](arrays) if layout in DENSE else LAYOUTS[layout](arrays)
+    on_device = planes.to(device) if isinstance(planes, torch.Tensor) else [image.to(device) for image in planes]
+    labels = [f"image {number}" for number in range(len(arrays))]
+    return RaggedImages.from_arrays(arrays, device), RaggedImages.from_planes(on_device, labels)

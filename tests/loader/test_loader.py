@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.html_cells import Cells
 from helpers.map_datasets import MapDataset
 from helpers.matrix import matrix
 from PIL import Image as PILImage
-from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T

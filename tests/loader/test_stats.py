@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.html_cells import Cells
 from helpers.map_datasets import MapDataset
-from stage.test_plan import Cells
 from torch.utils.data import Subset
 
 import gpuload as gl

@@ -18,7 +18,7 @@ RESAMPLING = {name: getattr(Image.Resampling, name.upper()) for name in FILTERS[
 
 
 def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill: Any) -> Image.Image:
-    """A shear, a shift or a rotation; all of them are affine."""
+    """Apply a shear, a shift or a rotation, which are all affine."""
     assert coefficients[6:] == [0, 0]
     color = fill[0] if image.mode == "L" or len(fill) == 1 else tuple(fill)
     color = (color,) * 3 if image.mode == "RGB" and len(fill) == 1 else color
@@ -26,10 +26,10 @@ def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill
     return image.transform(image.size, kind, coefficients[:6], RESAMPLING[interpolation], fillcolor=color)
 
 
-def chain(
+def apply_operations(
     image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
 ) -> Image.Image:
-    """Operations on an image, by Pillow."""
+    """Apply operations to an image by Pillow."""
     for number, (code, numbers) in enumerate(zip(codes, values, strict=True)):
         name = None if code == NOTHING else OPS[code]
         if name == "warp":
@@ -45,23 +45,24 @@ def chain(
     return image
 
 
-def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The operations that were drawn."""
-    ((transform, params),) = drawn
+def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    ((transform, params),) = steps
     filters = None if isinstance(params.filters, str) else params.filters[row].tolist()
-    made = chain(as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters)
-    return as_levels(made)
+    result = apply_operations(
+        as_pillow(image), transform, params.codes[row].tolist(), params.values[row].tolist(), filters
+    )
+    return as_levels(result)
 
 
-def mixture(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The chains that were drawn, by Pillow, and their mixture in float64, cut off behind the decimal point."""
-    ((transform, params),) = drawn
+def mixture(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Apply each chain by Pillow, and mix the results in float64, truncated to integers."""
+    ((transform, params),) = steps
     shares = params.weights[row]
     total = image * shares[0]
     for number, share in enumerate(shares[1:]):
         codes, values = params.codes[row, number].tolist(), params.values[row, number].tolist()
         filters = None if isinstance(params.filters, str) else params.filters[row, number].tolist()
-        total += share * as_levels(chain(as_pillow(image), transform, codes, values, filters))
+        total += share * as_levels(apply_operations(as_pillow(image), transform, codes, values, filters))
     return np.floor(total + 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Colour transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia."""
+"""Color transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
-    """A Pillow image of H×W×C levels."""
+    """Return H×W×C levels as a Pillow image."""
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def as_levels(image: Image.Image) -> np.ndarray:
-    """The levels of a Pillow image, H×W×C."""
+    """Return the levels of a Pillow image, H×W×C."""
     levels = np.asarray(image)
     return levels[:, :, None] if levels.ndim == 2 else levels
 
 
 def as_batch(image: Image.Image) -> torch.Tensor:
-    """A Pillow image as Kornia takes it: levels, float64 1×C×H×W."""
+    """Return a Pillow image as Kornia expects it: levels, float64 1×C×H×W."""
     return torch.from_numpy(as_levels(image).astype(np.float64)).permute(2, 0, 1)[None]
 
 
 def hue(image: Image.Image, turns: float) -> Image.Image:
-    """As torchvision does it on Pillow images."""
+    """Rotate the hue as torchvision does on Pillow images."""
     if image.mode == "L":
         return image
     channel, saturation, value = image.convert("HSV").split()
@@ -49,7 +49,7 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
 
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
-    """Kornia's takes (height, width), and the sigmas in that order; float64."""
+    """Blur by Kornia in float64; it expects (height, width), and the sigmas in this order."""
     from kornia.filters import gaussian_blur2d
 
     width, height, sigma_x, sigma_y = values[:4]
@@ -89,43 +89,43 @@ PILLOW: dict[str, Any] = {
 }
 
 
-def operations(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The drawn operations of all transforms, by Pillow, one after the other."""
+def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Apply the operations of all transforms by Pillow, in order."""
     result = as_pillow(image)
-    for _, params in drawn:
+    for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
             if code != NOTHING:
                 result = PILLOW[OPS[code]](result, values)
     return as_levels(result)
 
 
-def in_channels(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
-    """Grey, in so many channels."""
+def in_channels(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
+    """Convert to gray with this number of channels."""
     grey = as_pillow(image).convert("L")
     return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
 
 
-def recoded(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def recoded(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     file = io.BytesIO()
-    as_pillow(image).save(file, "JPEG", quality=int(drawn[0][1].values[row, 0, 0]))
+    as_pillow(image).save(file, "JPEG", quality=int(steps[0][1].values[row, 0, 0]))
     return as_levels(Image.open(file))
 
 
-def noisy(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """The numbers that were drawn, channel by channel, clipped by Pillow, or cut to 8 bits by numpy."""
-    mean, sigma, *key_words, wraps = drawn[0][1].values[row, 0, :5].tolist()
+def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Add the same noise, channel by channel, clipped by Pillow or wrapped to 8 bits by NumPy."""
+    mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
     bands = []
-    for band, more in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
-        total = np.asarray(band, np.int32) + np.trunc(more).astype(np.int32)
+    for band, noise in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
+        total = np.asarray(band, np.int32) + np.trunc(noise).astype(np.int32)
         bands.append(total.astype(np.uint8) if wraps else np.asarray(Image.fromarray(total).convert("L")))
     return np.stack(bands, -1)
 
 
 def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
-    """Kornia's normalize of the image in 0 … 1."""
+    """Return an oracle that normalizes the image in 0 … 1 by Kornia."""
 
-    def oracle(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
         from kornia.enhance import normalize
 
         numbers = as_batch(as_pillow(image)) / 255
@@ -166,13 +166,11 @@ FUSED_BLUR = Tolerance(
 
 
 def colour(
-    name: str, transforms: Any, against: str, mean: float = 0, most: float = 0, reason: str = EXACT, **more: Any
+    name: str, transforms: Any, against: str, mean: float = 0, max: float = 0, reason: str = EXACT, **options: Any
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    own = {backend: more.pop(backend) for backend in RUNS if backend in more}
-    return Case(
-        "color", name, transforms, more.pop("oracle", operations), mean, most, against, reason, backends=own, **more
-    )
+    oracle, backends = options.pop("oracle", operations), {run: options.pop(run) for run in RUNS if run in options}
+    return Case("color", name, transforms, oracle, mean, max, against, reason, backends=backends, **options)
 
 
 def in_both(*cases: Case) -> list[Case]:

@@ -1,7 +1,7 @@
-"""Runs a parity case: draws for images, what each backend makes of them on the CPU, and what the oracle says.
+"""Runs parity cases: draws for images, the results of each backend on the CPU, and the results of the oracle.
 
-The images of a batch are cut to the regions that the chain asks for, as a worker would decode them; the oracle gets
-them whole. All backends are given the same draws.
+The images of a batch are cut to the regions that the chain needs, as a worker would decode them; the oracle gets
+complete images. All backends get the same draws.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.cut_batches import cut_batch
 from parity.case import BATCHES, BOUNDED, RUNS, Case
 from parity.images import SETS, image_set
 from parity.usable import why_not
@@ -26,27 +27,12 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.base import Transform
 
-__all__ = [
-    "Measured",
-    "all_cases",
-    "bounded_runs_of",
-    "here",
-    "measure",
-    "named",
-    "operations",
-    "pairs_of",
-    "runs_of",
-    "sets_of",
-    "topics",
-]
-
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
-    greatest from what another run made of the same image."""
+    """The largest differences, in levels: the mean of an image, any value, and any value from another run's."""
 
     mean: float = 0.0
     max: float = 0.0
@@ -58,48 +44,46 @@ class Measured:
 
 @cache
 def topics() -> dict[str, tuple[Case, ...]]:
-    """The cases of all transforms, by topic."""
-    found: dict[str, list[Case]] = {}
+    """Return the cases of all transforms, by topic."""
+    cases_by_topic: dict[str, list[Case]] = {}
     for spec in SPECS.values():
         for case in spec.parity:
-            found.setdefault(case.topic, []).append(case)
-    return {topic: tuple(found[topic]) for topic in sorted(found)}
+            cases_by_topic.setdefault(case.topic, []).append(case)
+    return {topic: tuple(cases_by_topic[topic]) for topic in sorted(cases_by_topic)}
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """The cases of all topics."""
     return tuple(case for cases in topics().values() for case in cases)
 
 
 @cache
 def operations() -> tuple[Case, ...]:
-    """The first case of each set of transforms that cases name."""
-    found: dict[frozenset[str], Case] = {}
+    """Return the first case of each set of transforms that cases name."""
+    first_cases: dict[frozenset[str], Case] = {}
     for case in all_cases():
-        found.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
-    return tuple(found.values())
+        first_cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
+    return tuple(first_cases.values())
 
 
 def sets_of(run: str) -> tuple[str, ...]:
-    """The images that a run is tried on, of those that there are: where kernels are interpreted, small ones."""
+    """Return the sets of images that exist for a run: small ones if kernels are interpreted."""
     names = ("small",) if run == "fused" else ("photographs", "random", "one")
     return tuple(name for name in names if image_set(name, 3))
 
 
 def runs_of(case: Case) -> list[str]:
-    """The runs that can be used here, and have any of the transforms that a case names."""
-    return [run for run in RUNS if why_not(run) is None and here(case, run)]
+    """Return the runs that are possible on this machine and run a transform that the case names."""
+    return [run for run in RUNS if why_not(run) is None and runs_natively(case, run)]
 
 
 def bounded_runs_of(case: Case) -> list[str]:
-    """Those of `runs_of` whose differences from the oracle and from each other are bounded."""
+    """Return the runs whose differences from the oracle and from each other are bounded."""
     return [run for run in runs_of(case) if run in BOUNDED]
 
 
 def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
-    """The pairs of a case's bounded runs, each with the images to compare them on: those that both are tried on, and
-    small ones."""
+    """Yield pairs of a case's bounded runs, with each set of images that both run, and the small set."""
     for other, run in combinations(bounded_runs_of(case), 2):
         for images in sorted({*sets_of(run), "small"} & {*sets_of(other), "small"}):
             yield run, other, images
@@ -107,7 +91,7 @@ def pairs_of(case: Case) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What all runs of a case are given, and what the oracle says: in levels, H×W×C each."""
+    """The input of all runs of a case, and the oracle's results, in levels, H×W×C."""
 
     ragged: RaggedImages
     draws: T.Program
@@ -115,27 +99,17 @@ class Batch:
 
 
 @lru_cache(maxsize=16)
-def _batch(number: int, images: str, round_: int) -> Batch:
+def _batch(number: int, set_name: str, draw_round: int) -> Batch:
     case = all_cases()[number]
-    given = image_set(images, case.channels)
-    chain, sizes = T.Chain(case.transforms), np.array([image.shape[:2] for image in given], np.int64)
-    positions, key = np.arange(len(given)), epoch_key(3, round_)
-    regions = chain.regions(key, positions, sizes)
-    ragged = RaggedImages.from_arrays(
-        [
-            image[top : top + height, left : left + width]
-            for image, (top, left, height, width) in zip(given, regions.tolist(), strict=True)
-        ]
-    )
-    ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
-    draws = chain.draw(key, positions, sizes)
-    # Each transform, and what it drew.
+    arrays = image_set(set_name, case.channels)
+    chain = T.Chain(case.transforms)
+    ragged, draws = cut_batch(chain, arrays, key=epoch_key(3, draw_round))
     by_step = {record.step: record for record in draws.records}
-    drawn = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
+    steps = [(transform, by_step.get(step)) for step, transform in enumerate(chain.lines[0].transforms)]
     expected = []
-    for row, image in enumerate(given):
-        partner = given[row ^ 1] if row ^ 1 < len(given) else image
-        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, drawn, row)))
+    for row, image in enumerate(arrays):
+        partner = arrays[row ^ 1] if row ^ 1 < len(arrays) else image
+        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, steps, row)))
     return Batch(ragged, draws, expected)
 
 
@@ -148,14 +122,14 @@ def _stage(number: int, run: str) -> Any:
 
 
 def named(case: Case, transform: Transform) -> bool:
-    """Whether a case's name names a transform of its chain; others, such as a crop before it, prepare the images."""
+    """Return whether a case's name has this transform; other transforms only prepare the images, such as a crop."""
     return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
 
 
-def here(case: Case, run: str) -> bool:
-    """Whether any transform that a case names runs on that backend; else it is the reference that is run in its place.
+def runs_natively(case: Case, run: str) -> bool:
+    """Return whether a backend runs any transform that a case names; otherwise the reference runs all of them.
 
-    One of several is enough: that a backend hands images over to the reference and gets them back is tested there too.
+    One of several transforms is enough: handing images over to the reference and back is tested too.
     """
     if run in ("torch", BATCHES):
         return True
@@ -164,16 +138,16 @@ def here(case: Case, run: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _results(number: int, run: str, images: str, round_: int) -> list[np.ndarray]:
-    """What a run makes of a batch, in levels, H×W×C each."""
-    case, batch = all_cases()[number], _batch(number, images, round_)
-    made = _stage(number, run)(batch.ragged, batch.draws)
-    return [_levels(case, image.permute(1, 2, 0).numpy()) for image in made]
+def _results(number: int, run: str, set_name: str, draw_round: int) -> list[np.ndarray]:
+    """Return the results of a run, in levels, H×W×C."""
+    case, batch = all_cases()[number], _batch(number, set_name, draw_round)
+    results = _stage(number, run)(batch.ragged, batch.draws)
+    return [_levels(case, image.permute(1, 2, 0).numpy()) for image in results]
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """On a busy machine, threads of torch that wait for each other take ten times as long."""
+    """Use one thread: on a busy machine, torch's threads that wait for each other take ten times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -183,16 +157,16 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("torch",)) -> Measured:
-    """How far a run's results lie from the oracle's, and from those of other runs, for one of the sets of images."""
+def measure(case: Case, run: str, set_name: str, *, compared_with: tuple[str, ...] = ("torch",)) -> Measured:
+    """Return how much a run's results differ from the oracle's, and from those of other runs, for a set of images."""
     number, worst = all_cases().index(case), Measured()
-    for round_ in SETS[images]:
-        batch, results = _batch(number, images, round_), _results(number, run, images, round_)
-        others = [_results(number, other, images, round_) for other in beside]
-        for row, (found, expected) in enumerate(zip(results, batch.expected, strict=True)):
-            assert found.shape == expected.shape, (found.shape, expected.shape)
-            difference = abs(found - expected)
-            apart = [float(abs(found - other[row]).max()) for other in others]
+    for draw_round in SETS[set_name]:
+        batch, results = _batch(number, set_name, draw_round), _results(number, run, set_name, draw_round)
+        other_results = [_results(number, other, set_name, draw_round) for other in compared_with]
+        for row, (levels, expected) in enumerate(zip(results, batch.expected, strict=True)):
+            assert levels.shape == expected.shape, (levels.shape, expected.shape)
+            difference = abs(levels - expected)
+            apart = [float(abs(levels - other[row]).max()) for other in other_results]
             worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0))
     return worst
 

@@ -1,7 +1,7 @@
 """RandomErasing before and after normalization, with and without a flip afterwards, compared with Pillow's paste.
 
-Pillow has no operation for it but the pasting of a box, also into float32 images (mode "F"), band by band. The random
-numbers are those that were drawn: what is checked is where they go; how they are distributed is tested by itself.
+Pillow has no such operation, but it pastes boxes, also into float32 images (mode "F"), band by band. The oracle uses
+the recorded random numbers and checks only their places; other tests check their distribution.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ NORMALIZE = T.Normalize(MEAN, STD)
 FLOAT = T.ToDtype("float32", scale=True)
 
 
-def erased(bands: list[Image.Image], transform: Any, params: Erase, row: int, unit: float) -> None:
-    """Paste the boxes into the bands of an image; numbers of the transform are so many levels."""
+def erase_bands(bands: list[Image.Image], transform: Any, params: Erase, row: int, unit: float) -> None:
+    """Paste the boxes into the bands of an image; the transform's values are multiplied by `unit`."""
     numbers = normals(tuple(params.keys[row].tolist()), sum(band.width * band.height for band in bands) * 4)
-    at = 0
+    index = 0
     for top, left, height, width in params.boxes_tlhw[row].tolist():
         for channel, band in enumerate(bands if height else []):
             box = (left, top, left + width, top + height)
             if transform.kind == "pixel":
-                some = numbers[at : at + height * width].reshape(height, width)
-                band.paste(Image.fromarray(some, mode="F"), box)
-                at += height * width
+                noise = numbers[index : index + height * width].reshape(height, width)
+                band.paste(Image.fromarray(noise, mode="F"), box)
+                index += height * width
             elif transform.kind == "rand":
-                band.paste(float(numbers[at]), box)
-                at += 1
+                band.paste(float(numbers[index]), box)
+                index += 1
             else:
                 values = np.ravel(transform.value) * unit
                 band.paste(float(values[channel % len(values)]), box)
 
 
-def pasted(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """All transforms of the chain, one after the other."""
+def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Apply all transforms of the chain in order."""
     from kornia.enhance import normalize
 
     numbers, scaled, unit = image.astype(np.float32), False, 1.0
     bands = [Image.fromarray(np.ascontiguousarray(numbers[:, :, channel])) for channel in range(image.shape[2])]
-    for transform, params in drawn:
+    for transform, params in steps:
         if isinstance(transform, T.ToDtype | T.Normalize):
             planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands])[None].astype(np.float64))
             planes = planes if scaled else planes / 255
@@ -62,9 +62,9 @@ def pasted(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndar
         elif isinstance(params, Erase):
             if transform.works_on_finished or not scaled:
                 unit = 1.0
-            else:  # a level, as a number
+            else:  # a level, as a float
                 unit = round(float(np.ravel(transform.value)[0]) * 255) / 255 / float(np.ravel(transform.value)[0])
-            erased(bands, transform, params, row, unit)
+            erase_bands(bands, transform, params, row, unit)
         elif isinstance(params, Flip) and params.flipped[row]:
             bands = [ImageOps.mirror(band) if params.axis else ImageOps.flip(band) for band in bands]
     return np.stack([np.asarray(band) for band in bands], -1)
@@ -80,17 +80,8 @@ def erasing(
     to_levels: Any = None,
     reason: str = "gpuload and the oracle copy the same values into the erased rectangles",
 ) -> Case:
-    exact = to_levels is None
-    return Case(
-        "erasing",
-        name,
-        transforms,
-        pasted,
-        mean=0.0 if exact else 1e-4,
-        max=0.0 if exact else 1e-3,
-        against="Pillow Image.paste" if exact else "Kornia normalize, Pillow Image.paste",
-        reason=reason
-        if exact
-        else f"{reason}; any conversion or normalization is one multiplication and one addition in float32",
-        to_levels=to_levels,
-    )
+    if to_levels is None:
+        return Case("erasing", name, transforms, erase_by_pillow, 0.0, 0.0, "Pillow Image.paste", reason)
+    against = "Kornia normalize, Pillow Image.paste"
+    reason += "; any conversion or normalization is one multiplication and one addition in float32"
+    return Case("erasing", name, transforms, erase_by_pillow, 1e-4, 1e-3, against, reason, to_levels=to_levels)

@@ -1,7 +1,6 @@
 """Geometric transforms, compared with Pillow's resize, rotate, transform, expand and crop, and NumPy's pad.
 
-What is drawn is a box, a coin or a map; the oracle does to the whole image what that says, one transform after the
-other, whatever transform drew it.
+Oracles apply the recorded boxes, flips and maps to the complete image, in order.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from parity.case import BATCHES, Case, Oracle, Tolerance
+from parity.color import as_levels, as_pillow
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
@@ -24,22 +24,8 @@ __all__ = [
     "tensors", "timm", "turned", "warped",
 ]  # fmt: skip
 
-PILLOW = {
-    "nearest": Image.NEAREST,
-    "bilinear": Image.BILINEAR,
-    "bicubic": Image.BICUBIC,
-    "lanczos": Image.LANCZOS,
-}
+PILLOW = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
 WARPING = ("nearest", "bilinear", "bicubic")
-
-
-def as_pillow(levels: np.ndarray) -> Image.Image:
-    return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
-
-
-def as_levels(image: Image.Image) -> np.ndarray:
-    levels = np.asarray(image)
-    return levels[:, :, None] if levels.ndim == 2 else levels
 
 
 def filter_of(transform: Any, params: Any, row: int) -> str:
@@ -53,13 +39,13 @@ def color(transform: Any, image: Image.Image) -> Any:
 
 def padded_crop(transform: Any, params: Box, row: int, image: Image.Image) -> Image.Image:
     top, left, height, width = params.box_tlhw[row].tolist()
-    around = max(0, -top, -left, top + height - image.height, left + width - image.width)
+    margin = max(0, -top, -left, top + height - image.height, left + width - image.width)
     if transform.padding_mode == "constant":
-        image = ImageOps.expand(image, around, color(transform, image))
+        image = ImageOps.expand(image, margin, color(transform, image))
     else:
-        widths = ((around, around), (around, around), (0, 0))
+        widths = ((margin, margin), (margin, margin), (0, 0))
         image = as_pillow(np.pad(as_levels(image), widths, mode=transform.padding_mode))
-    return image.crop((left + around, top + around, left + around + width, top + around + height))
+    return image.crop((left + margin, top + margin, left + margin + width, top + margin + height))
 
 
 def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> Image.Image:
@@ -69,16 +55,16 @@ def resized_crop(transform: Any, params: Box, row: int, image: Image.Image) -> I
     image = image.crop((left, top, left + width, top + height))
     if interpolation.startswith("plain"):
         batch = torch.tensor(as_levels(image)).permute(2, 0, 1)[None].float()
-        found = torch.nn.functional.interpolate(batch, (new_height, new_width), mode=interpolation.split()[1])
-        return as_pillow(found.round().clamp(0, 255)[0].permute(1, 2, 0).to(torch.uint8).numpy())
-    if interpolation != "nearest":  # two calls: one begins with the cheaper axis, since Pillow 13
+        resized_batch = torch.nn.functional.interpolate(batch, (new_height, new_width), mode=interpolation.split()[1])
+        return as_pillow(resized_batch.round().clamp(0, 255)[0].permute(1, 2, 0).to(torch.uint8).numpy())
+    if interpolation != "nearest":  # a single call resizes the cheaper axis first, since Pillow 13
         image = image.resize((new_width, height), PILLOW[interpolation])
     return image.resize((new_width, new_height), PILLOW[interpolation])
 
 
-def called_once(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """What `Image.resize` makes of a crop, as whoever has Pillow images calls it."""
-    ((transform, params),) = drawn
+def resize_by_one_call(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Resize a crop by one call of `Image.resize`, as users of Pillow do."""
+    ((transform, params),) = steps
     top, left, height, width = params.box_tlhw[row].tolist()
     new_height, new_width = params.size_hw[row].tolist()
     filter_ = PILLOW[filter_of(transform, params, row)]
@@ -87,19 +73,19 @@ def called_once(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np
     )
 
 
-def of_tensors(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """torchvision's `resized_crop` of a uint8 tensor."""
+def resize_by_torchvision(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Resize a crop by torchvision's `resized_crop` of a uint8 tensor."""
     from helpers.peers import torchvision
 
-    ((transform, params),) = drawn
+    ((transform, params),) = steps
     functional = torchvision().transforms.v2.functional
     interpolation = functional.InterpolationMode(filter_of(transform, params, row))
     box, size = params.box_tlhw[row].tolist(), params.size_hw[row].tolist()
-    found = functional.resized_crop(torch.tensor(image).permute(2, 0, 1), *box, size, interpolation, antialias=True)
-    return found.permute(1, 2, 0).numpy()
+    result = functional.resized_crop(torch.tensor(image).permute(2, 0, 1), *box, size, interpolation, antialias=True)
+    return result.permute(1, 2, 0).numpy()
 
 
-def mapped(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
+def warp_by_pillow(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
     if not params.warped[row]:
         return image
     height, width = params.size_hw[row].tolist()
@@ -111,8 +97,8 @@ def mapped(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.
     return image.transform((width, height), method, coefficients[: 6 if affine else 8], filter_, fillcolor=fill)
 
 
-def rotated(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
-    """`Image.rotate` by the drawn angle."""
+def rotate_by_pillow(transform: Any, params: Warp, row: int, image: Image.Image) -> Image.Image:
+    """Rotate by `Image.rotate` and the recorded angle."""
     cosine, sine = params.coefficients[row, 0], params.coefficients[row, 3]
     filter_, fill = PILLOW[filter_of(transform, params, row)], color(transform, image)
     angle = math.degrees(math.atan2(sine, cosine))
@@ -127,10 +113,10 @@ def turned_by_quarters(params: Turn, row: int, image: Image.Image) -> Image.Imag
     return ImageOps.mirror(image) if mirrored else image
 
 
-def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """All transforms, one after the other."""
+def geometry(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Apply all transforms in order."""
     result = as_pillow(image)
-    for transform, params in drawn:
+    for transform, params in steps:
         match params:
             case Box(padding_mode=str()):
                 result = padded_crop(transform, params, row, result)
@@ -141,9 +127,9 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
             case Turn():
                 result = turned_by_quarters(params, row, result)
             case Warp() if isinstance(transform, T.RandomRotation):
-                result = rotated(transform, params, row, result)
+                result = rotate_by_pillow(transform, params, row, result)
             case Warp():
-                result = mapped(transform, params, row, result)
+                result = warp_by_pillow(transform, params, row, result)
     return as_levels(result)
 
 
@@ -184,32 +170,31 @@ def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3, apart: int = 1) -> Case:
-    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
+    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
     return geometric(
-        name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels
+        name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=tolerances, channels=channels
     )
 
 
 def cubic(name: str, *transforms: Any) -> Case:
-    """With four taps along each axis, some negative, the weights' last bits come to more."""
-    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
-    return geometric(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
+    """Four taps along each axis, some negative, amplify the last bits of weights."""
+    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
+    return geometric(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=tolerances)
 
 
 def real(name: str, transform: Any, mean: float, max: float) -> Case:
-    """Beside the call that users of Pillow images make."""
-    return geometric(name, [transform], called_once, mean, max, CALL, AXES, between=2)
+    """Return a case against the call that users of Pillow images make."""
+    return geometric(name, [transform], resize_by_one_call, mean, max, CALL, AXES, between=2)
 
 
 def tensors(name: str, transform: Any, apart: int) -> Case:
-    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS))
-    return geometric(
-        name, [transform], of_tensors, 0, 0, "torchvision v2.functional.resized_crop of tensors", SAME, backends=own
-    )
+    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS))
+    against = "torchvision v2.functional.resized_crop of tensors"
+    return geometric(name, [transform], resize_by_torchvision, 0, 0, against, SAME, backends=tolerances)
 
 
 def plain(name: str, *transforms: Any) -> Case:
-    """Without antialiasing."""
+    """Return a case without antialiasing."""
     against = "torch.nn.functional.interpolate"
     return geometric(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
 

@@ -1,4 +1,4 @@
-"""The images that parity is tried on: real photographs, random images, and small ones for interpreted kernels."""
+"""Images for parity: real photographs, random images, and small images for interpreted kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from PIL import Image
 
 __all__ = ["SETS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
 
-SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs that scikit-image has in its package
-# Of each set, the rounds of draws that it is tried with.
+SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
+# The rounds of draws for each set.
 SETS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
 
 
 def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
-    """Three real photographs, uint8 H×W×3: scikit-image's, or some of those at `paths` where it is not installed."""
+    """Return three real photographs, uint8 H×W×3: scikit-image's, or photographs at `paths` if it is not installed."""
     paths = list(paths[:: max(1, len(paths) // 3)][:3])
     spec = importlib.util.find_spec("skimage")
     if spec is not None and spec.origin is not None:
@@ -27,7 +27,7 @@ def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
 
 
 def random_images() -> list[np.ndarray]:
-    """Noise of several kinds and sizes, uint8 H×W×3: over all levels, over a few, nearly black, of one colour, thin."""
+    """Generate noise of several kinds and sizes, uint8 H×W×3: all levels, few, nearly black, one color, thin."""
     rng = np.random.default_rng(12)
     return [
         rng.integers(0, 256, (97, 120, 3), np.uint8),
@@ -41,13 +41,13 @@ def random_images() -> list[np.ndarray]:
 
 
 def small_images(pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A photograph made small, and noise: an interpreter takes up to 100 ms for an image of this size."""
+    """Return a photograph made small, and noise: the interpreter takes up to 100 ms for an image of this size."""
     shrunk = [np.asarray(Image.fromarray(picture).resize((48, 40))) for picture in pictures[:1]]
     return [*shrunk, np.random.default_rng(13).integers(0, 256, (37, 41, 3), np.uint8)]
 
 
 def folder_of_photographs() -> list[Path]:
-    """The photographs in the folder that tests look in."""
+    """Return the photographs in the tests' shared folder."""
     from conftest import SHARED
 
     return sorted((SHARED / "photos").glob("*.jpg"))
@@ -55,14 +55,14 @@ def folder_of_photographs() -> list[Path]:
 
 @cache
 def image_set(name: str, channels: int) -> tuple[np.ndarray, ...]:
-    """The images of one of `SETS`, uint8 H×W×C; none where there are no photographs."""
+    """Return the images of a set in `SETS`, uint8 H×W×C; none if there are no photographs."""
     pictures = photographs(folder_of_photographs()) if name in ("photographs", "small") else []
-    found = {
+    images = {
         "photographs": lambda: pictures,
         "random": random_images,
         "one": lambda: random_images()[:1],
         "small": lambda: small_images(pictures),
     }[name]()
     if channels == 1:
-        found = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in found]
-    return tuple(found)
+        images = [np.asarray(Image.fromarray(image).convert("L"))[:, :, None] for image in images]
+    return tuple(images)

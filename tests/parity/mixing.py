@@ -19,29 +19,29 @@ FLOAT = T.ToDtype("float32", scale=True)
 SIZE = 48
 
 
-def bands(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> list[Image.Image]:
-    """The crop of an image, in 0 … 1."""
-    small = geometry(image, drawn[:1], row).astype(np.float32) / 255
+def cropped_bands(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> list[Image.Image]:
+    """Return the bands of an image's crop, in 0 … 1."""
+    small = geometry(image, steps[:1], row).astype(np.float32) / 255
     return [Image.fromarray(np.ascontiguousarray(small[:, :, channel])) for channel in range(3)]
 
 
-def mixed(pair: tuple[np.ndarray, np.ndarray], drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """What Kornia or Pillow makes of an image and its neighbour."""
+def mix_by_libraries(pair: tuple[np.ndarray, np.ndarray], steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    """Mix an image with its neighbor by Kornia or Pillow."""
     from kornia.enhance import add_weighted
 
-    partner = row ^ 1 if row ^ 1 < len(drawn[0][1].box_tlhw) else row
-    own, other = bands(pair[0], drawn, row), bands(pair[1], drawn, partner)
-    params = next(params for _, params in drawn if isinstance(params, PartnerMix))
+    partner = row ^ 1 if row ^ 1 < len(steps[0][1].box_tlhw) else row
+    image_bands, partner_bands = cropped_bands(pair[0], steps, row), cropped_bands(pair[1], steps, partner)
+    params = next(params for _, params in steps if isinstance(params, PartnerMix))
     top, left, height, width = params.box_tlhw[row].tolist()
     results = []
-    for mine, theirs in zip(own, other, strict=True):
+    for band, partner_band in zip(image_bands, partner_bands, strict=True):
         if height:
             box = (left, top, left + width, top + height)
-            mine.paste(theirs.crop(box), box)
-            results.append(mine)
+            band.paste(partner_band.crop(box), box)
+            results.append(band)
         else:
             share = float(params.share[row])
-            planes = (torch.from_numpy(np.array(band))[None, None] for band in (mine, theirs))
+            planes = (torch.from_numpy(np.array(plane))[None, None] for plane in (band, partner_band))
             results.append(add_weighted(next(planes), share, next(planes), 1 - share, 0.0)[0, 0])
     return np.stack([np.asarray(result) for result in results], axis=2)
 
@@ -52,7 +52,7 @@ def mixing(transform: Any) -> Case:
         topic="mixing",
         name=f"{transform!r}, of floats",
         transforms=[T.CenterCrop(SIZE), FLOAT, transform],
-        oracle=mixed,
+        oracle=mix_by_libraries,
         mean=1e-4,
         max=1e-4,
         against="Kornia add_weighted" if blends else "Pillow crop and paste, mode F",

@@ -1,6 +1,6 @@
 """Writes docs/parity.md from a run of all parity cases: ``python tests/parity/report.py``.
 
-With ``--new``, only cases that have no row yet are run, and their rows added to the page.
+With ``--new``, only cases without a row are run, and their rows added to the page.
 """
 
 from __future__ import annotations
@@ -65,53 +65,51 @@ LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
 
 
 def row_start(case: Case) -> str:
-    """How the row of a case begins."""
+    """Return the beginning of a case's row."""
     return f"| {case.name} | {case.against} | "
 
 
-def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
-    """The row of a case; `notes` are the letters of reasons, of which there may be more afterwards."""
+def row_of(case: Case, results: dict[str, Measured], notes: dict[str, str]) -> str:
+    """Return a case's row; `notes` maps reasons to letters, and gets new reasons."""
     cells = []
     for run in RUNS:
-        cell = f"{shown(found[run].mean)} / {shown(found[run].max)}" if run in found else "–"
-        own = case.backends.get(run)
-        if run in found and own is not None:
-            bounds = " / ".join(map(shown, (own.mean, own.max, own.apart)))
-            cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
-        cells.append(cell)
-    apart = shown(max(measured.apart for measured in found.values())) if case in operations() else "–"
-    bound = " / ".join(map(shown, (case.mean, case.max, case.between)))
-    return f"{row_start(case)}{' | '.join(cells)} | {apart} | {bound} | {letter(case.reason, notes)} |"
+        measured, tolerance = results.get(run), case.backends.get(run)
+        cells.append("–" if measured is None else numbers(measured.mean, measured.max))
+        if measured is not None and tolerance is not None:
+            bounds = numbers(tolerance.mean, tolerance.max, tolerance.apart)
+            cells[-1] += f" (≤ {bounds}; {letter(tolerance.reason, notes)})"
+    spread = numbers(max(measured.apart for measured in results.values())) if case in operations() else "–"
+    bound = numbers(case.mean, case.max, case.between)
+    return f"{row_start(case)}{' | '.join(cells)} | {spread} | {bound} | {letter(case.reason, notes)} |"
 
 
-def shown(number: float) -> str:
-    """A figure to two digits; whole where it has more."""
-    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
+def numbers(*values: float) -> str:
+    """Format numbers with two digits, or as integers."""
+    return " / ".join(f"{value:.2g}" if value < 99.5 else f"{value:.0f}" for value in values)
 
 
 def letter(reason: str, notes: dict[str, str]) -> str:
-    """The letter of a reason."""
     return notes.setdefault(reason, chr(ord("a") + len(notes)))
 
 
-def measured(case: Case) -> dict[str, Measured]:
-    """What was found for each run that has any of the transforms."""
-    found = {run: Measured() for run in runs_of(case)}
-    for run in found:
-        for images in sorted({*sets_of(run), "small"}):
-            found[run] |= measure(case, run, images, beside=())
-    for run, other, images in pairs_of(case) if case in operations() else ():
-        found[run] |= measure(case, run, images, beside=(other,))
-    return found
+def measure_case(case: Case) -> dict[str, Measured]:
+    """Return the differences of each run that runs any of the transforms."""
+    results = {run: Measured() for run in runs_of(case)}
+    for run in results:
+        for set_name in sorted({*sets_of(run), "small"}):
+            results[run] |= measure(case, run, set_name, compared_with=())
+    for run, other, set_name in pairs_of(case) if case in operations() else ():
+        results[run] |= measure(case, run, set_name, compared_with=(other,))
+    return results
 
 
-def section(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
-    """The table of a topic, with its reasons; rows of a `known` section are not measured again."""
+def section_of(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
+    """Return the table of a topic, with its reasons; rows of a `known` section are not measured again."""
     notes = {reason: mark for mark, reason in re.findall(r"^- (\w): (.*)$", known, re.MULTILINE)}
     lines = []
     for case in cases:
         lines += [line for line in known.splitlines() if line.startswith(row_start(case))] or [
-            row(case, measured(case), notes)
+            row_of(case, measure_case(case), notes)
         ]
         print(lines[-1], flush=True)
     reasons = "\n".join(f"- {mark}: {reason}" for reason, mark in notes.items())
@@ -119,7 +117,7 @@ def section(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
 
 
 def document(known: str = "") -> str:
-    """The whole page; rows of a `known` page are not measured again."""
+    """Return the complete page; rows of a `known` page are not measured again."""
     missing = {run: reason for run in RUNS if (reason := why_not(run))}
     assert not missing, f"backends that cannot be run here: {missing}"
     [dali] = {each.name for each in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}
@@ -135,7 +133,7 @@ def document(known: str = "") -> str:
     )
     known_sections = {part.splitlines()[0]: part for part in known.split("\n## ")[1:]}
     return head + "".join(
-        section(topic, cases, known_sections.get(TITLES[topic], "")) for topic, cases in topics().items()
+        section_of(topic, cases, known_sections.get(TITLES[topic], "")) for topic, cases in topics().items()
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from parity.case import BATCHES, RUNS
-from parity.compare import all_cases, here
+from parity.compare import all_cases, runs_natively
 from parity.report import PAGE, row_start
 from parity.usable import needs
 
@@ -21,7 +21,9 @@ def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
     wrong = []
     for case in all_cases():
         row = next((line for line in lines if line.startswith(row_start(case))), None)
-        if row is None or here(case, run) != (row.removeprefix(row_start(case)).split(" | ")[RUNS.index(run)] != "–"):
+        if row is None or runs_natively(case, run) != (
+            row.removeprefix(row_start(case)).split(" | ")[RUNS.index(run)] != "–"
+        ):
             wrong.append(case.name)
     assert not wrong, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {wrong}"
 

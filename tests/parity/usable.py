@@ -1,5 +1,4 @@
-"""Which backends can be run here. One that cannot is skipped, but on a machine that tests every change, where all must
-be."""
+"""The backends that can run on this machine. Tests of others are skipped, or fail where all must run, as in CI."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ __all__ = ["needs", "why_not"]
 
 @cache
 def why_not(run: str) -> str | None:
-    """Why a backend cannot be used on this machine's CPU; None where it can."""
+    """Return why a backend cannot be used on this machine's CPU, or None."""
     if run in ("torch", BATCHES):
         return None
     try:
@@ -29,6 +28,6 @@ def why_not(run: str) -> str | None:
 
 
 def needs(run: str) -> None:
-    """Skip a test where a backend cannot be used; fail it where ``CI`` is set, as it is on GitHub's machines."""
+    """Skip a test if a backend cannot be used; fail it if ``CI`` is set, as on GitHub's machines."""
     if (reason := why_not(run)) is not None:
         lacking.backend(run, reason)

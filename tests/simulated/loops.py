@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 from bits.running import in_batches
+from helpers.cut_batches import cut_batch
 from simulated.decoder import decoding_with
 from simulated.running import OPTIONS, assert_equal, assert_equal_on_device, epochs, on_cpu, run_loop
 from simulated.runtime import SimulatedCuda
 from simulated.samples import CHAIN, LARGE, encoded_samples, options, photographs, samples
 from simulated.user_modules import MODULES, collated, collated_numbers, iterated_by_a_thread, shifted, with_a_constant
-from stage.conftest import batch
 
 import gpuload as gl
 from gpuload.stage import compile_stage
@@ -77,7 +77,7 @@ def fuses(cuda: SimulatedCuda) -> None:
 def fuses_on_other_device(cuda: SimulatedCuda) -> None:
     """Run a fused stage on a device that is not the current one."""
     chain = Chain(CHAIN[:2])
-    ragged, draws = batch(chain, [image for image, _ in samples(2)])
+    ragged, draws = cut_batch(chain, [image for image, _ in samples(2)])
     expected = compile_stage(chain, device="cpu", backend="fused")(ragged, draws)
     stage = compile_stage(chain, device="cuda:1", backend="fused")
     batch_on_device = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)

@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cut_batches import cut_batch, smooth_images
 
 from gpuload import transforms as T
-from gpuload.rng.philox import Key, epoch_key
-from gpuload.stage import RaggedImages
-
-KEY = epoch_key(5, 0)
-
-
-def smooth_images(seed: int, count: int, channels: int = 3, low: int = 30, high: int = 120) -> list[np.ndarray]:
-    """Generate photograph-like uint8 H×W×C arrays of many sizes: waves of colour, edges, and a little noise."""
-    rng = np.random.default_rng(seed)
-    images = []
-    for _ in range(count):
-        height, width = rng.integers(low, high, 2)
-        y, x = np.mgrid[0:height, 0:width]
-        planes = []
-        for _ in range(channels):
-            wave = 127 * (1 + np.sin(x * rng.uniform(-0.1, 0.1) + y * rng.uniform(-0.1, 0.1) + rng.uniform(0, 6)))
-            planes.append(np.where((x // 9 + y // 7) % 5 == 0, 255 - wave, wave))
-        noisy = np.stack(planes, -1) + rng.normal(0, 2, (height, width, channels))
-        images.append(np.clip(noisy, 0, 255).astype(np.uint8))
-    return images
-
-
-def batch(
-    chain: T.Chain, images: Sequence[np.ndarray], *, whole: bool = False, key: Key = KEY, first: int = 0
-) -> tuple[RaggedImages, T.Program]:
-    """Return the images as workers would deliver them, or uncut if `whole`, and the draws for them."""
-    sizes = np.array([image.shape[:2] for image in images], np.int64)
-    positions = np.arange(first, first + len(images))
-    regions = chain.regions(key, positions, sizes)
-    if whole:
-        regions = np.hstack([np.zeros_like(sizes), sizes])
-    cut = [
-        image[top : top + height, left : left + width]
-        for image, (top, left, height, width) in zip(images, regions.tolist(), strict=True)
-    ]
-    ragged = RaggedImages.from_arrays(cut)
-    ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
-    return ragged, chain.draw(key, positions, sizes)
+from gpuload.stage import RaggedImages, compile_stage
 
 
 @pytest.fixture(scope="session")
@@ -55,12 +20,26 @@ def make_images() -> Callable[..., list[np.ndarray]]:
 
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., tuple[RaggedImages, T.Program]]:
-    return batch
+    return cut_batch
+
+
+@pytest.fixture(scope="session")
+def run_stage() -> Callable[..., Any]:
+    """A function that runs transforms on images; the default device is the CPU."""
+
+    def run(
+        transforms: Sequence[Any], images: Sequence[np.ndarray], *, device: str = "cpu", first: int = 0, **options: Any
+    ) -> Any:
+        chain = T.Chain(transforms)
+        ragged, draws = cut_batch(chain, images, first=first)
+        ragged.pixels = ragged.pixels.to(device)
+        return compile_stage(chain, device=device, **options)(ragged, draws)
+
+    return run
 
 
 @pytest.fixture(scope="session")
 def photo_arrays(photos) -> list[np.ndarray]:
-    """All photographs, decoded by Pillow, RGB."""
     from PIL import Image
 
     return [np.asarray(Image.open(path).convert("RGB")) for path in photos]

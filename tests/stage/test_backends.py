@@ -1,15 +1,15 @@
-"""The `backend` of a Loader, as a user sees it."""
+"""The option `backend` of a Loader: results, resumes, plans, and errors for missing libraries."""
 
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 from PIL import Image
 
 import gpuload as gl
@@ -20,9 +20,16 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = [T.RandomCrop(24), T.RandomHorizontalFlip(), T.RandomInvert(), NORMALIZE, T.RandomErasing(0.5)]
 
 
-def loader(folder, backend, **options):
-    given = {"batch_size": 8, "shuffle": True, "transforms": RECIPE, "num_workers": 0, "device": "cpu"}
-    return gl.Loader(gl.ImageFolder(folder), backend=backend, **given | options)
+def make_loader(dataset, backend, **options):
+    dataset = gl.ImageFolder(dataset) if isinstance(dataset, str | Path) else dataset
+    defaults = {"batch_size": 8, "shuffle": True, "transforms": RECIPE, "num_workers": 0, "device": "cpu"}
+    return gl.Loader(dataset, backend=backend, **defaults | options)
+
+
+def assert_same_epoch(batches, reference):
+    for (images, labels), (expected, expected_labels) in zip(batches, reference, strict=True):
+        assert torch.equal(labels, expected_labels)
+        torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
 @pytest.fixture(params=["kornia", "dali", "fused"])
@@ -35,16 +42,17 @@ def backend(request) -> str:
 
 
 @pytest.mark.slow
-def test_an_epoch_is_the_same_on_every_backend(jpeg_folder, backend):
-    with loader(jpeg_folder, "torch") as reference, loader(jpeg_folder, backend) as other:
-        for (images, labels), (expected, numbers) in zip(other, reference, strict=True):
-            assert torch.equal(labels, numbers)
-            torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+def test_loader_gives_the_same_epoch_on_every_backend(jpeg_folder, backend):
+    with make_loader(jpeg_folder, "torch") as reference, make_loader(jpeg_folder, backend) as loader:
+        assert_same_epoch(loader, reference)
 
 
 @pytest.mark.processes
-def test_bits_do_not_depend_on_workers(jpeg_folder, backend):
-    with loader(jpeg_folder, backend) as first, loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second:
+def test_bits_of_a_backend_do_not_depend_on_workers(jpeg_folder, backend):
+    with (
+        make_loader(jpeg_folder, backend) as first,
+        make_loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second,
+    ):
         for (images, _), (others, _) in zip(first, second, strict=True):
             assert torch.equal(images, others)
 
@@ -63,62 +71,54 @@ LIBRARY_RECIPE = [
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
-def test_an_images_bits_depend_only_on_seed_epoch_and_position(jpeg_folder, backend):
-    """Not on workers, batches, ranks, or where the epoch was resumed."""
-
+def test_bits_of_an_image_do_not_depend_on_workers_batches_ranks_or_a_resume(jpeg_folder, backend):
     def epoch(**options):
-        with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as made:
-            return torch.cat([images for images, _ in made])
+        with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as loader:
+            return torch.cat([images for images, _ in loader])
 
     expected = epoch()
     for options in ({"num_workers": 1}, {"num_workers": 4, "chunk_size": 3}, {"batch_size": 1}, {"batch_size": 64}):
         assert torch.equal(epoch(**options), expected), options
     ranks = [epoch(batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
-    for batch, both in enumerate(expected.split(8)):
-        assert torch.equal(torch.cat([rank[4 * batch : 4 * batch + 4] for rank in ranks]), both)
-    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
+    for number, batch_images in enumerate(expected.split(8)):
+        assert torch.equal(torch.cat([rank[4 * number : 4 * number + 4] for rank in ranks]), batch_images)
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
         next(batches := iter(first))
         state = first.state_dict()
         del batches
-    with loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
         second.load_state_dict(state)
         assert torch.equal(torch.cat([images for images, _ in second]), expected[8:])
 
 
-def test_an_epoch_goes_on_with_another_backend(jpeg_folder, backend):
-    with loader(jpeg_folder, "torch") as first:
+def test_resume_with_another_backend_warns_and_continues_the_epoch(jpeg_folder, backend):
+    with make_loader(jpeg_folder, "torch") as first:
         batches = iter(first)
         next(batches)
         state = first.state_dict()
-        rest = list(batches)
-    with loader(jpeg_folder, backend) as second:
-        with pytest.warns(
-            RuntimeWarning, match="the state was saved with the backend 'torch', but the batches are now"
-        ):
+        remaining = list(batches)
+    text = "the state was saved with the backend 'torch', but the batches are now"
+    with make_loader(jpeg_folder, backend) as second:
+        with pytest.warns(RuntimeWarning, match=text):
             second.load_state_dict(state)
-        for (images, labels), (expected, numbers) in zip(second, rest, strict=True):
-            assert torch.equal(labels, numbers)
-            torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+        assert_same_epoch(second, remaining)
 
 
-def test_masks_move_with_their_images(jpeg_folder, backend):
+def test_masks_are_the_same_on_every_backend(jpeg_folder, backend):
     class Masked(gl.ImageFolder):
         def __getitem__(self, index):
             image, label = super().__getitem__(index)
             return image, gl.Mask(np.asarray(Image.open(io.BytesIO(image.data)).convert("L"))), label
 
-    transforms = [T.RandomCrop(24), T.RandomHorizontalFlip()]
-    options = {"batch_size": 8, "transforms": transforms, "num_workers": 0, "device": "cpu"}
-    with gl.Loader(Masked(jpeg_folder), backend=backend, **options) as made:
-        found = next(iter(made))
-    with gl.Loader(Masked(jpeg_folder), **options) as made:
-        for one, other in zip(found, next(iter(made)), strict=True):
-            assert torch.equal(one, other)
+    options = {"transforms": [T.RandomCrop(24), T.RandomHorizontalFlip()], "shuffle": False}
+    dataset = Masked(jpeg_folder)
+    with make_loader(dataset, backend, **options) as loader, make_loader(dataset, "auto", **options) as reference:
+        assert all(map(torch.equal, next(iter(loader)), next(iter(reference))))
 
 
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
-def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
-    """The corners of a bright rectangle, its mask and its box, in the same place to a pixel."""
+def test_masks_and_boxes_move_with_the_pixels_of_a_library(backend):
+    """A bright rectangle, its mask and its box have the same corners, within 1.5 pixels."""
     image, mask = np.zeros((60, 80, 3), np.uint8), np.zeros((60, 80), np.uint8)
     image[20:44, 30:62], mask[20:44, 30:62] = 255, 1
     boxes = gl.Boxes(np.array([[30.0, 20, 62, 44]]), format="xyxy")
@@ -128,7 +128,7 @@ def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
         T.Resize((90, 96)),
     ]
     samples = [{"image": image, "mask": gl.Mask(mask), "boxes": boxes}] * 16
-    with gl.Loader(samples, 16, transforms=transforms, backend=backend, num_workers=0, device="cpu") as loader:
+    with make_loader(samples, backend, batch_size=16, transforms=transforms) as loader:
         batch = next(iter(loader))
     for sample in batch:
         [box] = sample["boxes"]
@@ -139,39 +139,37 @@ def test_masks_and_boxes_are_where_a_library_puts_the_pixels(backend):
             assert (extent - box.clamp(torch.zeros(4), torch.tensor([96, 90, 96, 90]))).abs().max() <= 1.5
 
 
-def test_the_plan_shows_what_runs_where(jpeg_folder):
-    plan = loader(jpeg_folder, "kornia", transforms=[T.JPEG(50), *RECIPE, T.RandomErasing(value="random")]).plan()
+def test_plan_shows_the_backend_of_each_step(jpeg_folder):
+    plan = make_loader(jpeg_folder, "kornia", transforms=[T.JPEG(50), *RECIPE, T.RandomErasing(value="random")]).plan()
     assert plan.backend == "kornia"
     assert [step.backend for step in plan.steps] == ["torch", *["kornia"] * 5, "torch"]
     assert plan.backend_of("JPEG") == "torch"
     assert str(plan).splitlines()[0] == "backend kornia on cpu"
-    assert loader(jpeg_folder, "auto").plan().backend == "torch"
+    assert make_loader(jpeg_folder, "auto").plan().backend == "torch"
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "text"),
+    ("name", "function", "text"),
     [
         ("kornia", "find_spec", r"needs Kornia, which cannot be imported here; run `pip install 'gpuload\[kornia\]'`"),
         ("dali", "_is_installed", r"pip install 'gpuload\[dali-cu13\]'"),
         ("fused", "find_spec", r"needs Triton, which is not installed; run `pip install triton`"),
     ],
 )
-def test_what_is_missing_is_said_when_the_loader_is_made(monkeypatch, name, place, text):
-    monkeypatch.setattr(f"gpuload.stage.{name}.backend.{place}", lambda *asked: None)
+def test_loader_whose_library_is_missing_raises_backend_error(monkeypatch, name, function, text):
+    monkeypatch.setattr(f"gpuload.stage.{name}.backend.{function}", lambda *arguments: None)
     with pytest.raises(gl.BackendError, match=text) as caught:
         gl.Loader(["a.jpg"], backend=name, device="cpu")
     assert isinstance(caught.value, ImportError)
 
 
 @pytest.mark.processes
-def test_a_loader_imports_only_the_backend_that_it_runs_on():
+@pytest.mark.parametrize(("name", "imported"), [("torch", ""), ("kornia", "kornia")])
+def test_loader_imports_only_the_library_of_its_backend(name, imported):
+    lacking.require("kornia")
     code = (
         "import sys, gpuload as gl; loader = gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], "
-        "backend='{}', device='cpu'); loader.plan(); "
+        f"backend='{name}', device='cpu'); loader.plan(); "
         "print(*sorted({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    lacking.require("kornia")
-    for name, imported in (("torch", ""), ("kornia", "kornia")):
-        command = [sys.executable, "-c", code.replace("{}", name)]
-        found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
-        assert found == imported
+    assert run_python(code)[0].strip() == imported

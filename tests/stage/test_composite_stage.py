@@ -1,4 +1,4 @@
-"""Chains with transforms that hold others, as the stage applies them."""
+"""Chains with containers such as RandomApply, as the stage applies them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ KEY = epoch_key(3, 1)
         [T.RandomApply([T.RandomApply([T.ColorJitter(0.5)]), T.RandomVerticalFlip()], 0.7), T.RandomResizedCrop(20)],
     ],
 )
-def test_regions_and_batches_give_what_each_image_gives_alone(make_images, make_batch, transforms):
+def test_containers_give_each_image_the_same_bits_in_regions_in_batches_and_alone(make_images, make_batch, transforms):
     chain = T.Chain(transforms)
     images = make_images(4, 12)
     ragged, draws = make_batch(chain, images, key=KEY)
     stage = compile_stage(chain, device="cpu")
     results = stage(ragged, draws)
-    whole, whole_draws = make_batch(chain, images, whole=True, key=KEY)
-    np.testing.assert_array_equal(results, stage(whole, whole_draws))
+    uncut, uncut_draws = make_batch(chain, images, uncut=True, key=KEY)
+    np.testing.assert_array_equal(results, stage(uncut, uncut_draws))
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
-    # A level of the two resize kernels is what colours, hue above all, make more of in a few places.
-    off = (batched.int() - results.int()).abs()
-    assert off.max() <= 8
-    assert (off > 1).float().mean() < 0.01
+    # The two resize kernels differ by a level, which color transforms, above all hue, amplify in a few places.
+    difference = (batched.int() - results.int()).abs()
+    assert difference.max() <= 8
+    assert (difference > 1).float().mean() < 0.01
     for row, image in enumerate(images):
-        drawn = chain.draw(KEY, np.array([row]), np.array([image.shape[:2]]))
-        alone = stage(RaggedImages.from_arrays([image]), drawn)
+        image_draws = chain.draw(KEY, np.array([row]), np.array([image.shape[:2]]))
+        alone = stage(RaggedImages.from_arrays([image]), image_draws)
         np.testing.assert_array_equal(alone[0], results[row])
 
 
@@ -60,7 +60,7 @@ def test_regions_and_batches_give_what_each_image_gives_alone(make_images, make_
         ],
     ],
 )
-def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
+def test_batched_runner_applies_a_branch_within_which_sizes_differ(transforms):
     chain = T.Chain(transforms)
     noise = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), np.uint8)
     images = [np.ascontiguousarray(image.repeat(5, axis=0).repeat(5, axis=1)) for image in noise]
@@ -74,27 +74,27 @@ def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
 
 @pytest.mark.parametrize("flip", [T.RandomVerticalFlip, T.RandomHorizontalFlip])
 @pytest.mark.parametrize("size_hw", [(1, 30), (30, 1), (1, 1)])
-def test_thin_images_are_mirrored_and_resized(flip, size_hw):
+def test_resize_of_a_flipped_thin_image_equals_resizing_the_mirrored_image(flip, size_hw):
     image = np.random.default_rng(0).integers(0, 256, (*size_hw, 3), np.uint8)
     mirrored = image[::-1] if flip is T.RandomVerticalFlip else image[:, ::-1]
 
-    def resized(transforms, array):
+    def run(transforms, array):
         chain, ragged = T.Chain(transforms), RaggedImages.from_arrays([np.ascontiguousarray(array)])
         return compile_stage(chain, device="cpu")(ragged, chain.draw(KEY, np.arange(1), ragged.sizes_hw))
 
-    np.testing.assert_array_equal(resized([flip(1.0), T.Resize((8, 8))], image), resized([T.Resize((8, 8))], mirrored))
+    np.testing.assert_array_equal(run([flip(1.0), T.Resize((8, 8))], image), run([T.Resize((8, 8))], mirrored))
 
 
-def test_noise_is_the_same_whatever_part_of_the_image_is_needed():
+def test_noise_of_a_pixel_does_not_depend_on_the_region_needed():
     image = np.full((30, 40, 3), 100, np.uint8)
     ragged = RaggedImages.from_arrays([image])
 
-    def made(transforms, view=0):
+    def run(transforms, view=0):
         chain = T.Chain(transforms)
         draws = chain.draw(KEY, np.arange(1), ragged.sizes_hw, view=view)
         return np.asarray(compile_stage(chain, device="cpu")(ragged, draws, view=view))
 
-    whole = made([T.GaussianNoise()])
-    np.testing.assert_array_equal(made([T.GaussianNoise(), T.CenterCrop(10)]), whole[:, :, 10:20, 15:25])
+    entire = run([T.GaussianNoise()])
+    np.testing.assert_array_equal(run([T.GaussianNoise(), T.CenterCrop(10)]), entire[:, :, 10:20, 15:25])
     views = [T.GaussianNoise(), T.MultiView([[T.CenterCrop(10)], [T.CenterCrop(20)]])]
-    np.testing.assert_array_equal(made(views, 0), made(views, 1)[:, :, 5:15, 5:15])
+    np.testing.assert_array_equal(run(views, 0), run(views, 1)[:, :, 5:15, 5:15])

@@ -1,4 +1,4 @@
-"""The same draws on CUDA and on the CPU give the same images, within the bounds of the table of parity."""
+"""CUDA against the CPU, with the same draws: the same images, within the bounds of `chains.bounds`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from chains.bounds import STEPS, bound, on_cuda
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = [
@@ -34,18 +34,18 @@ def backend(request) -> str:
 @pytest.mark.cuda
 @pytest.mark.parametrize("transforms", CHAINS)
 @pytest.mark.parametrize("count", [1, 70])
-def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, count, backend):
-    chain, on_cpu = T.Chain(transforms), "kornia" if backend == "kornia" else "torch"
+def test_cuda_levels_differ_from_the_cpus_within_bounds(make_images, make_batch, transforms, count, backend):
+    chain, cpu_backend = T.Chain(transforms), "kornia" if backend == "kornia" else "torch"
     ragged, draws = make_batch(chain, make_images(0, count))
-    expected = compile_stage(chain, device="cpu", backend=on_cpu)(ragged, draws)
+    expected = compile_stage(chain, device="cpu", backend=cpu_backend)(ragged, draws)
     stage = compile_stage(chain, device="cuda", backend=backend)
     result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
-    if backend == "kornia":  # values are rounded to levels once
+    if backend == "kornia":  # it rounds to levels only once
         allowed = torch.ones(count)
     else:
-        own = on_cuda(backend)
-        allowed = torch.tensor([bound(own, draws, row) for row in range(count)])
+        steps = on_cuda(backend)
+        allowed = torch.tensor([bound(steps, draws, row) for row in range(count)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
 
@@ -53,55 +53,46 @@ def test_the_levels_are_those_of_the_cpu(make_images, make_batch, transforms, co
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-def test_floats(make_images, make_batch, dtype, memory_format, backend):
-    chain = T.Chain([T.CenterCrop(40), NORMALIZE])
-    ragged, draws = make_batch(chain, make_images(1, 5))
-    options = {"dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, device="cpu", **options)(ragged, draws)
-    stage = compile_stage(chain, device="cuda", backend=backend, **options)
-    result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
+def test_cuda_floats_equal_the_cpus(make_images, run_stage, dtype, memory_format, backend):
+    transforms, options = [T.CenterCrop(40), NORMALIZE], {"dtype": dtype, "memory_format": memory_format}
+    expected = run_stage(transforms, make_images(1, 5), **options)
+    result = run_stage(transforms, make_images(1, 5), device="cuda", backend=backend, **options)
     assert result.dtype == expected.dtype
     assert result.is_contiguous(memory_format=getattr(torch, memory_format))
     torch.testing.assert_close(result.cpu(), expected, atol=1e-6, rtol=0.01)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("ragged_option", ["list", "pad"])
-def test_ragged(make_images, make_batch, ragged_option):
-    chain = T.Chain([T.Resize(30), NORMALIZE])
-    ragged, draws = make_batch(chain, make_images(2, 5))
-    expected = compile_stage(chain, device="cpu", ragged=ragged_option)(ragged, draws)
-    on_device = replace(ragged, pixels=ragged.pixels.cuda())
-    result = compile_stage(chain, device="cuda", ragged=ragged_option)(on_device, draws)
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_cuda_ragged_results_equal_the_cpus(make_images, run_stage, ragged):
+    expected, result = (
+        run_stage([T.Resize(30), NORMALIZE], make_images(2, 5), device=device, ragged=ragged)
+        for device in ("cpu", "cuda")
+    )
     for ours, theirs in zip(result, expected, strict=True):
         assert ours.is_cuda
         # Levels of a resize, in units of the standard deviation.
-        most = STEPS["fused"]["resize bilinear"] / 255 / min(NORMALIZE.std) if ours.is_floating_point() else 0
-        torch.testing.assert_close(ours.cpu(), theirs, atol=most, rtol=0)
+        tolerance = STEPS["fused"]["resize bilinear"] / 255 / min(NORMALIZE.std) if ours.is_floating_point() else 0
+        torch.testing.assert_close(ours.cpu(), theirs, atol=tolerance, rtol=0)
 
 
 @pytest.mark.cuda
-def test_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
-    chain = T.Chain([T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
-    stage, images = compile_stage(chain, device="cuda", backend=backend), make_images(3, 70)
-
-    def run(some, first):
-        ragged, draws = make_batch(chain, some, first=first)
-        return stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
-
-    together = run(images, 0)
+def test_cuda_bits_do_not_depend_on_the_batch(make_images, run_stage, backend):
+    transforms = [T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
+    images, options = make_images(3, 70), {"device": "cuda", "backend": backend}
+    expected = run_stage(transforms, images, **options)
     for position in (0, 33, 69):
-        assert torch.equal(run(images[position : position + 1], position)[0], together[position])
+        alone = run_stage(transforms, images[position : position + 1], first=position, **options)
+        assert torch.equal(alone[0], expected[position])
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous", "sliced", "within others", "each channels last"])
-def test_planes_give_the_bits_of_interleaved_images(make_images, layout, backend):
+def test_cuda_planes_give_the_bits_of_interleaved_images(make_images, layout, backend):
     arrays = [image[:40, :45] for image in make_images(4, 4, low=50)]
-    given = DENSE[layout](arrays).cuda() if layout in DENSE else [image.cuda() for image in LAYOUTS[layout](arrays)]
-    both = RaggedImages.from_arrays(arrays, "cuda"), RaggedImages.from_planes(given, list("abcd"))
+    inputs = interleaved_and_planes(arrays, layout, "cuda")
     chain = T.Chain([T.RandomHorizontalFlip(), T.RandomResizedCrop(20), T.ColorJitter(0.4, 0.4), NORMALIZE])
-    draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+    draws = chain.draw(epoch_key(0, 0), np.arange(4), inputs[0].sizes_hw)
     stage = compile_stage(chain, device="cuda", backend=backend)
-    expected, found = (stage(images, draws) for images in both)
-    assert torch.equal(found, expected)
+    expected, outputs = (stage(images, draws) for images in inputs)
+    assert torch.equal(outputs, expected)

@@ -1,7 +1,6 @@
-"""What gpuload asks of a device's runtime, how long the device takes, small arrays to it, and what torch's profiler
-sees.
+"""`gpuload.stage.device`: calls to a device's runtime, its times, uploads of small arrays, and profiler ranges.
 
-What a GPU answers is tested through the transfer, in tests/cuda.
+`tests/cuda` tests what a GPU answers.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ EYE = torch.eye(4)
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """The tensors that were recorded on a stream, by an accelerator that is the CPU."""
-    found = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append(tensor))
+def recorded_parts(monkeypatch):
+    """A function that passes a tensor to `Accelerator.keep` on the CPU and returns the tensors recorded on a stream."""
+    recorded = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(tensor))
     device = Accelerator(torch.device("cpu"))
 
     def keep(tensor):
-        found.clear()
+        recorded.clear()
         device.keep(tensor, object())
-        return found
+        return recorded
 
     return keep
 
@@ -56,43 +55,46 @@ def kept(monkeypatch):
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 1),
     ],
 )
-def test_all_memory_of_a_tensor_is_kept_whatever_its_layout(kept, make, expected):
+def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make, expected):
     tensor = make()
-    parts = kept(tensor)
+    parts = recorded_parts(tensor)
     assert len(parts) == expected
     assert all(part.layout is torch.strided and not part.is_nested for part in parts)
-    held = tensor.values() if tensor.is_nested or "sparse_cs" in str(tensor.layout) else parts[-1]
-    assert any(part.data_ptr() == held.data_ptr() for part in parts)
+    values = tensor.values() if tensor.is_nested or "sparse_cs" in str(tensor.layout) else parts[-1]
+    assert any(part.data_ptr() == values.data_ptr() for part in parts)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
-def test_the_memory_of_a_jagged_tensor_is_kept(kept):
+def test_keep_records_all_memory_of_a_jagged_tensor(recorded_parts):
     tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert {part.data_ptr() for part in kept(tensor)} >= {tensor.values().data_ptr(), tensor.offsets().data_ptr()}
+    assert {part.data_ptr() for part in recorded_parts(tensor)} >= {
+        tensor.values().data_ptr(),
+        tensor.offsets().data_ptr(),
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
-def test_what_a_jagged_tensor_has_elsewhere_is_left_alone(monkeypatch):
+def test_keep_records_only_the_parts_of_a_jagged_tensor_that_are_on_its_device(monkeypatch):
     tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    tensor.unbind()  # it notes its longest and shortest row, which stay where they are
-    found = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: found.append(part.device.type))
+    tensor.unbind()  # caches its longest and shortest row on the CPU
+    recorded = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: recorded.append(part.device.type))
     device = Accelerator(torch.device("cpu"))
     device.device = torch.device("meta")
     device.keep(tensor.to("meta"), object())
-    assert set(found) == {"meta"}
+    assert set(recorded) == {"meta"}
 
 
-def test_a_tensor_elsewhere_is_left_alone(kept):
-    assert kept(EYE.to("meta")) == []
+def test_keep_records_no_tensor_of_another_device(recorded_parts):
+    assert recorded_parts(EYE.to("meta")) == []
 
 
-def test_memory_is_locked_by_cuda_alone():
+def test_lock_without_cuda_is_refused():
     assert Accelerator(torch.device("cpu")).lock(0, 4096) == devices.CANNOT_LOCK
 
 
-def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
-    """The launch whose check takes the error with it must not show it."""
+def test_refused_lock_returns_the_error_and_clears_the_last_error(monkeypatch):
+    """Otherwise, the check of a later launch would raise the error."""
     device = Accelerator(torch.device("cpu"))
     device.device = torch.device("cuda", 1)
     calls = []
@@ -116,21 +118,21 @@ def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
 
 
 @lacking.mark("no GPU", torch.accelerator.is_available())
-def test_without_an_accelerator():
+def test_devices_without_an_accelerator_are_the_cpu():
     assert (devices.is_available(), devices.default_device_type()) == (False, "cpu")
     assert devices.generator_of(torch.device("cpu")) is torch.default_generator
     with devices.use_device_of(EYE):
         pass
 
 
-@pytest.mark.parametrize("found", ["mps", "mtia"])
-def test_an_accelerator_that_gpuload_is_not_written_for_is_none(monkeypatch, found):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(found))
+@pytest.mark.parametrize("device_type", ["mps", "mtia"])
+def test_supported_type_of_an_unsupported_accelerator_is_none(monkeypatch, device_type):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(device_type))
     assert devices.supported_type() is None
     assert devices.default_device_type() == "cpu"
 
 
-def test_xpu_is_the_usual_device_where_there_is_one(monkeypatch):
+def test_default_device_type_with_an_xpu_is_xpu(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
@@ -138,52 +140,52 @@ def test_xpu_is_the_usual_device_where_there_is_one(monkeypatch):
     assert devices.current_device() == torch.device("xpu", 2)
 
 
-def batch(times: DeviceTimes, *, loads: bool = True) -> None:
+def time_batch(times: DeviceTimes, *, loads: bool = True) -> None:
     times.begin("side")
     if loads:
         times.mark("side")
     times.end("side")
 
 
-def test_one_batch_in_eight_is_measured():
+def test_device_times_measure_one_batch_in_eight():
     device = Device()
     times = DeviceTimes(device)
     for _ in range(2 * TIMED_EVERY):
-        batch(times)
+        time_batch(times)
     assert (times.batches, device.timed) == (2, 6)
-    assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are ten milliseconds apart
+    assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are 10 ms apart
 
 
-def test_what_has_not_passed_is_not_waited_for():
-    device, made = Device(), []
+def test_device_times_do_not_wait_for_events_that_have_not_passed():
+    device, events = Device(), []
 
     def record_time(stream):
-        made.append(Device.record_time(device, stream))
-        made[-1].passed = False
-        return made[-1]
+        events.append(Device.record_time(device, stream))
+        events[-1].passed = False
+        return events[-1]
 
     device.record_time = record_time
     times = DeviceTimes(device)
-    batch(times)
+    time_batch(times)
     assert times.batches == 0
-    for event in made:
+    for event in events:
         event.passed = True
     for _ in range(TIMED_EVERY):
-        batch(times)
+        time_batch(times)
     assert times.batches == 1
 
 
-def test_batches_without_copies_and_devices_without_clocks_are_not_measured():
+def test_device_times_skip_batches_without_copies_and_devices_without_clocks():
     device = Device()
     times = DeviceTimes(device)
-    batch(times, loads=False)
+    time_batch(times, loads=False)
     device.record_time = lambda stream: None
     for _ in range(TIMED_EVERY):
-        batch(times)
+        time_batch(times)
     assert times.batches == 0
 
 
-def test_several_arrays_by_one_copy():
+def test_upload_arrays_puts_several_arrays_into_one_storage():
     arrays = [
         np.arange(6).reshape(2, 3),
         np.array([1.5, -2.0, 4.0]),  # 24 bytes
@@ -191,26 +193,26 @@ def test_several_arrays_by_one_copy():
         np.zeros((0, 4)),
         np.array([9], np.uint8),
     ]
-    found = upload_arrays(arrays, torch.device("cpu"))
-    for tensor, array in zip(found, arrays, strict=True):
+    tensors = upload_arrays(arrays, torch.device("cpu"))
+    for tensor, array in zip(tensors, arrays, strict=True):
         assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype
         np.testing.assert_array_equal(tensor.numpy(), array)
         assert tensor.storage_offset() * tensor.itemsize % 16 == 0
-    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
 
 
-def test_arrays_that_become_one_tensor():
+def test_upload_arrays_concatenates_a_list_of_arrays():
     parts = [np.arange(6).reshape(2, 3).T, np.array([[7]])]
-    one, other = upload_arrays([parts, np.array([1.5])], torch.device("cpu"))
-    assert one.tolist() == [0, 3, 1, 4, 2, 5, 7]
-    assert other.tolist() == [1.5]
+    concatenated, second = upload_arrays([parts, np.array([1.5])], torch.device("cpu"))
+    assert concatenated.tolist() == [0, 3, 1, 4, 2, 5, 7]
+    assert second.tolist() == [1.5]
 
 
 NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
 
 
-def run(**options: Any) -> int:
-    """How many batches came."""
+def run_epoch(**options: Any) -> int:
+    """Return the number of batches."""
     pictures = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
     transforms = [T.CenterCrop(16), T.ToDtype("float32", scale=True)]
     options = {"num_workers": 0, "device": "cpu", "chunk_size": 2, **options}
@@ -218,44 +220,44 @@ def run(**options: Any) -> int:
         return sum(1 for _ in loader)
 
 
-def within(inner: Any, outer: Any) -> bool:
+def is_within(inner: Any, outer: Any) -> bool:
     a, b = inner.time_range, outer.time_range
     return b.start <= a.start and a.end <= b.end
 
 
 @pytest.mark.slow
-def test_each_batch_has_its_ranges():
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        assert run() == 3
-    events = {name: [event for event in found.events() or () if event.name == name] for name in NAMES}
-    # The epoch's end is waited for too.
-    assert {name: len(own) for name, own in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+def test_profiler_shows_the_ranges_of_each_batch():
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        assert run_epoch() == 3
+    events = {name: [event for event in trace.events() or () if event.name == name] for name in NAMES}
+    # A wait ends the epoch.
+    assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
     for decode in events["gpuload::decode"]:
-        assert any(within(decode, wait) for wait in events["gpuload::wait"])
+        assert any(is_within(decode, wait) for wait in events["gpuload::wait"])
     for copy in events["gpuload::copy"]:
-        assert any(within(copy, stage) for stage in events["gpuload::stage"])
+        assert any(is_within(copy, stage) for stage in events["gpuload::stage"])
     for stage in events["gpuload::stage"]:
-        assert not any(within(stage, wait) or within(wait, stage) for wait in events["gpuload::wait"])
-    operations = [event for event in found.events() or () if event.name.startswith("aten::")]
-    assert all(any(within(event, stage) for event in operations) for stage in events["gpuload::stage"])
+        assert not any(is_within(stage, wait) or is_within(wait, stage) for wait in events["gpuload::wait"])
+    operations = [event for event in trace.events() or () if event.name.startswith("aten::")]
+    assert all(any(is_within(event, stage) for event in operations) for stage in events["gpuload::stage"])
 
 
-def test_without_a_profiler_there_are_none(monkeypatch: pytest.MonkeyPatch):
+def test_profiler_range_without_a_profiler_records_nothing(monkeypatch: pytest.MonkeyPatch):
     def record(name: str) -> Any:
-        raise AssertionError(f"{name} is recorded, and nobody asked")
+        raise AssertionError(f"{name} is recorded without a profiler")
 
     monkeypatch.setattr(profiler, "record_function", record)
-    assert run() == 3
-    assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")  # nothing is made
+    assert run_epoch() == 3
+    assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")
 
 
-def test_a_torch_that_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
+def test_profiler_range_records_if_torch_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(profiler, "_is_profiler_enabled")
     assert isinstance(devices.profiler_range("gpuload::wait"), torch.profiler.record_function)
 
 
-def test_ranges_are_recorded_for_nvtx(monkeypatch: pytest.MonkeyPatch):
-    """torch needs CUDA to make NVTX ranges of them; here it is left out."""
+def test_profiler_range_within_emit_nvtx_records(monkeypatch: pytest.MonkeyPatch):
+    """torch needs CUDA to make NVTX ranges; here the calls to CUDA are replaced."""
     recorded: Counter[str] = Counter()
 
     def record(name: str) -> contextlib.AbstractContextManager[None]:
@@ -263,9 +265,9 @@ def test_ranges_are_recorded_for_nvtx(monkeypatch: pytest.MonkeyPatch):
         return contextlib.nullcontext()
 
     for name in ("_enable_profiler", "_disable_profiler"):
-        monkeypatch.setattr(profiler, name, lambda *given: None)
+        monkeypatch.setattr(profiler, name, lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(profiler, "record_function", record)
     with profiler.emit_nvtx():
-        run()
+        run_epoch()
     assert recorded == dict(zip(NAMES, (4, 3, 3, 3), strict=True))

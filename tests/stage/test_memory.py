@@ -1,4 +1,4 @@
-"""Memory of batches comes back when the last tensor that looks at it is gone, and not before."""
+"""`OutputPool`: memory of a batch is reused after its last tensor was collected, and not before."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ SHAPE = (4, 3, 300, 300)
 
 
 def free_bytes(pool: OutputPool) -> int:
-    """How much memory waits to be used again."""
     return sum(map(len, pool._free))
 
 
-def test_a_tensor_is_an_ordinary_one():
+def test_empty_returns_a_contiguous_tensor_of_the_requested_shape_and_dtype():
     tensor = OutputPool().empty(SHAPE, torch.float16)
     assert tensor.shape == SHAPE
     assert tensor.dtype == torch.float16
@@ -27,20 +26,20 @@ def test_a_tensor_is_an_ordinary_one():
     assert tensor.fill_(2).sum(dtype=torch.float64) == 2 * tensor.numel()
 
 
-def test_memory_is_used_again():
+def test_empty_reuses_the_memory_of_a_collected_tensor():
     pool = OutputPool()
     tensor = pool.empty(SHAPE, torch.float32)
-    place = tensor.data_ptr()
+    address = tensor.data_ptr()
     assert free_bytes(pool) == 0
     del tensor
     gc.collect()
     assert free_bytes(pool) >= 4 * 3 * 300 * 300 * 4
-    again = pool.empty((5, 3, 300, 290), torch.float32)
-    assert again.data_ptr() == place
+    reused = pool.empty((5, 3, 300, 290), torch.float32)
+    assert reused.data_ptr() == address
     assert free_bytes(pool) == 0
 
 
-def test_a_view_keeps_it():
+def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
     pool = OutputPool()
     row = pool.empty(SHAPE, torch.float32)[2]
     row.fill_(7)
@@ -55,25 +54,25 @@ def test_a_view_keeps_it():
     assert (array == 7).all()
 
 
-def test_what_is_kept_is_bounded():
+def test_pool_holds_at_most_max_free_blocks():
     pool = OutputPool()
     tensors = [pool.empty(SHAPE, torch.float32) for _ in range(MAX_FREE + 2)]
-    one = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)
+    block_bytes = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)
     tensors.clear()
     gc.collect()
-    assert free_bytes(pool) == MAX_FREE * one
+    assert free_bytes(pool) == MAX_FREE * block_bytes
 
 
-def test_much_larger_memory_is_not_taken_for_a_small_tensor():
+def test_empty_does_not_use_much_larger_memory_for_a_small_tensor():
     pool = OutputPool()
     large = pool.empty((64, 3, 300, 300), torch.float32)
-    place = large.data_ptr()
+    address = large.data_ptr()
     del large
     gc.collect()
-    assert pool.empty(SHAPE, torch.float32).data_ptr() != place
+    assert pool.empty(SHAPE, torch.float32).data_ptr() != address
 
 
-def test_the_pool_may_go_first():
+def test_tensor_outlives_its_pool():
     pool = OutputPool()
     tensor = pool.empty(SHAPE, torch.float32)
     del pool

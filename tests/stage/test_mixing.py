@@ -1,4 +1,4 @@
-"""MixUp and CutMix through loaders: the same on any number of ranks and workers, after a resume, and at odd ends."""
+"""MixUp and CutMix through loaders: rows do not depend on ranks, workers or a resume."""
 
 from __future__ import annotations
 
@@ -36,60 +36,64 @@ def loader(dataset=None, batch_size: int | None = 4, transforms=None, **options)
     return gl.Loader(Pictures(22) if dataset is None else dataset, batch_size, transforms=transforms, **options)
 
 
-def by_position(batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Image and label at each position, the first time that it comes."""
-    found = {}
+def rows_by_position(batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the image and the label at each position, from the first batch that has it."""
+    rows = {}
     for (images, labels), info in batches:
         assert len(images) == len(labels)
         for row, position in enumerate(info.positions.tolist()):
-            found.setdefault(position, (images[row], labels[row]))
-    return found
+            rows.setdefault(position, (images[row], labels[row]))
+    return rows
 
 
-def same(one: dict, other: dict) -> None:
-    assert one.keys() == other.keys()
-    for position in one:
-        for ours, theirs in zip(one[position], other[position], strict=True):
+def assert_same_rows(rows: dict, expected: dict) -> None:
+    assert rows.keys() == expected.keys()
+    for position in rows:
+        for ours, theirs in zip(rows[position], expected[position], strict=True):
             assert torch.equal(ours, theirs), position
 
 
-def expected(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options) -> dict:
-    """Image and label at each position, by the formulas, from batches that are not mixed."""
+def expected_rows(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options) -> dict:
+    """Return the image and the label at each position by the formulas, from batches that are not mixed."""
     options = {"shuffle": True, "seed": seed, **options}
     plain = loader(dataset, 2, [*PLAIN, T.Identity()], **options)
     plain.set_epoch(epoch)
-    images = by_position(plain)
+    images = rows_by_position(plain)
     chain = T.Chain([*PLAIN, CHOICE] if transforms is None else transforms)
     positions = np.array(sorted(images))
     draws = chain.draw(epoch_key(seed, epoch), positions, np.tile([[16, 20]], (len(positions), 1)))
     mix = draws.mix
     results = {}
     for row, position in enumerate(positions.tolist()):
-        (own, label), (other, its) = images[position], images.get(position ^ 1, images[position])
-        label, its = (torch.eye(CLASSES, dtype=torch.float64)[int(number)] for number in (label, its))
+        (image, label), (partner_image, partner_label) = images[position], images.get(position ^ 1, images[position])
+        label, partner_label = (
+            torch.eye(CLASSES, dtype=torch.float64)[int(number)] for number in (label, partner_label)
+        )
         share = mix.share[row] if position ^ 1 in images else 1.0
         top, left, height, width = mix.box_tlhw[row].tolist()
         if height:
-            mixed = own.double().clone()
-            mixed[:, top : top + height, left : left + width] = other[:, top : top + height, left : left + width]
+            mixed = image.double().clone()
+            mixed[:, top : top + height, left : left + width] = partner_image[
+                :, top : top + height, left : left + width
+            ]
         else:
-            mixed = share * own.double() + (1 - share) * other.double()
-        results[position] = mixed, share * label + (1 - share) * its
+            mixed = share * image.double() + (1 - share) * partner_image.double()
+        results[position] = mixed, share * label + (1 - share) * partner_label
     return results
 
 
 @pytest.mark.parametrize("samples", [22, 21, 1])
-def test_images_and_labels_are_mixed_with_the_neighbours(samples):
+def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
     dataset = Pictures(samples)
-    found, wanted = by_position(loader(dataset, shuffle=True)), expected(dataset)
-    assert found.keys() == wanted.keys() == set(range(samples))
-    for position, (image, label) in wanted.items():
-        torch.testing.assert_close(found[position][0].double(), image, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(found[position][1].double(), label, rtol=1e-6, atol=1e-6)
-        assert found[position][1].dtype == torch.float32
-    soft = torch.stack([label for _, label in found.values()])
+    rows, expected = rows_by_position(loader(dataset, shuffle=True)), expected_rows(dataset)
+    assert rows.keys() == expected.keys() == set(range(samples))
+    for position, (image, label) in expected.items():
+        torch.testing.assert_close(rows[position][0].double(), image, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(rows[position][1].double(), label, rtol=1e-6, atol=1e-6)
+        assert rows[position][1].dtype == torch.float32
+    soft = torch.stack([label for _, label in rows.values()])
     torch.testing.assert_close(soft.sum(dim=1), torch.ones(samples))
-    if samples % 2:  # the last one has no neighbour
+    if samples % 2:  # the last row has no neighbor
         assert sorted(soft[-1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
     else:
         assert ((soft > 0) & (soft < 1)).any()
@@ -99,68 +103,71 @@ def test_images_and_labels_are_mixed_with_the_neighbours(samples):
 @pytest.mark.processes
 @pytest.mark.parametrize("samples", [24, 22, 21])
 @pytest.mark.parametrize("uneven", ["pad", "exact"])
-def test_any_number_of_ranks_and_workers_gives_the_same(samples, uneven):
-    dataset = Pictures(samples)
-    whole = by_position(loader(dataset, 8, shuffle=True))
+def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, uneven):
+    options = {"dataset": Pictures(samples), "shuffle": True}
+    expected = rows_by_position(loader(batch_size=8, **options))
     for ranks, workers in ((1, 2), (2, 0), (4, 0), (2, 1)):
         if workers and samples != 21:
             continue
-        found, counts = {}, set()
+        rows, counts = {}, set()
         for rank in range(ranks):
-            with loader(
-                dataset, 8 // ranks, shuffle=True, rank=rank, world_size=ranks, uneven=uneven, num_workers=workers
-            ) as part:
-                batches = list(part)
+            shares = {"rank": rank, "world_size": ranks, "uneven": uneven, "num_workers": workers}
+            with loader(batch_size=8 // ranks, **options, **shares) as shard:
+                batches = list(shard)
             counts.add(tuple(len(info.positions) for _, info in batches))
-            for position, value in by_position(batches).items():
-                found.setdefault(position, value)
+            rows = rows_by_position(batches) | rows
         assert len(counts) == 1  # ranks stay in step
         assert ranks == 1 or all(count % 2 == 0 for count in counts.pop())
-        same(found, whole)
+        assert_same_rows(rows, expected)
 
 
-def test_drop_leaves_whole_pairs_on_each_rank():
-    dataset = Pictures(23)
-    whole, found = by_position(loader(dataset, 8, shuffle=True)), {}
-    for rank in range(2):
-        found |= by_position(loader(dataset, 4, shuffle=True, rank=rank, world_size=2, uneven="drop"))
-    same(found, {position: whole[position] for position in range(20)})
+def rows_of_ranks(make_loader, batch_size: int, ranks: int, state=None, **options) -> dict:
+    """Return the rows of all ranks, which resume a state if there is one, each with a part of the batch size."""
+    rows = {}
+    for rank in range(ranks):
+        shard = make_loader(batch_size=batch_size // ranks, rank=rank, world_size=ranks, **options)
+        if state is not None:
+            shard.load_state_dict(state)
+        rows |= rows_by_position(shard)
+    return rows
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_resume_gives_the_same(ranks):
-    options = {"shuffle": True, "drop_last": False}
-    undisturbed = loader(batch_size=4, **options)
-    undisturbed.set_epoch(3)
-    whole = by_position(undisturbed)
-    first = loader(batch_size=4, **options)
+def test_mixing_with_uneven_drop_keeps_complete_pairs_on_each_rank():
+    options = {"dataset": Pictures(23), "shuffle": True}
+    expected, rows = rows_by_position(loader(**options)), rows_of_ranks(loader, 8, 2, uneven="drop", **options)
+    assert_same_rows(rows, {position: expected[position] for position in range(20)})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_mixing_after_a_resume_gives_the_same_rows(ranks, repeats):
+    make_loader = repeating_loader if repeats else partial(loader, shuffle=True)
+    first = make_loader(batch_size=12)
+    first.set_epoch(3)
+    expected = rows_by_position(first)
     first.set_epoch(3)
     batches = iter(first)
-    found = by_position([next(batches) for _ in range(2)])
-    state = first.state_dict()
-    for rank in range(ranks):
-        rest = loader(batch_size=4 // ranks, **options, rank=rank, world_size=ranks)
-        rest.load_state_dict(state)
-        found |= {position: value for position, value in by_position(rest).items() if position not in found}
-    same(found, whole)
+    rows = rows_by_position([next(batches)])
+    rows = rows_of_ranks(make_loader, 12, ranks, first.state_dict()) | rows
+    assert_same_rows(rows, expected)
 
 
 class Numbered(Pictures):
-    """The label of each picture is its number, so that soft labels say which two were mixed."""
+    """Pictures whose label is their index, so that soft labels show which two samples were mixed."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0], index
 
 
-def repeated(batch_size: int, *, ranks: int = 1, rank: int = 0, samples: int = 36, **options) -> gl.Loader:
+def repeating_loader(batch_size: int, samples: int = 36, **options) -> gl.Loader:
     mixing = {"transforms": [*PLAIN, T.MixUp(num_classes=samples)], "repeats": 3, "shuffle": True}
-    return loader(Numbered(samples), batch_size, **{**mixing, "rank": rank, "world_size": ranks, **options})
+    return loader(Numbered(samples), batch_size, **{**mixing, **options})
 
 
 @pytest.mark.parametrize(("batch_size", "ranks"), [(12, 1), (6, 2), (4, 3), (8, 1), (2, 3), (6, 1), (2, 6)])
-def test_no_sample_is_mixed_with_a_repeat_of_itself(batch_size, ranks):
+def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks):
     for rank in range(ranks):
-        for (_, labels), info in repeated(batch_size, ranks=ranks, rank=rank, drop_last=True):
+        for (_, labels), info in repeating_loader(batch_size, world_size=ranks, rank=rank, drop_last=True):
             indices = info.indices.tolist()
             for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
                 partner = indices[(row + batch_size // 2) % batch_size]
@@ -168,64 +175,46 @@ def test_no_sample_is_mixed_with_a_repeat_of_itself(batch_size, ranks):
                 assert set(label.nonzero().ravel().tolist()) == {index, partner}
 
 
-def test_a_sample_stays_as_it_is_where_its_partner_would_be_itself():
-    """Batches of less than twice as many rows as a sample has repeats."""
-    plain = by_position(repeated(2, transforms=[*PLAIN, T.Identity()]))
-    for batch_size, alone in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
-        mixed = by_position(repeated(batch_size))
-        assert [position for position in range(12) if torch.equal(mixed[position][0], plain[position][0])] == alone
-        assert [position for position in range(12) if mixed[position][1].max() == 1] == alone
+def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_itself():
+    """A batch has fewer than twice as many rows as a sample has repeats."""
+    plain = rows_by_position(repeating_loader(2, transforms=[*PLAIN, T.Identity()]))
+    for batch_size, unmixed in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
+        mixed = rows_by_position(repeating_loader(batch_size))
+        assert [position for position in range(12) if torch.equal(mixed[position][0], plain[position][0])] == unmixed
+        assert [position for position in range(12) if mixed[position][1].max() == 1] == unmixed
 
 
-def test_ranks_make_no_difference_to_repeated_samples():
-    whole = by_position(repeated(12))
-    for ranks in (2, 3, 6):
-        found = {}
-        for rank in range(ranks):
-            found |= by_position(repeated(12 // ranks, ranks=ranks, rank=rank))
-        same(found, whole)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_resume_gives_the_same_repeated_samples(ranks):
-    whole = by_position(repeated(12))
-    first = repeated(12)
-    batches = iter(first)
-    found = by_position([next(batches)])
-    state = first.state_dict()
-    for rank in range(ranks):
-        rest = repeated(12 // ranks, ranks=ranks, rank=rank)
-        rest.load_state_dict(state)
-        found |= by_position(rest)
-    same(found, whole)
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_mixing_with_repeats_gives_the_same_rows_on_any_number_of_ranks(ranks):
+    assert_same_rows(rows_of_ranks(repeating_loader, 12, ranks), rows_by_position(repeating_loader(12)))
 
 
 @pytest.mark.parametrize(
     ("batch_size", "ranks", "uneven"), [(8, 1, "pad"), (4, 3, "pad"), (4, 2, "drop"), (2, 1, "pad")]
 )
-def test_replay_gives_a_mixed_repeat_again(batch_size, ranks, uneven):
-    """Also at the end of an epoch, where the last batch is shorter, and may have an odd number of rows."""
+def test_replay_of_a_mixed_repeat_gives_the_same_image(batch_size, ranks, uneven):
+    """The last batch of an epoch is shorter, and may have an odd number of rows."""
     samples = 37
     for rank in range(ranks):
-        given = repeated(batch_size, ranks=ranks, rank=rank, samples=samples, uneven=uneven)
-        for position, (image, _) in by_position(given).items():
-            if position % ranks == rank:  # others only fill up the last batch, on another rank than their own
-                assert torch.equal(given.replay(0, position).sample[0], image), position
+        repeats = repeating_loader(batch_size, world_size=ranks, rank=rank, samples=samples, uneven=uneven)
+        for position, (image, _) in rows_by_position(repeats).items():
+            if position % ranks == rank:  # other rows only pad the last batch
+                assert torch.equal(repeats.replay(0, position).sample[0], image), position
 
 
-def test_a_sample_whose_neighbour_was_left_out_stays_unmixed():
+def test_mixing_leaves_a_sample_unmixed_if_its_neighbor_was_skipped():
     dataset = Pictures(22, bad=[5])
     transforms = [*PLAIN, T.MixUp(num_classes=CLASSES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        found = by_position(loader(dataset, transforms=transforms, on_error="skip"))
-    whole = by_position(loader(Pictures(22), transforms=transforms))
-    assert 5 not in found
-    assert sorted(found[4][1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
-    same({p: v for p, v in found.items() if p != 4}, {p: v for p, v in whole.items() if p not in (4, 5)})
+        rows = rows_by_position(loader(dataset, transforms=transforms, on_error="skip"))
+    expected = rows_by_position(loader(Pictures(22), transforms=transforms))
+    assert 5 not in rows
+    assert sorted(rows[4][1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+    assert_same_rows({p: v for p, v in rows.items() if p != 4}, {p: v for p, v in expected.items() if p not in (4, 5)})
 
 
-def test_a_sampler_or_stream_pairs_the_rows_of_a_batch():
+def test_mixing_with_a_sampler_or_stream_pairs_the_rows_of_a_batch():
     transforms = [T.CenterCrop(12), NORMALIZE, T.MixUp(num_classes=CLASSES)]
     order = [3, 8, 15, 2, 11, 6, 9]
     lists = [[3, 8], [15], [2, 11, 6, 9]]
@@ -247,64 +236,61 @@ def collated(samples, drop: int = 0):
     return {"pixels": torch.stack(images), "Labels": torch.tensor(labels[drop:])}
 
 
-def test_a_collate_fn_gets_mixed_images_and_its_labels_are_mixed():
-    whole = by_position(loader(shuffle=True))
+def test_mixing_with_a_collate_fn_mixes_the_labels_it_returns():
+    expected = rows_by_position(loader(shuffle=True))
     batches = loader(shuffle=True, collate_fn=collated)
-    same(by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), whole)
+    assert_same_rows(rows_by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), expected)
     text = "MixUp mixed 4 images, but the batch has 3 labels; make the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(collate_fn=partial(collated, drop=1))))
 
 
-def test_dtypes_and_layouts():
-    whole = by_position(loader(shuffle=True))
-    half = by_position(loader(shuffle=True, dtype="float16", memory_format="channels_last"))
+def test_mixing_in_float16_and_channels_last_equals_float32():
+    expected = rows_by_position(loader(shuffle=True))
+    half = rows_by_position(loader(shuffle=True, dtype="float16", memory_format="channels_last"))
     for position, (image, label) in half.items():
         assert image.dtype == torch.float16
-        torch.testing.assert_close(image.float(), whole[position][0], rtol=2e-3, atol=2e-3)
-        assert torch.equal(label, whole[position][1])
+        torch.testing.assert_close(image.float(), expected[position][0], rtol=2e-3, atol=2e-3)
+        assert torch.equal(label, expected[position][1])
 
 
 @pytest.mark.parametrize("on_error", [None, "skip", "replace"])
-def test_replay_gives_the_mixed_image_again(on_error):
+def test_replay_of_a_mixed_sample_gives_the_same_image(on_error):
     neighbour_fails = on_error is not None
     dataset = Pictures(21, bad=[5] if neighbour_fails else [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        given = loader(dataset, shuffle=not neighbour_fails, on_error=on_error or "raise")
-        found = by_position(given)
+        mixing_loader = loader(dataset, shuffle=not neighbour_fails, on_error=on_error or "raise")
+        rows = rows_by_position(mixing_loader)
     for position in (0, 3, 4, 20):
-        again = given.replay(0, position)
-        assert torch.equal(again.sample[0], found[position][0])
-        assert again.position == position
-        assert torch.equal(given.replay(0, position, again.index).sample[0], found[position][0])
+        replayed = mixing_loader.replay(0, position)
+        assert torch.equal(replayed.sample[0], rows[position][0])
+        assert replayed.position == position
+        assert torch.equal(mixing_loader.replay(0, position, replayed.index).sample[0], rows[position][0])
+
+
+EVEN = "batch_size must be even with MixUp"
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"batch_size": 5},
-            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 5; use batch_size=6",
-        ),
-        (
-            {"batch_size": 1},
-            "batch_size must be even with MixUp, which mixes the samples of a batch in pairs, got 1; use ",
-        ),
+        ({"batch_size": 5}, f"{EVEN}, which mixes the samples of a batch in pairs, got 5; use batch_size=6"),
+        ({"batch_size": 1}, f"{EVEN}, which mixes the samples of a batch in pairs, got 1; use "),
         (
             {"batch_size": None},
-            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an even batch_size",
+            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an ",
         ),
-        ({"batch_size": 3, "sampler": [1, 2]}, "batch_size must be even with MixUp"),
-        ({"dataset": Stream(4), "batch_size": 3}, "batch_size must be even with MixUp"),
+        ({"batch_size": 3, "sampler": [1, 2]}, EVEN),
+        ({"dataset": Stream(4), "batch_size": 3}, EVEN),
         (
             {"ragged": "list"},
-            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop or a ",
+            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop ",
         ),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with MixUp"),
     ],
 )
-def test_loaders_that_cannot_mix(options, text):
+def test_loader_that_cannot_mix_its_batches_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         loader(**options)
 
@@ -315,7 +301,7 @@ class Masked(Pictures):
         return image, gl.Mask(image[:, :, 0]), label
 
 
-def test_samples_that_cannot_be_mixed():
+def test_mixing_of_samples_that_cannot_be_mixed_raises():
     text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove MixUp"
     for options in ({}, {"collate_fn": list}):
         with pytest.raises(SampleError, match=re.escape(text)):

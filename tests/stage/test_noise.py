@@ -1,4 +1,4 @@
-"""Normal numbers: how they are distributed, and that every way of making them gives the same bits."""
+"""Normal numbers: their distribution, and the same bits from all functions that make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N = 400_000
 
 
 @pytest.mark.parametrize("key_words", [(0, 0), (1, 2), (0xFFFFFFFF, 0x80000000)])
-def test_standard_normal(key_words):
+def test_normals_follow_the_standard_normal_distribution(key_words):
     numbers = normals(key_words, N)
     assert numbers.dtype == np.float32
     assert stats.kstest(numbers, "norm").pvalue > 0.01
@@ -23,14 +23,14 @@ def test_standard_normal(key_words):
         assert abs((numbers.astype(np.float64) ** power).mean() - moment) < 4 * error, power
 
 
-def test_tails_are_as_heavy_as_they_should_be():
+def test_normals_beyond_three_to_four_and_a_half_sigma_are_as_frequent_as_expected():
     numbers = np.concatenate([normals((7, number), N) for number in range(8)])
     for limit in (3, 4, 4.5):
         beyond = int((abs(numbers) > limit).sum())
         assert stats.binomtest(beyond, len(numbers), 2 * stats.norm.sf(limit)).pvalue > 0.01, limit
 
 
-def test_neighbours_and_keys_are_independent():
+def test_normals_of_neighbors_and_of_other_keys_are_uncorrelated():
     numbers = normals((3, 4), N)
     for lag in (1, 2, 3, 7, 8):
         for one, other in ((numbers, numbers), (numbers**2, numbers**2), (numbers, abs(numbers))):
@@ -38,7 +38,7 @@ def test_neighbours_and_keys_are_independent():
     assert abs(np.corrcoef(numbers, normals((3, 5), N))[0, 1]) < 4 / N**0.5
 
 
-def test_the_table_is_of_variance_one():
+def test_quantiles_increase_and_have_mean_zero_and_variance_one():
     table = quantiles().astype(np.float64)
     assert table.mean() == 0
     assert abs(table.var() - 1) < 1e-7
@@ -46,7 +46,7 @@ def test_the_table_is_of_variance_one():
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
-def test_a_batch_on_a_device_has_the_same_bits(count):
+def test_batch_normals_gives_the_bits_of_normals(count):
     keys = [(0, 0), (5, 9), (0xFFFFFFFF, 0xFFFFFFFF), (1 << 31, 3)]
     batch = batch_normals(torch.tensor(keys, dtype=torch.float64), count)
     assert batch.shape == (4, count)

@@ -1,11 +1,10 @@
-"""Which backend runs which transform, and how that is shown, in notebooks too."""
+"""Plans: which backend runs which transform, and how a plan is printed and shown in notebooks."""
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import pytest
 import torch
+from helpers.html_cells import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -26,20 +25,20 @@ from gpuload.transforms.program.ops import (
 
 
 class Picky(Backend):
-    """Has what moves no pixels, and of finished images nothing."""
+    """A backend that supports transforms that move no pixels, and none that change finished images."""
 
     name = "picky"
 
     def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         if is_late and issubclass(outline.kind, CHANGES_PIXELS):
-            return "it is late"
+            return "it changes finished images"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 
     def level_runner(self, finish):
         raise NotImplementedError
 
 
-def plan(*transforms):
+def plan_of(*transforms):
     return make_plan(T.Chain(transforms), Picky(torch.device("cpu")))
 
 
@@ -64,60 +63,55 @@ NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
         (T.ClampBoundingBoxes(), Clamp),
     ],
 )
-def test_kinds(transform, kind):
+def test_outline_of_a_transform_has_the_kind_of_its_record(transform, kind):
     assert [outline.kind for outline in transform.outline] == ([] if kind is None else [kind])
 
 
-def test_each_transform_runs_where_it_can():
-    found = plan(T.Resize(9), T.RandomInvert(), T.RandomHorizontalFlip(), T.RandomSolarize(9), NORMALIZE)
-    assert [step.backend for step in found.steps] == ["torch", "picky", "torch", "picky", "picky"]
-    assert found.steps[0].reason == "it moves pixels"
-    assert found.steps[1].reason is None
-    assert found.backend_of("RandomSolarize") == "picky"
+def test_plan_runs_a_transform_on_torch_if_the_backend_does_not_support_it():
+    plan = plan_of(T.Resize(9), T.RandomInvert(), T.RandomHorizontalFlip(), T.RandomSolarize(9), NORMALIZE)
+    assert [step.backend for step in plan.steps] == ["torch", "picky", "torch", "picky", "picky"]
+    assert plan.steps[0].reason == "it moves pixels"
+    assert plan.steps[1].reason is None
+    assert plan.backend_of("RandomSolarize") == "picky"
 
 
-def test_a_name_that_is_not_there():
+def test_backend_of_an_absent_transform_raises_key_error():
     with pytest.raises(KeyError, match="the chain has no transform called 'Resize'; its transforms: RandomInvert"):
-        plan(T.RandomInvert()).backend_of("Resize")
+        plan_of(T.RandomInvert()).backend_of("Resize")
 
 
-def test_one_that_holds_others_runs_where_all_of_them_can():
-    found = plan(
+def test_plan_runs_a_container_on_the_backend_only_if_all_its_transforms_can():
+    plan = plan_of(
         T.RandomApply([T.RandomInvert(), T.RandomGrayscale()]), T.RandomChoice([T.RandomInvert(), T.Resize(9)])
     )
-    assert [step.backend for step in found.steps] == ["picky", "torch"]
-    assert found.steps[1].reason == "Resize: it moves pixels"
+    assert [step.backend for step in plan.steps] == ["picky", "torch"]
+    assert plan.steps[1].reason == "Resize: it moves pixels"
 
 
-def test_images_are_finished_where_they_are_written():
-    found = plan(T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip())
-    assert [step.backend for step in found.steps] == ["picky", "torch", "torch"]
-    assert found.steps[1].reason == "combined with RandomHorizontalFlip after it"
+@pytest.mark.parametrize(
+    ("transforms", "backends", "reasons"),
+    [
+        ([T.RandomInvert(), NORMALIZE, T.RandomHorizontalFlip()], ["picky", "torch", "torch"],
+         [None, "combined with RandomHorizontalFlip after it", "it moves pixels"]),
+        ([NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2)], ["picky", "torch", "torch"],
+         [None, "it changes finished images", "it changes finished images"]),
+        ([T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert()], ["picky", "torch", "picky"],
+         [None, "it moves pixels", None]),
+        ([NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes()], ["picky", "torch", "picky", "picky"],
+         [None, "it changes finished images", None, None]),
+    ],
+    ids=["Normalize with the flip after it", "finished images", "levels after a conversion", "no pixels"],
+)  # fmt: skip
+def test_plan_gives_each_step_a_backend_and_a_reason(transforms, backends, reasons):
+    plan = plan_of(*transforms)
+    assert [step.backend for step in plan.steps] == backends
+    assert [step.reason for step in plan.steps] == reasons
 
 
-def test_finished_images():
-    found = plan(NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=2))
-    assert [(step.backend, step.reason) for step in found.steps] == [
-        ("picky", None),
-        ("torch", "it is late"),
-        ("torch", "it is late"),
-    ]
-
-
-def test_levels_that_go_on_elsewhere_after_the_conversion():
-    found = plan(T.ToDtype("float32", scale=True), T.RandomHorizontalFlip(), T.RandomInvert())
-    assert [step.backend for step in found.steps] == ["picky", "torch", "picky"]
-
-
-def test_what_does_nothing_to_images_runs_anywhere():
-    found = plan(NORMALIZE, T.RandomErasing(), T.Identity(), T.ClampBoundingBoxes())
-    assert [step.backend for step in found.steps] == ["picky", "torch", "picky", "picky"]
-
-
-def test_views_and_modules():
+def test_plan_prints_each_view_and_module():
     views = T.MultiView([[T.RandomInvert()], [T.Resize(9)]])
-    found = make_plan(T.Chain([views, NORMALIZE, torch.nn.Identity()]), Picky(torch.device("cpu")), note="so be it")
-    assert str(found) == (
+    plan = make_plan(T.Chain([views, NORMALIZE, torch.nn.Identity()]), Picky(torch.device("cpu")), note="so be it")
+    assert str(plan) == (
         "backend picky on cpu (so be it)\n"
         "view 1\n"
         "  RandomInvert()                                        picky\n"
@@ -130,74 +124,45 @@ def test_views_and_modules():
     )
 
 
-def test_an_empty_chain():
-    assert str(plan()) == "backend picky on cpu"
+def test_plan_of_an_empty_chain_prints_only_the_backend():
+    assert str(plan_of()) == "backend picky on cpu"
 
 
-class Cells(HTMLParser):
-    """The text of each cell, by rows, and all tags; AssertionError if one is not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag, attrs):
-        self._open.append(tag)
-        self.tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open and self._open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
+def test_table_escapes_all_text():
+    cells = Cells(table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", "12,345")]))
+    assert cells.rows == [["<i>", "n"], ["<script>alert('&')</script>", "12,345"]]
+    assert set(cells.tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
 
 
-def test_everything_is_escaped():
-    text = table("<b>", ("<i>", "n"), [("<script>alert('&')</script>", "12,345")])
-    found = Cells(text)
-    assert found.rows == [["<i>", "n"], ["<script>alert('&')</script>", "12,345"]]
-    assert set(found.tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
-
-
-def test_numbers_stand_on_the_right():
+def test_table_aligns_numbers_right():
     assert '<td style="text-align: right">12 s</td>' in table("", ("a", "b"), [("x", "12 s")])
     assert "right" not in table("", (), [("x", "12 s")])
 
 
-def test_without_heads_each_row_has_one():
+def test_table_without_column_heads_begins_each_row_with_a_head():
     assert Cells(table("", (), [("a", "b")])).tags == ["table", "tbody", "tr", "th", "td"]
 
 
-def test_long_texts_are_cut():
+def test_shorten_cuts_texts_above_100_characters():
     assert shorten("a" * 100) == "a" * 100
     assert shorten("a" * 101) == "a" * 99 + "…"
 
 
-@pytest.mark.parametrize("of", ["http", "src=", "url(", "<style", "<script", "color"])
-def test_nothing_is_loaded_and_no_colour_is_chosen(of):
-    assert of not in gl.Loader(["a.jpg"], transforms=[T.Resize(8)], device="cpu").plan()._repr_html_()
+@pytest.mark.parametrize("text", ["http", "src=", "url(", "<style", "<script", "color"])
+def test_html_of_a_plan_loads_nothing_and_sets_no_color(text):
+    assert text not in gl.Loader(["a.jpg"], transforms=[T.Resize(8)], device="cpu").plan()._repr_html_()
 
 
-def test_a_plan_says_in_a_notebook_what_it_prints():
+def test_html_of_a_plan_has_the_text_of_its_printed_form():
     def brighten(images):
         return images
 
     views = T.MultiView([[T.Resize((16, 16))], [T.CenterCrop(8), T.RandomInvert()]])
     plan = gl.Loader(["a.jpg"], transforms=[views, T.Lambda(brighten)], device="cpu").plan()
-    found = Cells(plan._repr_html_())
-    assert found.tags.count("table") == 2
+    cells = Cells(plan._repr_html_())
+    assert cells.tags.count("table") == 2
     printed = str(plan)
-    for row in found.rows:
+    for row in cells.rows:
         if row != ["transform", "backend", "why"]:
             assert all(cell in printed for cell in row)
-    assert [row[:2] for row in found.rows].count(["Lambda(brighten)", "own"]) == 2
+    assert [row[:2] for row in cells.rows].count(["Lambda(brighten)", "own"]) == 2

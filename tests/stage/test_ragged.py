@@ -1,4 +1,4 @@
-"""Batches of images of all sizes, from arrays and from tensors that lie in any way."""
+"""`RaggedImages`: batches of images of any sizes, from arrays and from tensors of any memory layout."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from helpers.tensor_layouts import DENSE, LAYOUTS
 from gpuload.stage import RaggedImages
 from gpuload.transforms.program.windows import full_windows
 
-SIZES = [(5, 7), (1, 9), (8, 1), (1, 1), (6, 6)]  # of images
+IMAGE_SIZES = [(5, 7), (1, 9), (8, 1), (1, 1), (6, 6)]
 DTYPES = ["uint8", "uint16", "float32"]
 
 
-def test_images_lie_one_after_the_other():
+def test_from_arrays_stores_images_one_after_the_other():
     arrays = [np.full((2, 3, 3), 7, np.uint8), np.full((4, 1, 1), 9, np.uint8)[:, ::-1]]
     images = RaggedImages.from_arrays(arrays)
     assert len(images) == 2
@@ -30,7 +30,7 @@ def test_images_lie_one_after_the_other():
     assert images.labels == ["image 0", "image 1"]
 
 
-def test_no_images():
+def test_from_arrays_of_no_images_is_empty():
     images = RaggedImages.from_arrays([])
     assert len(images) == 0
     assert images.shapes.shape == (0, 3)
@@ -45,7 +45,7 @@ def test_no_images():
         ([[[1, 2, 3]]], "list"),
     ],
 )
-def test_other_arrays_are_refused(array, got):
+def test_from_arrays_of_another_dtype_or_shape_raises(array, got):
     with pytest.raises(TypeError, match=re.escape(f"image 1 must be an H×W×C array of uint8, got {got}")):
         RaggedImages.from_arrays([np.zeros((2, 2, 3), np.uint8), array])
 
@@ -56,89 +56,97 @@ def arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> list[np.n
 
 
 def windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """One in each image, of about half of it."""
+    """Return a window in each image, of about half its size."""
     return np.hstack([sizes_hw // 3, np.maximum(sizes_hw // 2, 1)])
 
 
-def check(images: RaggedImages, expected: list[np.ndarray], windows_tlhw: np.ndarray) -> None:
-    """What a copy holds is what is asked for, and it is one where the images do not lie so already."""
-    found = images.interleave(windows_tlhw)
-    assert found.steps is None
-    assert (found is images) == (images.steps is None)
+def assert_interleaves(images: RaggedImages, expected: list[np.ndarray], windows_tlhw: np.ndarray) -> None:
+    """Check that `interleave` returns these windows of the images, and copies only images that are not interleaved."""
+    interleaved = images.interleave(windows_tlhw)
+    assert interleaved.steps is None
+    assert (interleaved is images) == (images.steps is None)
     regions = full_windows(images.sizes_hw) if images.steps is None else windows_tlhw
-    assert found.regions_tlhw.tolist() == regions.tolist()
-    assert found.sizes_hw.tolist() == [list(array.shape[:2]) for array in expected]
-    assert (found.labels, found.dtype) == (images.labels, images.dtype)
-    pixels = found.pixels.numpy()
-    for array, offset, shape, region in zip(expected, found.offsets, found.shapes, regions, strict=True):
+    assert interleaved.regions_tlhw.tolist() == regions.tolist()
+    assert interleaved.sizes_hw.tolist() == [list(array.shape[:2]) for array in expected]
+    assert (interleaved.labels, interleaved.dtype) == (images.labels, images.dtype)
+    pixels = interleaved.pixels.numpy()
+    for array, offset, shape, region in zip(expected, interleaved.offsets, interleaved.shapes, regions, strict=True):
         top, left, height, width = region
-        wanted = array[top : top + height, left : left + width]
-        assert tuple(shape) == wanted.shape
-        np.testing.assert_array_equal(pixels[offset : offset + wanted.size].reshape(shape), wanted)
+        region_pixels = array[top : top + height, left : left + width]
+        assert tuple(shape) == region_pixels.shape
+        np.testing.assert_array_equal(pixels[offset : offset + region_pixels.size].reshape(shape), region_pixels)
 
 
-def read(images: RaggedImages, row: int) -> list[float]:
-    """An image's numbers, H×W×C, by addresses, as a kernel reads them."""
+def values_by_address(images: RaggedImages, row: int) -> list[float]:
+    """Return an image's values, H×W×C, read by address as a kernel reads them."""
     assert images.steps is not None
     pixels = images.pixels
-    places = images.offsets[row] + np.indices(images.shapes[row]).reshape(3, -1).T @ images.steps[row]
-    kind = np.dtype(images.dtype)
-    kinds = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_float}
-    return [kinds[kind.itemsize].from_address(pixels.data_ptr() + int(at) * kind.itemsize).value for at in places]
+    indices = images.offsets[row] + np.indices(images.shapes[row]).reshape(3, -1).T @ images.steps[row]
+    dtype = np.dtype(images.dtype)
+    types = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_float}
+    return [
+        types[dtype.itemsize].from_address(pixels.data_ptr() + int(index) * dtype.itemsize).value for index in indices
+    ]
 
 
 @matrix(layout=DENSE, dtype=DTYPES, channels=[1, 3, 5], size=[(5, 7), (1, 4), (6, 1), (1, 1)], count=[1, 3])
-def test_a_tensor_of_planes(layout, dtype, channels, size, count):
+def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, channels, size, count):
     expected = arrays([size] * count, channels, dtype)
-    given = DENSE[layout](expected)
-    images = RaggedImages.from_planes(given, list("abc")[:count])
-    assert images.pixels.data_ptr() == given.data_ptr()
+    tensor = DENSE[layout](expected)
+    images = RaggedImages.from_planes(tensor, list("abc")[:count])
+    assert images.pixels.data_ptr() == tensor.data_ptr()
     assert (images.labels, images.dtype) == (list("abc")[:count], dtype)
     assert images.shapes.tolist() == [[*size, channels]] * count
     assert images.regions_tlhw.tolist() == [[0, 0, *size]] * count
     gapless = layout == "channels last" or (layout == "contiguous" and (channels == 1 or size == (1, 1)))
     assert gapless <= (images.steps is None)
-    check(images, expected, windows(images.sizes_hw))
+    assert_interleaves(images, expected, windows(images.sizes_hw))
     if images.steps is not None:
-        assert [read(images, row) for row in range(count)] == [array.ravel().tolist() for array in expected]
+        assert [values_by_address(images, row) for row in range(count)] == [
+            array.ravel().tolist() for array in expected
+        ]
 
 
 @matrix(layout=LAYOUTS, dtype=DTYPES, channels=[1, 3, 4], count=[1, 5])
-def test_planes_of_all_sizes(layout, dtype, channels, count):
-    expected = arrays(SIZES[:count], channels, dtype)
-    given = LAYOUTS[layout](expected)
-    images = RaggedImages.from_planes(given, list("abcde")[:count])
-    assert images.pixels.data_ptr() == given[0].data_ptr()
-    assert images.shapes.tolist() == [[*size, channels] for size in SIZES[:count]]
-    alone = count == 1 and (layout in ("each channels last", "backwards") or (layout == "each" and channels == 1))
-    assert (images.steps is None) == (layout == "one after the other" or alone)
-    check(images, expected, windows(images.sizes_hw))
+def test_from_planes_of_several_sizes_reads_their_memory_in_place(layout, dtype, channels, count):
+    expected = arrays(IMAGE_SIZES[:count], channels, dtype)
+    planes = LAYOUTS[layout](expected)
+    images = RaggedImages.from_planes(planes, list("abcde")[:count])
+    assert images.pixels.data_ptr() == planes[0].data_ptr()
+    assert images.shapes.tolist() == [[*size, channels] for size in IMAGE_SIZES[:count]]
+    is_single_gapless = count == 1 and (
+        layout in ("each channels last", "backwards") or (layout == "each" and channels == 1)
+    )
+    assert (images.steps is None) == (layout == "one after the other" or is_single_gapless)
+    assert_interleaves(images, expected, windows(images.sizes_hw))
     if images.steps is not None:
-        assert [read(images, row) for row in range(count)] == [array.ravel().tolist() for array in expected]
+        assert [values_by_address(images, row) for row in range(count)] == [
+            array.ravel().tolist() for array in expected
+        ]
         order = np.arange(count)[::-1]
-        check(images.take(order), expected[::-1], windows(images.sizes_hw)[::-1])
+        assert_interleaves(images.take(order), expected[::-1], windows(images.sizes_hw)[::-1])
 
 
 @pytest.mark.parametrize("axes", [(4, -1, -1, -1), (4, 3, -1, -1), (4, 3, 6, -1), (4, 3, 6, 5)])
-def test_expanded_planes(axes):
-    given = torch.arange(210, dtype=torch.uint8).view(1, 3, 7, 10)
-    given = given[:, *(slice(None if own == -1 else 1) for own in axes[1:])].expand(axes)
-    images = RaggedImages.from_planes(given, list("abcd"))
+def test_from_planes_of_an_expanded_tensor_shares_its_memory(axes):
+    tensor = torch.arange(210, dtype=torch.uint8).view(1, 3, 7, 10)
+    tensor = tensor[:, *(slice(None if length == -1 else 1) for length in axes[1:])].expand(axes)
+    images = RaggedImages.from_planes(tensor, list("abcd"))
     assert images.offsets.tolist() == [0] * 4
-    check(images, [*given.permute(0, 2, 3, 1).numpy()], windows(images.sizes_hw))
+    assert_interleaves(images, [*tensor.permute(0, 2, 3, 1).numpy()], windows(images.sizes_hw))
 
 
-def test_a_copy_is_made_where_there_is_memory():
+def test_interleave_copies_into_the_memory_passed():
     expected = arrays([(5, 7), (5, 7)], 3, "uint8")
     memory = torch.zeros(1000, dtype=torch.uint8)
     images = RaggedImages.from_planes(DENSE["contiguous"](expected), ["a", "b"])
-    found = images.interleave(full_windows(images.sizes_hw), lambda count: memory[:count])
-    assert found.pixels.data_ptr() == memory.data_ptr()
-    assert found.pixels.tolist() == np.stack(expected).ravel().tolist()
+    interleaved = images.interleave(full_windows(images.sizes_hw), lambda count: memory[:count])
+    assert interleaved.pixels.data_ptr() == memory.data_ptr()
+    assert interleaved.pixels.tolist() == np.stack(expected).ravel().tolist()
 
 
-def test_planes_live_as_long_as_the_batch():
-    expected = arrays(SIZES, 3, "float32")
+def test_from_planes_keeps_the_tensors_alive():
+    expected = arrays(IMAGE_SIZES, 3, "float32")
     images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
     torch.full((10_000,), 7.0)
-    check(images, expected, full_windows(images.sizes_hw))
+    assert_interleaves(images, expected, full_windows(images.sizes_hw))

@@ -1,4 +1,4 @@
-"""Lines on several backends: what lies between two runs is what the reference would have there."""
+"""Chains run in segments on several backends: results equal those of one backend, and segments get what they need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import plan_steps
 from gpuload.stage.reference.backend import TorchBackend
@@ -23,10 +23,10 @@ CPU = torch.device("cpu")
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-class Every(TorchBackend):
-    """Runs transforms of some names, with the reference, and remembers what it was given."""
+class NamedTransforms(TorchBackend):
+    """A backend that runs transforms of some names with the reference, and records what each segment gets."""
 
-    name = "every"
+    name = "named"
 
     def __init__(self, names: set[str]) -> None:
         super().__init__(CPU)
@@ -34,8 +34,8 @@ class Every(TorchBackend):
         self.seen: list[Any] = []
 
     def why_unsupported(self, outline, *, is_late=False, follows_own=True):
-        asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
-        return None if asked else "not asked for"
+        is_supported = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
+        return None if is_supported else "another name"
 
     def level_runner(self, finish):
         run = super().level_runner(finish)
@@ -47,15 +47,19 @@ class Every(TorchBackend):
         return watched
 
 
-def run(chain, names, batch, draws, **options):
-    expected = compile_stage(chain, device="cpu", **options)(batch, draws)
-    backend = Every(names)
+def segment_runner(chain: T.Chain, names: set[str]) -> tuple[SegmentRunner, NamedTransforms]:
+    backend = NamedTransforms(names)
     line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
-    )
-    found = [torch.empty_like(image) for image in expected]
-    outputs = torch.empty_like(expected) if isinstance(expected, torch.Tensor) else found
+    backends = {"torch": TorchBackend(CPU), "named": backend}
+    return SegmentRunner(plan_steps(line, backend), Finish.of(line, None), backends), backend
+
+
+def run(chain, names, batch, draws, **options):
+    """Return the result of the reference, that of the segments, and the backend."""
+    expected = compile_stage(chain, device="cpu", **options)(batch, draws)
+    runner, backend = segment_runner(chain, names)
+    is_batch = isinstance(expected, torch.Tensor)
+    outputs = torch.empty_like(expected) if is_batch else [torch.empty_like(image) for image in expected]
     runner(batch, draws, outputs)
     return expected, outputs, backend
 
@@ -70,19 +74,9 @@ def run(chain, names, batch, draws, **options):
         {"RandomHorizontalFlip", "CenterCrop"},
     ],
 )
-def test_cut_anywhere_the_bits_are_the_same(make_images, make_batch, names):
-    chain = T.Chain(
-        [
-            T.RandomInvert(),
-            T.RandomResizedCrop(40),
-            T.RandomHorizontalFlip(),
-            T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-            T.CenterCrop(33),
-            T.RandomGrayscale(0.5),
-            NORMALIZE,
-            T.RandomErasing(0.5),
-        ]
-    )
+def test_segments_on_several_backends_give_the_bits_of_one(make_images, make_batch, names):
+    levels = [T.RandomInvert(), T.RandomResizedCrop(40), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    chain = T.Chain([*levels, T.CenterCrop(33), T.RandomGrayscale(0.5), NORMALIZE, T.RandomErasing(0.5)])
     for seed in range(3):
         ragged, draws = make_batch(chain, make_images(seed, 5))
         expected, outputs, backend = run(chain, names, ragged, draws)
@@ -90,9 +84,9 @@ def test_cut_anywhere_the_bits_are_the_same(make_images, make_batch, names):
         assert {name for _, ran, _ in backend.seen for name in ran} == names | {"Normalize"}
 
 
-def test_only_the_window_that_matters_lies_between(make_images, make_batch):
+def test_segment_gets_only_the_window_that_it_needs(make_images, make_batch):
     chain = T.Chain([T.RandomInvert(), T.CenterCrop(20)])
-    ragged, draws = make_batch(chain, make_images(0, 3), whole=True)
+    ragged, draws = make_batch(chain, make_images(0, 3), uncut=True)
     _, _, backend = run(chain, {"CenterCrop"}, ragged, draws)
     [(images, _, _)] = backend.seen
     assert images.shapes.tolist() == [[20, 20, 3]] * 3
@@ -100,16 +94,16 @@ def test_only_the_window_that_matters_lies_between(make_images, make_batch):
     assert (images.regions_tlhw == draws.windows_tlhw[1]).all()
 
 
-def test_images_of_different_sizes_and_of_fewer_channels(make_images, make_batch):
+def test_segments_give_the_bits_of_one_for_images_of_several_sizes_and_gray_images(make_images, make_batch):
     chain = T.Chain([T.Grayscale(), T.Resize(20), T.RandomSolarize(99), T.RandomVerticalFlip()])
     ragged, draws = make_batch(chain, make_images(1, 4))
     for names in ({"Resize"}, {"Grayscale", "RandomSolarize"}, {"RandomVerticalFlip"}):
         expected, outputs, _ = run(chain, names, ragged, draws, ragged="list")
-        for one, other in zip(outputs, expected, strict=True):
-            assert torch.equal(one, other)
+        for output, expected_image in zip(outputs, expected, strict=True):
+            assert torch.equal(output, expected_image)
 
 
-def test_what_is_left_of_late_is_done_by_whom_it_was_planned_for(make_images, make_batch):
+def test_on_finished_offers_a_backend_only_the_records_planned_for_it(make_images, make_batch):
     chain = T.Chain([T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), T.MixUp(num_classes=2)])
     ragged, draws = make_batch(chain, make_images(2, 4))
     for names in ({"Normalize", "RandomErasing"}, {"Normalize", "MixUp"}, {"Normalize", "RandomErasing", "MixUp"}):
@@ -120,20 +114,16 @@ def test_what_is_left_of_late_is_done_by_whom_it_was_planned_for(make_images, ma
         assert offered == [name for name in ("RandomErasing", "MixUp") if "RandomErasing" in names and name in names]
 
 
-def test_memory_between_runs_is_kept(make_images, make_batch):
+def test_memory_between_segments_is_reused(make_images, make_batch):
     chain = T.Chain([T.RandomInvert(), T.CenterCrop(20)])
     ragged, draws = make_batch(chain, make_images(0, 3))
-    backend = Every({"CenterCrop"})
-    line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
-    )
+    runner, backend = segment_runner(chain, {"CenterCrop"})
     for _ in range(3):
         runner(ragged, draws, torch.empty(3, 3, 20, 20, dtype=torch.uint8))
     assert len({images.pixels.data_ptr() for images, _, _ in backend.seen}) == 1
 
 
-def test_what_has_no_parameters_makes_no_run_of_its_own(make_images, make_batch):
+def test_transforms_without_parameters_make_no_segment(make_images, make_batch):
     chain = T.Chain([T.ToDtype("float32", scale=True), T.Identity(), T.RandomInvert(), T.Resize((20, 20)), NORMALIZE])
     ragged, draws = make_batch(chain, make_images(3, 3))
     expected, outputs, backend = run(chain, {"Resize"}, ragged, draws)
@@ -145,28 +135,23 @@ def test_what_has_no_parameters_makes_no_run_of_its_own(make_images, make_batch)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
     arrays = [image[:40, :45].astype(dtype) for image in make_images(4, 4, low=50)]
-    given = DENSE[layout](arrays) if layout in DENSE else LAYOUTS[layout](arrays)
-    both = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(given, list("abcd"))
-    colours = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
-    transforms = [T.RandomHorizontalFlip(), T.RandomResizedCrop(20), *colours, NORMALIZE, T.RandomErasing()]
+    inputs = interleaved_and_planes(arrays, layout)
+    colors = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
+    transforms = [T.RandomHorizontalFlip(), T.RandomResizedCrop(20), *colors, NORMALIZE, T.RandomErasing()]
     for chain in (T.Chain(transforms), T.Chain([T.Lambda(lambda images: images.clone()), *transforms])):
-        draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+        draws = chain.draw(epoch_key(0, 0), np.arange(4), inputs[0].sizes_hw)
         stage = compile_stage(chain, device="cpu", runner=runner)
-        expected, found = (stage(images, draws) for images in both)
-        assert torch.equal(found, expected)
+        expected, outputs = (stage(images, draws) for images in inputs)
+        assert torch.equal(outputs, expected)
 
 
-def test_planes_are_copied_once_into_memory_that_is_kept(make_images):
-    """Only the windows that matter, and only where the first run cannot read them."""
+def test_planes_are_interleaved_once_into_reused_memory(make_images):
+    """Only the windows that the chain needs are copied, and only before the first segment."""
     arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
-    planes = RaggedImages.from_planes(LAYOUTS["within others"](arrays), ["a", "b"])
+    _, planes = interleaved_and_planes(arrays, "within others")
     chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])
     draws = chain.draw(epoch_key(0, 0), np.arange(2), planes.sizes_hw)
-    backend = Every({"CenterCrop", "RandomInvert"})
-    line = chain.lines[0].transforms
-    runner = SegmentRunner(
-        plan_steps(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
-    )
+    runner, backend = segment_runner(chain, {"CenterCrop", "RandomInvert"})
     for _ in range(3):
         runner(planes, draws, torch.empty(2, 3, 20, 20))
     seen = [images for images, _, _ in backend.seen]

@@ -1,4 +1,4 @@
-"""The stage: its options, what it refuses, what a batch looks like, and that its bits depend on the image alone."""
+"""Compiled stages: options, errors, the layout of a batch, and bits that depend only on the image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stage_of(transforms, **options):
         ),
     ],
 )
-def test_options_are_checked(options, text):
+def test_compile_stage_with_invalid_options_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         compile_stage(T.Chain([T.CenterCrop(8), torch.nn.Identity()]), **{"device": "cpu", **options})
 
@@ -45,23 +45,20 @@ def test_options_are_checked(options, text):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize("jitter", [[], [T.ColorJitter(0.4, 0.4)]])
-def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format, jitter):
-    transforms = [T.RandomResizedCrop((40, 30)), T.RandomHorizontalFlip(), *jitter]
-    images = make_images(0, 6)
-    chain, stage = stage_of([*transforms, NORMALIZE], dtype=dtype, memory_format=memory_format)
-    result = stage(*make_batch(chain, images))
+def test_stage_returns_the_requested_dtype_and_memory_format(make_images, run_stage, dtype, memory_format, jitter):
+    transforms, images = [T.RandomResizedCrop((40, 30)), T.RandomHorizontalFlip(), *jitter], make_images(0, 6)
+    result = run_stage([*transforms, NORMALIZE], images, dtype=dtype, memory_format=memory_format)
     assert result.shape == (6, 3, 40, 30)
     assert result.dtype == getattr(torch, dtype)
     assert result.is_contiguous(memory_format=getattr(torch, memory_format))
-    chain, plain = stage_of(transforms)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (NORMALIZE.mean, NORMALIZE.std))
-    expected = (plain(*make_batch(chain, images)).float() / 255 - mean) / std
+    expected = (run_stage(transforms, images).float() / 255 - mean) / std
     tolerance = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
     torch.testing.assert_close(result.float(), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("end", "dtype", "expected", "scale"),
+    ("conversion", "dtype", "expected", "scale"),
     [
         ([], None, torch.uint8, 1),
         ([T.ToDtype("uint8", scale=True)], "float16", torch.uint8, 1),
@@ -72,8 +69,10 @@ def test_dtypes_and_memory_formats(make_images, make_batch, dtype, memory_format
         ([T.Normalize((0.0,) * 3, (1.0,) * 3)], torch.float16, torch.float16, 255),
     ],
 )
-def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
-    chain, stage = stage_of([T.CenterCrop(20), *end], dtype=dtype)
+def test_floats_are_scaled_as_normalize_or_to_dtype_specify(
+    make_images, make_batch, conversion, dtype, expected, scale
+):
+    chain, stage = stage_of([T.CenterCrop(20), *conversion], dtype=dtype)
     result = stage(*make_batch(chain, make_images(1, 2)))
     chain, plain = stage_of([T.CenterCrop(20)])
     pixels = plain(*make_batch(chain, make_images(1, 2)))
@@ -84,57 +83,48 @@ def test_what_floats_mean(make_images, make_batch, end, dtype, expected, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_bits_do_not_depend_on_the_batch(make_images, make_batch, interpolation):
+def test_stage_bits_do_not_depend_on_the_batch(make_images, run_stage, interpolation):
     transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAIN]
-    chain, stage = stage_of(transforms)
     images = make_images(2, 48)
-    together = stage(*make_batch(chain, images)).clone()
+    expected = run_stage(transforms, images)
     for position in range(48):
-        alone = stage(*make_batch(chain, images[position : position + 1], first=position))
-        assert torch.equal(alone[0], together[position])
-    _, other = stage_of(transforms, cpu_threads=2)
-    assert torch.equal(other(*make_batch(chain, images)), together)
+        alone = run_stage(transforms, images[position : position + 1], first=position)
+        assert torch.equal(alone[0], expected[position])
+    assert torch.equal(run_stage(transforms, images, cpu_threads=2), expected)
 
 
-def test_the_same_stage_again_gives_the_same(make_images, make_batch):
+def test_stage_called_twice_gives_the_same_bits_and_only_reads_its_input(make_images, make_batch):
     chain, stage = stage_of(TRAIN)
     ragged, draws = make_batch(chain, make_images(3, 5))
     before = ragged.pixels.clone()
-    first = stage(ragged, draws)
-    assert torch.equal(stage(ragged, draws), first)
-    assert torch.equal(ragged.pixels, before)  # the sources are only read
+    assert torch.equal(stage(ragged, draws), stage(ragged, draws))
+    assert torch.equal(ragged.pixels, before)
 
 
-def test_ragged_error_names_two_images(make_batch):
-    chain, stage = stage_of([T.Resize(10)])
+def test_ragged_error_names_two_images_of_different_sizes(run_stage):
     images = [np.zeros(shape, np.uint8) for shape in ((20, 40, 3), (20, 40, 3), (30, 20, 3))]
     text = (
         "the images of a batch have different sizes (height × width) after all transforms: image 0 has 10×20, image 2 "
         "has 15×10; end with a crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage(*make_batch(chain, images))
+        run_stage([T.Resize(10)], images)
 
 
-def test_ragged_list_and_pad(make_images, make_batch):
-    transforms = [T.Resize(30), T.RandomVerticalFlip(), NORMALIZE]
-    images = make_images(4, 5)
-    chain, listing = stage_of(transforms, ragged="list")
-    ragged, draws = make_batch(chain, images)
-    each = listing(ragged, draws)
-    _, padding = stage_of(transforms, ragged="pad")
-    padded, sizes = padding(ragged, draws)
+def test_ragged_list_and_pad_hold_the_same_images(make_images, run_stage):
+    transforms, images = [T.Resize(30), T.RandomVerticalFlip(), NORMALIZE], make_images(4, 5)
+    each = run_stage(transforms, images, ragged="list")
+    padded, sizes = run_stage(transforms, images, ragged="pad")
     assert isinstance(each, list)
     assert sizes.dtype == torch.int64
-    assert sizes.tolist() == draws.results_hw.tolist() == [list(image.shape[1:]) for image in each]
+    assert sizes.tolist() == [list(image.shape[1:]) for image in each]
     assert padded.shape == (5, 3, *sizes.amax(0).tolist())
     for image, canvas, (height, width) in zip(each, padded, sizes.tolist(), strict=True):
         assert torch.equal(canvas[:, :height, :width], image)
         assert not canvas[:, height:].any()
         assert not canvas[:, :, width:].any()
-    # The option decides the type, not the data.
-    chain, listing = stage_of([T.CenterCrop(8)], ragged="list")
-    assert [image.shape for image in listing(*make_batch(chain, images))] == [(3, 8, 8)] * 5
+    # The result is a list even if all images have one size.
+    assert [image.shape for image in run_stage([T.CenterCrop(8)], images, ragged="list")] == [(3, 8, 8)] * 5
 
 
 @matrix(
@@ -143,16 +133,14 @@ def test_ragged_list_and_pad(make_images, make_batch):
     memory_format=["contiguous_format", "channels_last"],
     backend=["torch", "batched", "kornia", "fused"],
 )
-def test_padded_to_multiples(make_images, make_batch, pad_to, end, memory_format, backend):
+def test_pad_to_rounds_the_padded_size_up_to_a_multiple(make_images, run_stage, pad_to, end, memory_format, backend):
     needs("torch" if backend == "batched" else backend)
     options = {"backend": "torch", "runner": "batched"} if backend == "batched" else {"backend": backend}
     options |= {"ragged": "pad", "memory_format": memory_format}
-    transforms = [T.Resize(20), T.RandomHorizontalFlip(), *end]
-    chain, plain = stage_of(transforms, **options)
-    ragged, draws = make_batch(chain, make_images(4, 3))
-    expected, expected_sizes = plain(ragged, draws)
-    padded, sizes = stage_of(transforms, pad_to=pad_to, **options)[1](ragged, draws)
-    height, width = draws.results_hw.max(axis=0).tolist()
+    transforms, images = [T.Resize(20), T.RandomHorizontalFlip(), *end], make_images(4, 3)
+    expected, expected_sizes = run_stage(transforms, images, **options)
+    padded, sizes = run_stage(transforms, images, pad_to=pad_to, **options)
+    height, width = sizes.amax(0).tolist()
     assert padded.shape == (3, 3, *(-(-side // pad_to) * pad_to for side in (height, width)))
     assert padded.is_contiguous(memory_format=getattr(torch, memory_format))
     assert torch.equal(sizes, expected_sizes)
@@ -161,80 +149,76 @@ def test_padded_to_multiples(make_images, make_batch, pad_to, end, memory_format
     assert not padded[:, :, :, width:].any()
 
 
-def test_sizes_that_are_multiples_stay(make_images, make_batch):
-    chain, stage = stage_of([T.Resize((32, 64))], ragged="pad", pad_to=np.uint8(32))
-    batch = make_batch(chain, make_images(4, 3))
-    padded, sizes = stage(*batch)
+def test_pad_to_keeps_sizes_that_are_multiples(make_images, run_stage):
+    transforms, images = [T.Resize((32, 64))], make_images(4, 3)
+    padded, sizes = run_stage(transforms, images, ragged="pad", pad_to=np.uint8(32))
     assert sizes.tolist() == [[32, 64]] * 3
-    assert torch.equal(padded, stage_of([T.Resize((32, 64))])[1](*batch))
+    assert torch.equal(padded, run_stage(transforms, images))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_channels(make_images, make_batch, channels):
-    images = make_images(5, 3, channels)
-    chain, stage = stage_of(
-        [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.Normalize((0.5,) * channels, (0.5,) * channels)]
-    )
-    assert stage(*make_batch(chain, images)).shape == (3, channels, 20, 20)
-    chain, stage = stage_of([T.CenterCrop(10), T.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+def test_stage_accepts_one_to_four_channels_unless_a_transform_restricts_them(make_images, run_stage, channels):
+    images, normalize = make_images(5, 3, channels), T.Normalize((0.5,) * channels, (0.5,) * channels)
+    result = run_stage([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), normalize], images)
+    assert result.shape == (3, channels, 20, 20)
+    transforms = [T.CenterCrop(10), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     if channels in (1, 3):
-        assert stage(*make_batch(chain, images)).shape == (3, channels, 10, 10)
+        assert run_stage(transforms, images).shape == (3, channels, 10, 10)
     else:
         text = (
             f"ColorJitter takes images with 1 or 3 channels, but image 0 has {channels}; drop or convert channels in "
             "the dataset, or decode to mode 'RGB' or 'L'"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
-            stage(*make_batch(chain, images))
+            run_stage(transforms, images)
 
 
-def test_channels_must_fit(make_images, make_batch):
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
-    grey = make_images(6, 1, 1)
-    text = (
-        "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop or "
-        "convert channels in the dataset, or decode to another mode"
-    )
+@pytest.mark.parametrize(
+    ("channels", "text"),
+    [
+        (
+            [1],
+            "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop "
+            "or convert channels in the dataset, or decode to another mode",
+        ),
+        (
+            [3, 1],
+            "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop "
+            "or convert channels in the dataset, or use Encoded(…, mode='RGB') for all images",
+        ),
+    ],
+)
+def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, run_stage, channels, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage(*make_batch(chain, grey))
-    text = (
-        "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
-        "convert channels in the dataset, or use Encoded(…, mode='RGB') for all images"
-    )
-    with pytest.raises(ValueError, match=re.escape(text)):
-        stage(*make_batch(chain, [*make_images(6, 1, 3), *grey]))
+        run_stage([T.CenterCrop(8), NORMALIZE], [make_images(6, 1, count)[0] for count in channels])
 
 
-def test_an_empty_batch_is_refused(make_images, make_batch):
+def test_stage_with_a_program_for_fewer_images_raises(make_images, make_batch):
     chain, stage = stage_of([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
     with pytest.raises(ValueError, match=r"at least one image.*, got 2 images and a program for 1"):
         stage(ragged, draws.take(np.array([0])))
 
 
-def test_images_of_one_pixel(make_batch):
-    chain, stage = stage_of([T.RandomResizedCrop(8), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
+def test_stage_resizes_images_of_one_pixel(run_stage):
     images = [np.full((1, 1, 3), 77, np.uint8), np.full((1, 9, 3), 77, np.uint8)]
-    assert torch.isfinite(stage(*make_batch(chain, images))).all()
-    chain, stage = stage_of([T.Resize(6), T.CenterCrop(8)])
-    result = stage(*make_batch(chain, images))
-    assert set(result.unique().tolist()) == {0, 77}
+    jitter = T.ColorJitter(0.4, 0.4, 0.4, 0.1)
+    assert torch.isfinite(run_stage([T.RandomResizedCrop(8), jitter, NORMALIZE], images)).all()
+    assert set(run_stage([T.Resize(6), T.CenterCrop(8)], images).unique().tolist()) == {0, 77}
 
 
-def test_a_module_at_the_end_is_applied_to_the_batch(make_images, make_batch):
+def test_call_modules_applies_the_module_to_the_batch(make_images, make_batch):
     class Double(torch.nn.Module):
         def forward(self, batch):
             assert batch.shape == (2, 3, 8, 8)
             return batch * 2
 
-    images = make_images(8, 2)
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE])
-    plain = stage(*make_batch(chain, images))
     chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, Double()])
-    assert torch.equal(stage.call_modules(stage(*make_batch(chain, images)), [0]), plain * 2)
+    plain = stage(*make_batch(chain, make_images(8, 2)))
+    assert torch.equal(stage.call_modules(plain.clone(), [0]), plain * 2)
 
 
-def test_threads_are_put_back(make_images, make_batch):
+def test_stage_restores_the_thread_count_after_a_batch_and_after_an_error(make_images, make_batch):
     seen = []
 
     class Spy(torch.nn.Module):
@@ -253,23 +237,23 @@ def test_threads_are_put_back(make_images, make_batch):
     assert torch.get_num_threads() == before
 
 
-def test_checking_does_not_begin_to_use_cuda(monkeypatch):
+def test_check_stage_does_not_initialize_cuda(monkeypatch):
     """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
 
-    def begun():
-        raise AssertionError("CUDA was begun to be used")
+    def initialize():
+        raise AssertionError("CUDA was initialized")
 
     monkeypatch.setattr(devices, "default_device_type", lambda: "cuda")
-    monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", initialize)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):
-        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
-        assert found == torch.device("cuda")
-    with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
+        checked_device, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
+        assert checked_device == torch.device("cuda")
+    with pytest.raises(AssertionError, match="initialized"):  # a stage needs the device's index
         compile_stage(chain, device="cuda", backend="torch")
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_compile_stage_for_an_absent_device_raises(monkeypatch):
     monkeypatch.setattr(devices, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
         compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

@@ -1,6 +1,4 @@
-"""User code is called with images, masks and floats as was drawn, on every backend; and modules at the end of the
-transforms, whose draws depend on the seed, the epoch and the batch.
-"""
+"""User code within a chain: custom transforms, lambdas and modules, on images, masks and floats, on every backend."""
 
 from __future__ import annotations
 
@@ -24,24 +22,22 @@ from gpuload.stage.user_code import apply_module
 FLOAT = T.ToDtype("float32", scale=True)
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 PAGE = Path(__file__).parents[2] / "docs" / "transforms.md"
+ON_CPU: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
 
 
-def example() -> dict[str, Any]:
-    """What the example of the page defines."""
+def documented_example() -> dict[str, Any]:
     text = PAGE.read_text().split("## Your own transforms")[1].split("```python\n")[1].split("```")[0]
-    found: dict[str, Any] = {"__name__": __name__}
-    exec(text, found)
-    return found
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(text, namespace)
+    return namespace
 
 
-EXAMPLE = example()
+EXAMPLE = documented_example()
 ColourCast, GridMask = EXAMPLE["ColourCast"], EXAMPLE["GridMask"]
 
 
 @dataclass(frozen=True)
 class Flip(T.Custom):
-    """`T.RandomHorizontalFlip`, by other means."""
-
     moves_pixels = True
 
     def draw(self, uniforms, sizes_hw):
@@ -55,7 +51,7 @@ class Flip(T.Custom):
 
 @dataclass(frozen=True)
 class Gain(T.Custom):
-    """Multiplies by a number for each image: `T.ColorJitter(brightness=(0.5, 1.5))`, but rounded."""
+    """A transform that multiplies each image by a factor, as `T.ColorJitter(brightness=(0.5, 1.5))`, but rounded."""
 
     def draw(self, uniforms, sizes_hw):
         return {"factor": 0.5 + uniforms(1)[:, 0]}
@@ -71,11 +67,17 @@ def stage_of(transforms, **options):
     return chain, compile_stage(chain, device="cpu", **options)
 
 
-def tensors(result):
-    return list(result[0] if isinstance(result, tuple) else result)
+def run_to_the_end(make_images, make_batch, transforms):
+    """Run a chain on three images, then the modules at its end."""
+    chain, stage = stage_of(transforms)
+    return stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0] * len(chain.modules))
 
 
-# -- where it may stand ---------------------------------------------------------------------------------------------
+class BuiltIn(T.RandomHorizontalFlip):
+    lanes = property(lambda self: 2)  # as many as Flip has, so that both draw the same numbers
+
+
+# -- positions in a chain -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("runner", ["single", "batched"])
@@ -96,67 +98,58 @@ def tensors(result):
         ([T.CenterCrop(24), T.RandomChoice([Flip(), T.Identity()])], "error"),
     ],
 )
-def test_a_flip_of_ones_own_is_the_one_that_is_built_in(make_images, make_batch, transforms, ragged, runner):
-    """Both draw the same number; lanes differ, so the built-in one is told what was drawn."""
-
-    class BuiltIn(T.RandomHorizontalFlip):
-        lanes = property(lambda self: 2)
-
+def test_custom_flip_equals_the_built_in_flip(make_images, run_stage, transforms, ragged, runner):
     def built_in(transform):
         if isinstance(transform, Flip):
             return BuiltIn(0.5)
         if transform.children:
-            return type(transform)([built_in(child) for child in transform.children], **with_p(transform))
+            p = {} if getattr(transform, "p", None) is None else {"p": transform.p}
+            return type(transform)([built_in(child) for child in transform.children], **p)
         return transform
 
-    def with_p(transform):
-        return {} if getattr(transform, "p", None) is None else {"p": transform.p}
-
-    images = make_images(1, 9)
-    chain, stage = stage_of(transforms, ragged=ragged, runner=runner)
-    other, expected = stage_of([built_in(transform) for transform in transforms], ragged=ragged, runner=runner)
-    found, right = (tensors(run(*make_batch(line, images))) for line, run in ((chain, stage), (other, expected)))
-    for one, two in zip(found, right, strict=True):
-        # Behind floats of its own, Normalize is applied to the finished batch.
-        torch.testing.assert_close(one, two, rtol=0, atol=3e-6 if one.is_floating_point() else 0)
+    results, expected_results = (
+        run_stage(line, make_images(1, 9), ragged=ragged, runner=runner)
+        for line in (transforms, [built_in(transform) for transform in transforms])
+    )
+    for result, expected in zip(results, expected_results, strict=True):
+        # After floats of a custom transform, Normalize is applied to the finished batch.
+        torch.testing.assert_close(result, expected, rtol=0, atol=3e-6 if result.is_floating_point() else 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": "channels_last"}, {"dtype": "float16"}])
-@pytest.mark.parametrize("own", [Gain(), ColourCast(0.5)])
+@pytest.mark.parametrize("custom", [Gain(), ColourCast(0.5)])
 @pytest.mark.parametrize("floats", [False, True])
-def test_what_it_is_given(make_images, make_batch, own, floats, options):
+def test_custom_apply_gets_its_params_and_levels_or_floats(make_images, make_batch, custom, floats, options):
     images = make_images(2, 7)
     before = [T.Resize((21, 30)), *([FLOAT] if floats else [])]
-    chain, stage = stage_of([*before, own, NORMALIZE], **options)
+    chain, stage = stage_of([*before, custom, NORMALIZE], **options)
     _, plain = stage_of(before, **options)
     batch, draws = make_batch(chain, images)
-    record = next(record for record in draws.records if record.name == type(own).__name__)
-    factor = torch.from_numpy(record.params["factor"] if isinstance(own, Gain) else record.params).float()
+    record = next(record for record in draws.records if record.name == type(custom).__name__)
+    factor = torch.from_numpy(record.params["factor"] if isinstance(custom, Gain) else record.params).float()
     levels = plain(*make_batch(T.Chain(before), images)).float()
     levels = levels * factor.view(7, -1, 1, 1)
     if not floats:
         levels = levels.round().clamp(0, 255) / 255
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (NORMALIZE.mean, NORMALIZE.std))
-    found = stage(batch, draws)
-    assert found.is_contiguous(memory_format=getattr(torch, options.get("memory_format", "contiguous_format")))
-    assert found.dtype == (torch.float16 if options.get("dtype") else torch.float32)
+    result = stage(batch, draws)
+    assert result.is_contiguous(memory_format=getattr(torch, options.get("memory_format", "contiguous_format")))
+    assert result.dtype == (torch.float16 if options.get("dtype") else torch.float32)
     torch.testing.assert_close(
-        found.float(), (levels - mean) / std, rtol=0, atol=8e-3 if options.get("dtype") else 3e-6
+        result.float(), (levels - mean) / std, rtol=0, atol=8e-3 if options.get("dtype") else 3e-6
     )
 
 
-def test_bits_do_not_depend_on_the_batch(make_images, make_batch):
+def test_custom_bits_do_not_depend_on_the_batch(make_images, run_stage):
     images = make_images(3, 8)
-    chain, stage = stage_of([T.Resize((30, 40)), ColourCast(0.3), T.RandomApply([GridMask(4, 9)]), NORMALIZE])
-    together = stage(*make_batch(chain, images))
+    transforms = [T.Resize((30, 40)), ColourCast(0.3), T.RandomApply([GridMask(4, 9)]), NORMALIZE]
+    expected = run_stage(transforms, images)
     for first, count in ((0, 1), (1, 3), (4, 4)):
-        assert torch.equal(
-            stage(*make_batch(chain, images[first : first + count], first=first)), together[first : first + count]
-        )
+        result = run_stage(transforms, images[first : first + count], first=first)
+        assert torch.equal(result, expected[first : first + count])
 
 
-def test_images_of_several_sizes_go_by_their_size(make_images, make_batch):
-    """On a device that works on many at once; on the CPU they go one by one."""
+def test_custom_apply_on_the_cpu_gets_images_of_several_sizes_one_by_one(make_images, run_stage):
     images = [image for image in make_images(4, 3) for _ in range(2)]
     seen = []
 
@@ -165,8 +158,7 @@ def test_images_of_several_sizes_go_by_their_size(make_images, make_batch):
             seen.append(tuple(images.shape))
             return images
 
-    chain, stage = stage_of([Watching(), T.CenterCrop(20)])
-    stage(*make_batch(chain, images))
+    run_stage([Watching(), T.CenterCrop(20)], images)
     assert seen == [(1, 3, *image.shape[:2]) for image in images]
 
 
@@ -176,27 +168,22 @@ def test_images_of_several_sizes_go_by_their_size(make_images, make_batch):
 @pytest.mark.parametrize("runner", ["single", "batched"])
 @pytest.mark.parametrize(("dtype", "axes"), [("uint8", 2), ("int64", 3), ("bool", 2), ("float32", 3)])
 @pytest.mark.parametrize("resize", [T.Resize(20), T.Resize((20, 24))])
-def test_masks_move_with_it(make_images, make_batch, runner, dtype, axes, resize):
-    count = 1 if axes == 2 else 2
-    numbers = [np.random.default_rng(n).integers(0, 2, (30 + n, 40, count)).astype(dtype) * 1 for n in range(5)]
-    numbers = [array.astype(dtype) for array in numbers]
-    pictures = [np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape[:2], -1) for array in numbers]
-
-    class BuiltIn(T.RandomHorizontalFlip):
-        lanes = property(lambda self: 2)
-
-    found, right = (
-        MaskStage(torch.device("cpu"), runner)(*make_batch(T.Chain([one, resize, two, NORMALIZE]), pictures),
-                                               [(dtype, axes)] * 5)[0]
-        for one, two in ((Flip(), Flip()), (BuiltIn(), BuiltIn()))
-    )  # fmt: skip
-    assert any(not torch.equal(one, one.flip(-1)) for one in found)
-    for one, two in zip(found, right, strict=True):
-        assert one.dtype == getattr(torch, dtype)
-        assert torch.equal(one, two)
+def test_masks_move_with_a_custom_flip(make_batch, runner, dtype, axes, resize):
+    channels = 1 if axes == 2 else 2
+    masks = [np.random.default_rng(n).integers(0, 2, (30 + n, 40, channels)).astype(dtype) for n in range(5)]
+    levels = [np.ascontiguousarray(mask).view(np.uint8).reshape(*mask.shape[:2], -1) for mask in masks]
+    stage = MaskStage(torch.device("cpu"), runner)
+    moved, expected = (
+        stage(*make_batch(T.Chain([flip, resize, flip, NORMALIZE]), levels), [(dtype, axes)] * 5)[0]
+        for flip in (Flip(), BuiltIn())
+    )
+    assert any(not torch.equal(mask, mask.flip(-1)) for mask in moved)
+    for mask, expected_mask in zip(moved, expected, strict=True):
+        assert mask.dtype == getattr(torch, dtype)
+        assert torch.equal(mask, expected_mask)
 
 
-# -- what it may not return -----------------------------------------------------------------------------------------
+# -- results and errors ---------------------------------------------------------------------------------------------
 
 
 def returning(value):
@@ -207,74 +194,58 @@ def returning(value):
     return Returning()
 
 
+LEVELS = "(transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned"
+AT_THE_END = "at the end of the transforms was called with 3 images and returned"
+
+
 @pytest.mark.parametrize(
     ("transforms", "error", "text"),
     [
         (
-            [T.CenterCrop(8), returning(lambda images: None), NORMALIZE],
+            [returning(lambda images: None), NORMALIZE],
             TypeError,
-            "Returning.apply (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned None; it "
-            "must return a tensor of the same shape and dtype",
+            f"Returning.apply {LEVELS} None; it must return a tensor of the same shape and dtype",
         ),
+        ([returning(lambda images: images[:1]), NORMALIZE], ValueError, f"{LEVELS} uint8 of shape (1, 3, 8, 8)"),
         (
-            [T.CenterCrop(8), returning(lambda images: images[:1]), NORMALIZE],
-            ValueError,
-            "was given uint8 of shape (3, 3, 8, 8) and returned uint8 of shape (1, 3, 8, 8)",
-        ),
-        (
-            [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
+            [returning(lambda images: images / 2), NORMALIZE],
             ValueError,
             "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
             "uint8 at that point (0 to 255). Convert the result with .round().clamp(0, 255).to(torch.uint8), set ",
         ),
         (
-            [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
+            [NORMALIZE, returning(lambda images: images.int())],
             ValueError,
             "Returning.apply (transform number 3) was given float32 of shape (3, 3, 8, 8) and returned int32",
         ),
         (
-            [T.CenterCrop(8), T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
+            [T.Lambda(lambda image: image[0], per="image"), NORMALIZE],
             ValueError,
-            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of "
-            "shape (8, 8); it",
+            "Lambda(<lambda>) (transform number 2) was given uint8 of shape (3, 8, 8) and returned uint8 of shape (8, ",
         ),
+        ([T.Lambda(list), NORMALIZE], TypeError, f"Lambda(list) {LEVELS} list; it"),
         (
-            [T.CenterCrop(8), T.Lambda(list), NORMALIZE],
-            TypeError,
-            "Lambda(list) (transform number 2) was given uint8 of shape (3, 3, 8, 8) and returned list; it",
-        ),
-        (
-            [T.Lambda(lambda images: images), T.CenterCrop(8)],
+            [T.Lambda(lambda images: None)],
             ValueError,
-            "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are ",
+            f"Lambda(<lambda>) {AT_THE_END} None; it must return a tensor whose first axis has one entry per image",
         ),
-        (
-            [T.CenterCrop(8), T.Lambda(lambda images: None)],
-            ValueError,
-            "Lambda(<lambda>) at the end of the transforms was called with 3 images and returned None; it must "
-            "return a tensor whose first axis has one entry per image",
-        ),
-        (
-            [T.CenterCrop(8), torch.nn.Flatten(0, 1)],
-            ValueError,
-            "the module Flatten at the end of the transforms was called with 3 images and returned shape (9, 8, 8)",
-        ),
-        (
-            [T.CenterCrop(8), T.Lambda(list), torch.nn.Identity()],
-            ValueError,
-            "Lambda(list) at the end of the transforms was called with 3 images and returned list; it must return a "
-            "tensor",
-        ),
+        ([torch.nn.Flatten(0, 1)], ValueError, f"the module Flatten {AT_THE_END} shape (9, 8, 8)"),
+        ([T.Lambda(list), torch.nn.Identity()], ValueError, f"Lambda(list) {AT_THE_END} list; it must return a tensor"),
     ],
 )
-def test_what_it_returns_is_checked(make_images, make_batch, transforms, error, text):
-    chain, stage = stage_of(transforms)
+def test_user_code_that_returns_another_shape_or_type_raises(make_images, make_batch, transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0] * len(chain.modules))
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), *transforms])
+
+
+def test_batch_lambda_on_images_of_several_sizes_raises(make_images, run_stage):
+    text = "Lambda(<lambda>) takes a batch, so all images must have the same size, but there are "
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_stage([T.Lambda(lambda images: images), T.CenterCrop(8)], make_images(5, 3))
 
 
 class TakesFloats(torch.nn.Module):
-    """Kornia's check of its input."""
+    """A module that checks its input as Kornia's do."""
 
     def forward(self, images):
         if not images.is_floating_point():
@@ -298,10 +269,9 @@ NOTE = (
     ],
     ids=["Kornia", "convolution", "activation"],
 )
-def test_an_error_about_uint8_begins_with_the_way_to_floats(make_images, make_batch, transforms, module, message):
-    chain, stage = stage_of([T.CenterCrop(8), module, *transforms])
+def test_module_error_about_uint8_begins_with_the_remedy(make_images, make_batch, transforms, module, message):
     with pytest.raises((TypeError, RuntimeError), match=f"{re.escape(NOTE)}: .*{re.escape(message)}") as caught:
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), module, *transforms])
     assert not hasattr(caught.value, "__notes__")
 
 
@@ -316,47 +286,43 @@ DATA_KEYS_NOTE = (
     ("data_keys", "message"),
     [(["input", "mask"], "The number of inputs must align with the number of data_keys"), (None, "needs data keys")],
 )
-def test_kornias_error_about_data_keys_begins_with_what_a_module_gets(make_images, make_batch, data_keys, message):
+def test_kornia_error_about_data_keys_begins_with_what_a_module_gets(make_images, make_batch, data_keys, message):
     from kornia import augmentation as K
 
     module = K.AugmentationSequential(K.RandomHorizontalFlip(), data_keys=data_keys)
-    chain, stage = stage_of([T.CenterCrop(8), FLOAT, module])
     with pytest.raises((AssertionError, ValueError), match=f"{re.escape(DATA_KEYS_NOTE)}.*{message}"):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), FLOAT, module])
 
 
-def test_kornias_error_about_the_shape_begins_with_what_the_module_was_called_with(make_images, make_batch):
+def test_kornia_error_about_the_shape_begins_with_the_shape_and_remedy(make_images, make_batch):
     from kornia import augmentation as K
 
-    colours = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
-    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(), FLOAT, colours])
+    jitter = K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
     text = (
         "the module ColorJitter was called with float32 images of shape (3, 1, 8, 8); for three channels put "
         "Grayscale(3) before ToDtype: Input size must have a shape of (*, 3, H, W)"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
-    chain, stage = stage_of([T.CenterCrop(8), T.Grayscale(3), FLOAT, colours])
-    stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Grayscale(), FLOAT, jitter])
+    run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Grayscale(3), FLOAT, jitter])
 
 
-def test_other_errors_of_users_code_keep_their_message_and_get_a_note(make_images, make_batch):
+def test_other_errors_of_user_code_keep_their_message_and_get_a_note(make_images, make_batch):
     def fail(images):
-        raise ValueError("no such colour")
+        raise ValueError("no such color")
 
-    chain, stage = stage_of([T.CenterCrop(8), T.Lambda(fail)])
-    with pytest.raises(ValueError, match="no such colour") as caught:
-        stage.call_modules(stage(*make_batch(chain, make_images(5, 3))), [0])
-    assert str(caught.value) == "no such colour"
+    with pytest.raises(ValueError, match="no such color") as caught:
+        run_to_the_end(make_images, make_batch, [T.CenterCrop(8), T.Lambda(fail)])
+    assert str(caught.value) == "no such color"
     assert caught.value.__notes__ == [f"Lambda(fail) {NOTE}"]
 
 
-def test_one_without_apply_is_told_what_it_needs():
+def test_custom_without_apply_raises_not_implemented_error():
     with pytest.raises(NotImplementedError, match=re.escape("Custom has no apply(self, images, params)")):
         T.Custom()(np.zeros((4, 4, 3), np.uint8))
 
 
-def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
+def test_batch_lambda_at_the_end_with_ragged_list_raises():
     text = "with Lambda(abs) at the end of the transforms, which needs one tensor per batch; omit ragged, or use T.L"
     with pytest.raises(ValueError, match=re.escape(text)):
         stage_of([T.Lambda(abs)], ragged="list")
@@ -366,135 +332,126 @@ def test_a_lambda_of_batches_at_the_end_does_not_go_with_lists():
 
 
 class Noisy(torch.nn.Module):
+    """A module that adds a random number to each image, and keeps the numbers of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = []
+
     def forward(self, images):
-        return images + torch.randn(len(images), 1, 1, 1, device=images.device)
+        numbers = torch.randn(len(images), 1, 1, 1, device=images.device)
+        self.numbers.append(numbers.flatten().tolist())
+        return images + numbers
 
 
-def test_modules_in_mid_chain(make_images, make_batch):
+def test_module_in_mid_chain_is_applied_before_normalize_and_mixup(make_images, make_batch, run_stage):
     images = make_images(6, 4)
     transforms = [T.CenterCrop(16), FLOAT, torch.nn.Hardtanh(0.25, 0.75), NORMALIZE, T.MixUp(num_classes=3)]
     chain, stage = stage_of(transforms)
-    _, plain = stage_of([T.CenterCrop(16), FLOAT])
     batch, draws = make_batch(chain, images)
-    floats = plain(*make_batch(T.Chain([T.CenterCrop(16), FLOAT]), images)).clamp(0.25, 0.75)
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (NORMALIZE.mean, NORMALIZE.std))
-    right, share = (floats - mean) / std, torch.from_numpy(draws.mix.share).float()[:, None, None, None]
-    right = share * right + (1 - share) * right[[1, 0, 3, 2]]
-    torch.testing.assert_close(stage(batch, draws), right, rtol=0, atol=1e-5)
+    expected = (run_stage([T.CenterCrop(16), FLOAT], images).clamp(0.25, 0.75) - mean) / std
+    share = torch.from_numpy(draws.mix.share).float()[:, None, None, None]
+    expected = share * expected + (1 - share) * expected[[1, 0, 3, 2]]
+    torch.testing.assert_close(stage(batch, draws), expected, rtol=0, atol=1e-5)
 
 
-def test_a_function_of_a_batch_at_the_end_may_return_other_numbers(make_images, make_batch):
-    chain, stage = stage_of([T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())])
-    found = stage.call_modules(stage(*make_batch(chain, make_images(6, 4))), [0])
-    assert found.shape == (4, 1, 8, 16)
-    assert found.dtype == torch.float64
+def test_batch_lambda_at_the_end_may_change_shape_and_dtype(make_images, make_batch):
+    transforms = [T.CenterCrop(16), T.Lambda(lambda images: images[:, :1, ::2].double())]
+    result = run_to_the_end(make_images, make_batch, transforms)
+    assert result.shape == (3, 1, 8, 16)
+    assert result.dtype == torch.float64
 
 
-def test_a_function_of_images_draws_the_same_in_any_batch_and_leaves_generators_alone(make_images, make_batch):
-    def noisy(image):
-        return image + torch.randn(image.shape)
-
+def test_image_lambda_draws_the_same_in_any_batch_and_restores_generators(make_images, run_stage):
     images = make_images(7, 6)
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image"), Flip()])
+    noise = T.Lambda(lambda image: image + torch.randn(image.shape), per="image")
+    transforms = [T.CenterCrop(16), NORMALIZE, noise, Flip()]
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    together = stage(*make_batch(chain, images))
+    expected = run_stage(transforms, images)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(stage(*make_batch(chain, images[2:5], first=2)), together[2:5])
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, T.Lambda(noisy, per="image")])
-    pair, later = stage(*make_batch(chain, [images[0]] * 2)), stage(*make_batch(chain, images[:1], first=6))
+    assert torch.equal(run_stage(transforms, images[2:5], first=2), expected[2:5])
+    pair, later = run_stage(transforms[:3], [images[0]] * 2), run_stage(transforms[:3], images[:1], first=6)
     for one, other in ((pair[0], pair[1]), (pair[0], later[0]), (pair[1], later[0])):
-        assert not torch.equal(one, other), "by position"
+        assert not torch.equal(one, other), "images at other positions must draw other numbers"
 
 
-def test_two_modules_draw_other_numbers(make_images, make_batch):
-    difference = []
-
-    class Kept(Noisy):
-        def forward(self, images):
-            after = super().forward(images)
-            difference.append((after - images)[:, 0, 0, 0].tolist())
-            return after
-
-    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, Kept(), Kept(), Kept()])
+def test_modules_at_the_end_draw_different_numbers(make_images, make_batch):
+    modules = [Noisy(), Noisy(), Noisy()]
+    chain, stage = stage_of([T.CenterCrop(16), NORMALIZE, *modules])
     for _ in range(2):
         stage.call_modules(stage(*make_batch(chain, make_images(7, 6))), [7, 8, 9])
-    one, two, three, *again = difference
-    assert again == [one, two, three]
-    assert len({tuple(one), tuple(two), tuple(three)}) == 3
+    assert all(module.numbers[0] == module.numbers[1] for module in modules)
+    assert len({tuple(module.numbers[0]) for module in modules}) == 3
 
 
-def test_what_is_drawn_is_told():
+def test_replay_shows_the_params_of_a_custom_transform():
     sample = np.zeros((20, 20, 3), np.uint8)
     with gl.Loader([sample] * 4, batch_size=2, transforms=[T.RandomVerticalFlip(), Gain()], device="cpu") as loader:
-        (_, _), (name, told) = loader.replay(0, 2).draws
+        (_, _), (name, description) = loader.replay(0, 2).draws
     assert name == "Gain"
-    assert 0.5 < told["params"]["factor"] < 1.5
+    assert 0.5 < description["params"]["factor"] < 1.5
 
 
-def test_the_plan_shows_it():
-    _, stage = stage_of(
-        [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)], backend="kornia"
-    )
-    assert [step.backend for step in stage.plan.steps] == ["kornia", "own", "own", "torch", "own"]
-    assert stage.plan.steps[3].reason == "combined with the module torch's ReLU before it"
-    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
+def test_plan_shows_custom_transforms_modules_and_lambdas():
+    transforms = [T.Resize((8, 8)), Gain(), torch.nn.ReLU(), NORMALIZE, GridMask(), T.Lambda(abs)]
+    plan = stage_of(transforms, backend="kornia")[1].plan
+    assert [step.backend for step in plan.steps] == ["kornia", "own", "own", "torch", "own"]
+    assert plan.steps[3].reason == "combined with the module torch's ReLU before it"
+    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(plan))
 
 
 @pytest.mark.interpreter
-def test_fused_chains_are_cut_at_it(make_images, make_batch):
+def test_fused_chains_are_split_at_custom_transforms(make_images, make_batch):
     chain = T.Chain([T.RandomCrop(8), Flip(), T.RandomInvert(), ColourCast(), FLOAT, GridMask(3, 9), NORMALIZE, Flip()])
-    batch, draws = make_batch(chain, make_images(2, 2))
+    batch = make_batch(chain, make_images(2, 2))
     fused = compile_stage(chain, device="cpu", backend="fused")
-    assert [step.backend for step in fused.plan.steps] == [
-        "fused", "own", "fused", "own", "torch", "own", "torch", "own",
-    ]  # fmt: skip
-    assert torch.equal(fused(batch, draws), compile_stage(chain, device="cpu")(batch, draws))
+    backends = ["fused", "own", "fused", "own", "torch", "own", "torch", "own"]
+    assert [step.backend for step in fused.plan.steps] == backends
+    assert torch.equal(fused(*batch), compile_stage(chain, device="cpu")(*batch))
 
 
-# -- with a loader --------------------------------------------------------------------------------------------------
+# -- through a loader -----------------------------------------------------------------------------------------------
 
 
 SMALL = [(gl.Image(np.random.default_rng(n).integers(0, 256, (10, 12 + n, 3), np.uint8)), n) for n in range(5)]
 
 
-def loader_of(backend, workers):
-    crop = T.RandomCrop(8) if backend == "fused" else T.RandomResizedCrop(8)  # Triton's interpreter takes long
-    chain = [crop, T.RandomHorizontalFlip(), ColourCast(0.3), T.RandomApply([GridMask(3, 9)], 0.7), NORMALIZE]
-    return gl.Loader(
-        SMALL, batch_size=2, shuffle=True, transforms=chain, backend=backend, num_workers=workers, device="cpu"
-    )
+def assert_same_batches(make_loader):
+    """Check that batches are the same with any number of workers, and after a resume; return their images."""
+    with make_loader(0) as loader:
+        expected = [images for images, _ in loader]
+    for workers in (1, 2, 4):
+        with make_loader(workers) as loader:
+            batches = iter(loader)
+            assert torch.equal(next(batches)[0], expected[0])
+            state = loader.state_dict()
+            assert all(torch.equal(images, other) for (images, _), other in zip(batches, expected[1:], strict=True))
+    with make_loader(0) as loader:
+        loader.load_state_dict(state)
+        assert all(torch.equal(images, other) for (images, _), other in zip(loader, expected[1:], strict=True))
+    return expected
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.interpreter
 @pytest.mark.parametrize("backend", ["torch", "fused"])
-def test_the_example_is_the_same_with_any_workers_and_after_a_resume(backend):
-    with loader_of(backend, 0) as loader:
-        expected = [images for images, _ in loader]
-    for workers in (1, 2, 4):
-        with loader_of(backend, workers) as loader:
-            for images, (other, _) in zip(expected, loader, strict=True):
-                assert torch.equal(images, other)
-    with loader_of(backend, 2) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with loader_of(backend, 0) as loader:
-        loader.load_state_dict(state)
-        for images, (other, _) in zip(expected[1:], loader, strict=True):
-            assert torch.equal(images, other)
+def test_documented_example_gives_the_same_batches_with_any_workers_and_after_a_resume(backend):
+    crop = T.RandomCrop(8) if backend == "fused" else T.RandomResizedCrop(8)  # Triton's interpreter takes long
+    chain = [crop, T.RandomHorizontalFlip(), ColourCast(0.3), T.RandomApply([GridMask(3, 9)], 0.7), NORMALIZE]
+    options = {"shuffle": True, "transforms": chain, "backend": backend, "device": "cpu"}
+    assert_same_batches(lambda workers: gl.Loader(SMALL, 2, num_workers=workers, **options))
 
 
 IMAGE = np.full((40, 60, 3), 200, np.uint8)
 
 
-def test_the_examples_masks_are_blacked_out_where_the_image_is():
-    with gl.Loader(
-        [(IMAGE, gl.Mask(IMAGE[..., 0]))] * 8, batch_size=4, transforms=[*EXAMPLE["chain"][1:2], GridMask(4, 12)],
-        num_workers=0, device="cpu",
-    ) as loader:  # fmt: skip
+def test_documented_example_blacks_out_masks_where_the_image_is():
+    samples, transforms = [(IMAGE, gl.Mask(IMAGE[..., 0]))] * 8, [*EXAMPLE["chain"][1:2], GridMask(4, 12)]
+    with gl.Loader(samples, 4, transforms=transforms, **ON_CPU) as loader:
         for images, masks in loader:
             assert torch.equal(images[:, 0], masks)
             assert set(masks.unique().tolist()) == {0, 200}
@@ -508,14 +465,12 @@ TARGETS = {
 
 
 def batches(kind, transforms):
-    with gl.Loader(
-        [TARGETS[kind]] * 4, batch_size=2, transforms=[*transforms, NORMALIZE], num_workers=0, device="cpu"
-    ) as loader:
+    with gl.Loader([TARGETS[kind]] * 4, 2, transforms=[*transforms, NORMALIZE], **ON_CPU) as loader:
         return list(loader)
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_targets_that_stay_behind_are_told_of_once(kind):
+def test_custom_without_a_method_for_a_target_warns_once(kind):
     text = (
         f"Gain has no apply_{kind}, so {kind} are not moved. If it moves pixels, write this method; if not, set "
         "moves_pixels = False in its class"
@@ -523,25 +478,25 @@ def test_targets_that_stay_behind_are_told_of_once(kind):
     with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
         assert len(batches(kind, [T.RandomApply([Gain()], 0.5)])) == 2
     assert len(caught) == 1
-    batches(kind, [ColourCast()])  # it says that they may
+    batches(kind, [ColourCast()])  # its moves_pixels is False, so targets may stay
     text = "the module torch's ReLU gets only the images; masks, boxes and keypoints are not moved."
     with pytest.warns(RuntimeWarning, match=re.escape(text)):
         batches(kind, [torch.nn.ReLU()])
 
 
-def test_targets_that_cannot_follow_are_refused():
+def test_custom_that_moves_pixels_without_a_method_for_a_target_raises():
     batches("masks", [Flip()])
     text = "Flip moves pixels (moves_pixels = True) but has no apply_boxes, which boxes need; write this method, or"
     with pytest.raises(ValueError, match=re.escape(text)):
         batches("boxes", [Flip()])
 
 
-# -- a module at the end --------------------------------------------------------------------------------------------
+# -- modules at the end ---------------------------------------------------------------------------------------------
 
 HALVES = T.Normalize([0.5] * 3, [0.5] * 3)
 
 
-def test_generators_are_seeded_for_the_call_and_put_back():
+def test_apply_module_seeds_the_generators_for_the_call_and_restores_them():
     batch = torch.zeros(4, 3, 2, 2)
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -552,7 +507,7 @@ def test_generators_are_seeded_for_the_call_and_put_back():
     assert not torch.equal(apply_module(Noisy(), batch, 8), first)
 
 
-def test_they_are_put_back_when_the_module_raises():
+def test_apply_module_restores_the_generators_if_the_module_raises():
     class Broken(torch.nn.Module):
         def forward(self, batch):
             raise OSError("no")
@@ -563,7 +518,7 @@ def test_they_are_put_back_when_the_module_raises():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_module_with_parameters_is_differentiable():
+def test_apply_module_with_parameters_is_differentiable():
     module = torch.nn.Conv2d(3, 3, 1)
     with torch.no_grad():
         result = apply_module(module, torch.ones(2, 3, 4, 4), 0)
@@ -573,91 +528,61 @@ def test_a_module_with_parameters_is_differentiable():
     assert not apply_module(module, torch.ones(2, 3, 4, 4), 0).requires_grad
 
 
-def loader(jpeg_folder, module, workers=0, **options):
-    return gl.Loader(
-        gl.ImageFolder(jpeg_folder),
-        batch_size=8,
-        shuffle=True,
-        transforms=[T.RandomResizedCrop(24), HALVES, module],
-        num_workers=workers,
-        device="cpu",
-        **options,
-    )
-
-
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
-def test_kornias_own_augmentation_is_the_same_with_any_workers_and_after_a_resume(jpeg_folder, backend):
-    from kornia import augmentation
+def test_kornia_module_gives_the_same_batches_with_any_workers_and_after_a_resume(jpeg_folder, backend):
+    from kornia import augmentation as K
 
-    module = augmentation.AugmentationSequential(
-        augmentation.RandomHorizontalFlip(p=0.5),
-        augmentation.ColorJiggle(0.3, 0.3, 0.3, 0.1, p=0.8),
-        augmentation.RandomAffine(20.0, p=0.7),
-        data_keys=["input"],
-    )
-    with loader(jpeg_folder, module, backend=backend) as first:
-        torch.manual_seed(1)
-        expected = [images for images, _ in first]
-        again = [images for images, _ in first]
-    assert not torch.equal(expected[0], again[0])  # another epoch
-    assert not torch.equal(expected[0], expected[1])
-    with loader(jpeg_folder, module, workers=2, backend=backend) as second:
-        torch.manual_seed(2)
-        random.seed(3)
-        batches = iter(second)
-        for images, other in zip((next(batches)[0] for _ in range(3)), expected, strict=False):
-            assert torch.equal(images, other)
-        state = second.state_dict()
-    with loader(jpeg_folder, module, backend=backend) as third:
-        third.load_state_dict(state)
-        for (images, _), other in zip(third, expected[3:], strict=True):
-            assert torch.equal(images, other)
+    jitter = K.RandomHorizontalFlip(p=0.5), K.ColorJiggle(0.3, 0.3, 0.3, 0.1, p=0.8), K.RandomAffine(20.0, p=0.7)
+    module = K.AugmentationSequential(*jitter, data_keys=["input"])
+    transforms = [T.RandomResizedCrop(24), HALVES, module]
+    options = {"shuffle": True, "transforms": transforms, "backend": backend, "device": "cpu"}
+
+    def make_loader(workers):
+        torch.manual_seed(workers)
+        random.seed(workers)
+        return gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=workers, **options)
+
+    first, second, *_ = assert_same_batches(make_loader)
+    assert not torch.equal(first, second)
+    with make_loader(0) as loader:
+        epochs = [[images for images, _ in loader] for _ in range(2)]
+    assert not torch.equal(epochs[0][0], epochs[1][0])
 
 
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
-def test_kornias_own_definition_of_an_operation(jpeg_folder, backend):
-    """A module is called with the batch as it is, so its contrast is Kornia's, not Pillow's, on every backend."""
+def test_kornia_module_keeps_kornias_definition_of_contrast(jpeg_folder, backend):
+    """A module is called with the batch unchanged, so its contrast is Kornia's, not Pillow's, on every backend."""
     from kornia import augmentation, enhance
 
     def batch(*jitter):
         chain = [T.CenterCrop(24), *jitter, T.Normalize([0.0] * 3, [1.0] * 3)]
         options = {"transforms": chain, "num_workers": 0, "device": "cpu", "backend": backend}
-        with gl.Loader(gl.ImageFolder(jpeg_folder), batch_size=8, **options) as made:
-            return next(iter(made))[0]
+        with gl.Loader(gl.ImageFolder(jpeg_folder), batch_size=8, **options) as loader:
+            return next(iter(loader))[0]
 
     as_float = T.ToDtype("float32", scale=True)
-    found = batch(as_float, augmentation.RandomContrast((2.0, 2.0), p=1.0))
-    torch.testing.assert_close(found, enhance.adjust_contrast(batch(as_float), 2.0))
-    assert (found - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
+    result = batch(as_float, augmentation.RandomContrast((2.0, 2.0), p=1.0))
+    torch.testing.assert_close(result, enhance.adjust_contrast(batch(as_float), 2.0))
+    assert (result - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
 
 
-def noise_of(module, *rest):
-    """The numbers that a module adds to the first batch."""
-    added = []
-
-    class Recorded(Noisy):
-        def forward(self, images):
-            result = super().forward(images)
-            added.append(result - images)
-            return result
-
-    transforms = [T.RandomCrop(8), HALVES, *(Recorded() if entry is module else entry for entry in (module, *rest))]
-    with gl.Loader(SMALL, 4, transforms=transforms, num_workers=0, device="cpu") as loader:
-        next(iter(loader))
-    return added[0][:, 0, 0, 0]
-
-
-def test_a_module_draws_the_same_whatever_comes_after_it():
-    """Among the modules at the end, as in the middle of the transforms, where it is one of the transforms."""
+def noise_of(*following):
+    """Return the numbers that a module adds to the first batch, with these transforms after it."""
     module = Noisy()
-    in_the_middle = noise_of(module, T.RandomVerticalFlip(0.0))
-    assert torch.equal(noise_of(module, torch.nn.Identity()), in_the_middle)
-    assert torch.equal(noise_of(module, T.Lambda(torch.neg), Noisy()), in_the_middle)
+    with gl.Loader(SMALL, 4, transforms=[T.RandomCrop(8), HALVES, module, *following], **ON_CPU) as loader:
+        next(iter(loader))
+    return module.numbers[0]
 
 
-def kornias_three():
+def test_module_draws_do_not_depend_on_what_follows_it():
+    in_the_middle = noise_of(T.RandomVerticalFlip(0.0))
+    assert noise_of(torch.nn.Identity()) == in_the_middle
+    assert noise_of(T.Lambda(torch.neg), Noisy()) == in_the_middle
+
+
+def kornia_modules():
     from kornia import augmentation as K
 
     return [K.RandomResizedCrop((20, 18)), K.RandomHorizontalFlip(), K.Normalize(torch.zeros(3), torch.full((3,), 0.5))]
@@ -665,31 +590,25 @@ def kornias_three():
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-def test_modules_at_the_end_run_one_after_the_other_and_may_change_the_size(jpeg_folder):
-    """With any workers, after a resume, and as if they were called by hand."""
-    transforms = [T.RandomResizedCrop(24), FLOAT, *kornias_three()]
-    options = {"shuffle": True, "seed": 3, "device": "cpu"}
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
-        expected = [images for images, _ in loader]
-    plain = gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms[:2], num_workers=0, **options)
-    with plain:
-        by_hand, _ = next(iter(plain))
+def test_modules_at_the_end_run_in_order_and_may_change_the_size(jpeg_folder):
+    """The loader's batches equal those of modules called by hand, with any workers and after a resume."""
+    transforms = [T.RandomResizedCrop(24), FLOAT, *kornia_modules()]
+
+    def make_loader(workers, transforms=transforms):
+        options = {"transforms": transforms, "shuffle": True, "seed": 3, "device": "cpu"}
+        return gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=workers, **options)
+
+    with make_loader(0, transforms[:2]) as loader:
+        expected, _ = next(iter(loader))
     lanes, key, position = T.Chain(transforms).module_lanes[0], epoch_key(3, 0), np.array([0])
-    for lane, module in zip(lanes, kornias_three(), strict=True):
-        by_hand = apply_module(module, by_hand, int(uniforms(key, position, lane, 1)[0, 0] * 2**32))
-    assert by_hand.shape == (8, 3, 20, 18)
-    assert torch.equal(expected[0], by_hand)
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=2, **options) as loader:
-        batches = iter(loader)
-        assert all(torch.equal(next(batches)[0], images) for images in expected[:2])
-        state = loader.state_dict()
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=transforms, num_workers=0, **options) as loader:
-        loader.load_state_dict(state)
-        assert all(torch.equal(images, other) for (images, _), other in zip(loader, expected[2:], strict=True))
+    for lane, module in zip(lanes, kornia_modules(), strict=True):
+        expected = apply_module(module, expected, int(uniforms(key, position, lane, 1)[0, 0] * 2**32))
+    assert expected.shape == (8, 3, 20, 18)
+    assert torch.equal(assert_same_batches(make_loader)[0], expected)
 
 
-def test_the_plan_has_a_row_for_each_module_at_the_end():
-    plan = compile_stage(T.Chain([FLOAT, *kornias_three(), T.Lambda(torch.neg)]), device="cpu").plan
+def test_plan_has_a_row_for_each_module_at_the_end():
+    plan = compile_stage(T.Chain([FLOAT, *kornia_modules(), T.Lambda(torch.neg)]), device="cpu").plan
     assert plan.modules == ("RandomResizedCrop", "RandomHorizontalFlip", "Normalize", "Lambda(neg)")
     rows = [line.split()[:2] for line in str(plan).splitlines()[2:]]
     assert rows == [[name, "own" if name[0] == "L" else "module"] for name in plan.modules]
@@ -708,13 +627,10 @@ def test_modules_at_the_end_draw_the_same_in_augment_for_batches_and_for_clips()
     assert torch.equal(gl.Augment(transforms)(clips), torch.stack([expected, expected], 1))
 
 
-def test_views_draw_each_their_own(jpeg_folder):
+def test_module_draws_different_numbers_for_each_view(jpeg_folder):
     views = T.MultiView([[T.CenterCrop(24)], [T.CenterCrop(24)]])
-    made = gl.Loader(
-        gl.ImageFolder(jpeg_folder), batch_size=8, transforms=[views, HALVES, Noisy()], num_workers=0, device="cpu"
-    )
-    with made:
-        one, other = next(iter(made))[0]
+    with gl.Loader(gl.ImageFolder(jpeg_folder), 8, transforms=[views, HALVES, Noisy()], **ON_CPU) as loader:
+        one, other = next(iter(loader))[0]
     assert not torch.equal(one, other)
 
 
@@ -725,14 +641,13 @@ class Shifted(torch.nn.Module):
         return batch.roll(1, -1)
 
 
-def with_targets(sample, module, **options):
-    options = {"num_workers": 0, "device": "cpu", **options}
-    return gl.Loader([sample] * 4, batch_size=2, transforms=[HALVES, *module], **options)
+def loader_with_targets(sample, module, **options):
+    return gl.Loader([sample] * 4, 2, transforms=[HALVES, *module], **ON_CPU, **options)
 
 
-def test_each_module_that_gets_only_the_images_is_named():
+def test_warning_about_unmoved_targets_names_each_module():
     with (
-        with_targets(TARGETS["masks"], [Shifted(), T.Lambda(torch.neg)]) as loader,
+        loader_with_targets(TARGETS["masks"], [Shifted(), T.Lambda(torch.neg)]) as loader,
         pytest.warns(RuntimeWarning) as caught,
     ):
         list(loader)
@@ -743,12 +658,12 @@ def test_each_module_that_gets_only_the_images_is_named():
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("collate_fn", [None, list])
-def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate_fn):
+def test_module_with_unmoved_targets_warns_once(name, collate_fn):
     text = (
         "the module kornia's Shifted at the end of the transforms gets only the images; masks, boxes and "
         "keypoints are not moved. If it moves pixels, use gpuload's transforms instead, which move both"
     )
-    with with_targets(TARGETS[name], [Shifted()], collate_fn=collate_fn) as loader:
+    with loader_with_targets(TARGETS[name], [Shifted()], collate_fn=collate_fn) as loader:
         with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
             assert len(list(loader)) == 2
         assert len(caught) == 1
@@ -756,8 +671,8 @@ def test_targets_that_do_not_move_with_the_module_are_told_of_once(name, collate
         list(loader)  # another epoch: warnings are errors
 
 
-def test_the_warning_as_an_error_loses_no_batch():
-    with with_targets(TARGETS["masks"], [Shifted()]) as loader:
+def test_warning_about_unmoved_targets_as_an_error_loses_no_batch():
+    with loader_with_targets(TARGETS["masks"], [Shifted()]) as loader:
         batches = iter(loader)
         with pytest.raises(RuntimeWarning, match="gets only the images"):
             next(batches)
@@ -765,6 +680,6 @@ def test_the_warning_as_an_error_loses_no_batch():
 
 
 @pytest.mark.parametrize(("sample", "module"), [((IMAGE, 3), [Shifted()]), (TARGETS["masks"], [])])
-def test_labels_alone_or_no_module_are_nothing_to_warn_of(sample, module):
-    with with_targets(sample, module) as loader:
+def test_module_without_targets_and_targets_without_a_module_do_not_warn(sample, module):
+    with loader_with_targets(sample, module) as loader:
         assert len(list(loader)) == 2

@@ -25,18 +25,17 @@ class Comparison:
         self.ours, self.reference, self.plan = list(ours), list(reference), plan
         assert [image.shape for image in self.ours] == [image.shape for image in self.reference]
         assert [image.dtype for image in self.ours] == [image.dtype for image in self.reference]
-        apart = [(a.double() - b.double()).abs() for a, b in zip(self.ours, self.reference, strict=True)]
-        self.apart = apart
+        self.differences = [(a.double() - b.double()).abs() for a, b in zip(self.ours, self.reference, strict=True)]
 
     @property
     def mean(self) -> float:
         """The mean absolute difference over all values."""
-        return float(torch.cat([image.flatten() for image in self.apart]).mean())
+        return float(torch.cat([image.flatten() for image in self.differences]).mean())
 
     @property
-    def most(self) -> float:
+    def max(self) -> float:
         """The maximum absolute difference."""
-        return max(float(image.max()) for image in self.apart)
+        return max(float(image.max()) for image in self.differences)
 
     @property
     def native(self) -> list[str]:
@@ -46,11 +45,11 @@ class Comparison:
 
 @pytest.fixture(scope="session")
 def compare(make_batch) -> Callable[..., Comparison]:
-    """A function that runs transforms on images with both backends."""
+    """A function that runs transforms on images with DALI and with the reference."""
 
-    def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, whole: bool = False, **options) -> Comparison:
+    def run(transforms: Sequence[Any], images: Sequence[np.ndarray], *, uncut: bool = False, **options) -> Comparison:
         chain = T.Chain(list(transforms))
-        ragged, program = make_batch(chain, images, whole=whole)
+        ragged, program = make_batch(chain, images, uncut=uncut)
         options.setdefault("ragged", "list")
         stages = [compile_stage(chain, device="cpu", backend=name, **options) for name in ("dali", "torch")]
         ours, reference = (stage(ragged, program) for stage in stages)

@@ -1,13 +1,12 @@
-"""What DALI lacks, and what is said where DALI itself is lacking."""
+"""Which transforms DALI runs, which torch runs instead and why, and the errors if DALI is missing."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from helpers.programs import run_python
 
 import gpuload
 from gpuload import transforms as T
@@ -47,7 +46,7 @@ RECIPES: dict[str, list[Any]] = {
     ],
     "robot": [T.RandomAffine(10, (0.1, 0.1), interpolation="bilinear"), JITTER, NORMALIZE],
     "segmentation": [
-        *(T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), T.RandomHorizontalFlip(), NORMALIZE),
+        *(T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), T.RandomHorizontalFlip(), NORMALIZE)
     ],
     "TrivialAugmentWide": [
         *(T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.TrivialAugmentWide(), NORMALIZE),
@@ -57,8 +56,8 @@ RECIPES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_everyday_recipes_run_on_dali(name, dali):
-    """Only erasing with random values, timm's, stays on torch."""
+def test_plan_runs_common_recipes_on_dali(name, dali):
+    """Only timm's erasing with random values stays on torch."""
     steps = plan_steps(T.Chain(RECIPES[name]).lines[0].transforms, dali)
     others = [type(step.transform) for step in steps if step.backend != "dali"]
     assert others == ([T.RandomErasing] if name == "timm" else [])
@@ -86,7 +85,7 @@ def test_everyday_recipes_run_on_dali(name, dali):
     ],
     ids=repr,
 )
-def test_supported_transforms(transform, dali):
+def test_plan_runs_supported_transforms_on_dali(transform, dali):
     assert plan_steps([transform], dali)[0].backend == "dali"
 
 
@@ -106,19 +105,19 @@ def test_supported_transforms(transform, dali):
     ],
     ids=lambda value: value if isinstance(value, str) else repr(value),
 )
-def test_unsupported_transforms_run_on_torch(transform, reason, dali):
+def test_plan_runs_unsupported_transforms_on_torch_with_a_reason(transform, reason, dali):
     [step] = plan_steps([transform], dali)
     assert (step.backend, step.reason) == ("torch", reason)
 
 
-def test_finished_images_change_in_dalis_own_pass_or_on_torch(dali):
+def test_plan_changes_finished_images_on_dali_only_before_a_step_on_torch(dali):
     chain = T.Chain([NORMALIZE, T.RandomErasing(), T.MixUp(num_classes=4), T.RandomErasing()])
     steps = plan_steps(chain.lines[0].transforms, dali)
     assert [step.backend for step in steps] == ["dali", "dali", "torch", "torch"]
     assert steps[3].reason == "torch changes finished images in place"
 
 
-def test_the_plan_shows_that_colours_have_dalis_order(dali):
+def test_plan_notes_that_color_jitter_has_dalis_order(dali):
     note = "in DALI's order: hue, saturation, contrast, brightness"
     assert plan_steps([JITTER], dali)[0].reason == note
     assert plan_steps([T.ColorJitter(0.4)], dali)[0].reason is None
@@ -132,7 +131,7 @@ def test_each_operation_is_supported_or_has_a_reason():
     assert not listed - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
 
 
-def test_dali_is_not_installed(monkeypatch):
+def test_backend_without_dali_raises_backend_error(monkeypatch):
     monkeypatch.setattr(backend, "_is_installed", lambda: False)
     expected = r"needs NVIDIA's DALI, .*'gpuload\[dali-cu13\]'.*'gpuload\[dali-cu12\]'"
     with pytest.raises(gpuload.BackendError, match=expected):
@@ -142,8 +141,8 @@ def test_dali_is_not_installed(monkeypatch):
 
 
 @pytest.mark.processes
-def test_dali_cannot_be_imported():
-    """One without its dynamic mode, say. In a process of its own, since DALI is imported here already."""
+def test_backend_without_dalis_dynamic_mode_raises_backend_error():
+    """Run in a process of its own, since this process has imported DALI."""
     program = (
         "import sys, torch\n"
         "sys.modules['nvidia.dali.experimental'] = None\n"
@@ -153,12 +152,10 @@ def test_dali_cannot_be_imported():
         "except ImportError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("BackendError backend='dali' needs DALI with its dynamic mode")
+    assert run_python(program)[0].startswith("BackendError backend='dali' needs DALI with its dynamic mode")
 
 
 @pytest.mark.processes
-def test_importing_the_package_imports_no_dali():
+def test_import_of_the_package_imports_no_dali():
     program = "import sys, gpuload.stage.dali; print([name for name in sys.modules if name.startswith('nvidia')])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(program)[0].strip() == "[]"

@@ -1,4 +1,4 @@
-"""Who decodes, and what a user is told where the device cannot."""
+"""The choice of a decoder, and the warnings and plans if a device cannot decode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.jpeg_kinds import Photos, photo
 from simulated.decoder import ENGINE, OTHER, decoding_with
-from stage.decode.test_images import Photos, photo
 
 import gpuload as gl
+from gpuload.decode.options import select_device_samples
 from gpuload.stage.decode import choose
 from gpuload.stage.decode.choose import driver_version, find_decoder
 
@@ -23,63 +24,63 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 DEVICE = gl.Decode(where="device")
 
 
-def plan(**given: Any) -> str:
-    return str(gl.Loader(Photos([photo(0)]), num_workers=0, device="cpu", **given).plan())
+def plan_text(**options: Any) -> str:
+    return str(gl.Loader(Photos([photo(0)]), num_workers=0, device="cpu", **options).plan())
 
 
-def test_workers_decode_if_nothing_is_asked_for():
+def test_choose_by_default_leaves_decoding_to_workers():
     assert choose(gl.Decode(), CPU, 1) == (None, 0.0, None, "")
-    assert plan() == "backend torch on cpu"
+    assert plan_text() == "backend torch on cpu"
 
 
-def test_the_plan_says_who_decodes():
+def test_plan_names_the_decoder():
     with decoding_with():
-        assert plan(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
-        both = plan(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
+        assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
+        both = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
         assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
-        assert plan(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
+        assert plan_text(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
 
 
-def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypatch):
+def test_device_that_cannot_decode_warns_once_and_workers_decode(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
     files = Photos([photo(number) for number in range(4)])
     loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=DEVICE)
-    said = (
+    text = (
         r"Decode\(where='device'\): cpu cannot decode, so workers decode all images: nvImageCodec cannot be "
         r"imported \(.*\); run pip install 'gpuload\[cu1\d\]'"
     )
-    with pytest.warns(RuntimeWarning, match=said) as caught:
+    with pytest.warns(RuntimeWarning, match=text) as caught:
         iterator = iter(loader)
     assert [warning.filename for warning in caught] == [__file__]
     next(iterator)
     loader.close()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it was said
+        warnings.simplefilter("error")  # the warning was given before
         with loader:
             assert len(list(loader)) == 2
     assert loader.stats().part("device decode").count == 0
     assert "\ndecoder workers (CPU), because cpu cannot decode: nvImageCodec cannot be imported" in str(loader.plan())
 
 
-def test_other_devices_are_refused():
+def test_find_decoder_for_a_device_other_than_cpu_and_cuda_raises():
     with pytest.raises(RuntimeError, match="nvImageCodec decodes only on NVIDIA GPUs and on the CPU"):
         find_decoder(torch.device("xpu", 0), 1)
 
 
-def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
+def test_choose_for_a_gpu_without_triton_finds_no_decoder(monkeypatch):
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
     choice = choose(DEVICE, CUDA, 1)
     assert choice.decoder is None
     assert "crops are copied by a Triton kernel, but Triton is not installed; run pip install triton" in choice.warning
 
 
-def broken(*args: Any, **given: Any) -> Any:
+def raise_runtime_error(*args: Any, **options: Any) -> Any:
     raise RuntimeError("nvImageCodec (GPU): it returned no image and no reason")
 
 
 @pytest.mark.parametrize(
-    ("installed", "driver", "built", "text"),
+    ("installed", "driver", "cuda_version", "remedy"),
     [
         (
             {13},
@@ -97,22 +98,22 @@ def broken(*args: Any, **given: Any) -> Any:
         ({12}, (12, 8), "12.8", None),
     ],
 )
-def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
-    names = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
-    monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: names)  # type: ignore[attr-defined]
+def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, installed, driver, cuda_version, remedy):
+    distributions = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
+    monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: distributions)  # type: ignore[attr-defined]
     monkeypatch.setattr(MODULE, "driver_version", lambda: driver)
     monkeypatch.setattr(MODULE, "load_nvimgcodec", lambda: ModuleType("nvimgcodec"))
-    monkeypatch.setattr(MODULE, "NvImageCodec", broken)
-    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(MODULE, "NvImageCodec", raise_runtime_error)
+    monkeypatch.setattr(torch.version, "cuda", cuda_version)
     choice = choose(DEVICE, CUDA, 1)
     assert (choice.decoder, choice.share) == (None, 0.0)
-    expected = "nvImageCodec (GPU): it returned no image and no reason" + (f"; {text}" if text else "")
+    expected = "nvImageCodec (GPU): it returned no image and no reason" + (f"; {remedy}" if remedy else "")
     assert choice.text == f"workers (CPU), because cuda:0 cannot decode: {expected}"
     assert choice.warning.endswith(expected)
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
-def test_the_version_of_the_driver(monkeypatch, answer, expected):
+def test_driver_version_is_major_and_minor_or_none(monkeypatch, answer, expected):
     def get(pointer: Any) -> int:
         pointer._obj.value = answer or 0
         return 0 if answer else 100
@@ -125,11 +126,10 @@ def test_the_version_of_the_driver(monkeypatch, answer, expected):
         driver_version.cache_clear()
 
 
-def test_shares_are_spread_evenly_over_positions_and_ranks():
-    from gpuload.decode.options import select_device_samples
+def test_select_device_samples_spreads_the_share_over_positions_and_ranks():
 
     for share in (0.1, 0.5, 0.9):
         for first, ranks in ((0, 1), (1000, 2), (3, 8)):
-            found = select_device_samples(np.arange(first, first + 256 * ranks, ranks), share).mean()
-            assert abs(found - share) < 0.05
+            selected_share = select_device_samples(np.arange(first, first + 256 * ranks, ranks), share).mean()
+            assert abs(selected_share - share) < 0.05
     assert select_device_samples(np.arange(5), 1.0).all()

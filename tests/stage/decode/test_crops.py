@@ -1,15 +1,14 @@
-"""The kernel that copies crops, beside NumPy: any region, any orientation, rows of any distance."""
+"""The kernel that copies crops, against NumPy: regions of any size and orientation, with rows at any distance."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.programs import run_python
 from simulated.runtime import simulated
 
 from gpuload.decode.header import turn_upright
@@ -17,46 +16,44 @@ from gpuload.stage.decode import crops
 from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
 
-def regions(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Regions of one to 90 rows and columns, of one or three channels, within larger images."""
-    found = []
+def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
+    """Return crops of one to 90 rows and columns and one or three channels, within larger images."""
+    crops_hwc = []
     for number in range(count):
         top, left, height, width = (int(n) for n in rng.integers(1, 90, 4))
         image = rng.integers(0, 256, (top + height + 3, left + width + 2, 1 if number % 3 == 2 else 3), np.uint8)
-        found.append(image[top : top + height, left : left + width])
-    return found
-
-
-def told(stored: list[np.ndarray]) -> list[Pixels]:
-    return [Pixels(one, "", one.ctypes.data, one.strides[0]) for one in stored]
+        crops_hwc.append(image[top : top + height, left : left + width])
+    return crops_hwc
 
 
 def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
-    shapes = [turn_upright(one, int(orientation)).shape for one, orientation in zip(stored, orientations, strict=True)]
-    places = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
+    shapes = [
+        turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored, orientations, strict=True)
+    ]
+    destinations = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
     target = torch.full((size,), 7, dtype=torch.uint8).to(device)
-    copy_crops(told(stored), places, target)
+    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored], destinations, target)
     return target.cpu().numpy()
 
 
-def test_crops_of_all_orientations_get_to_their_places():
+def test_copy_crops_writes_crops_of_any_orientation_at_their_offsets():
     rng = np.random.default_rng(5)
-    stored = regions(rng, 24)
-    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # more than a program copies
+    stored = random_crops(rng, 24)
+    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
     assert stored[3].size > crops.BLOCK
     orientations = np.arange(24) % 8 + 1
-    sizes = np.array([one.size for one in stored])
+    sizes = np.array([crop.size for crop in stored])
     starts = 11 + np.cumsum(sizes + 5) - sizes
     size = int(starts[-1] + sizes[-1] + 9)
     expected = np.full(size, 7, np.uint8)
-    for one, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
-        expected[start : start + one.size] = turn_upright(one, orientation).ravel()
+    for crop, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
+        expected[start : start + crop.size] = turn_upright(crop, orientation).ravel()
     assert np.array_equal(run("cpu", stored, orientations, starts, size), expected)
     with simulated("eager"):
         assert np.array_equal(run("cuda:1", stored, orientations, starts, size), expected)
 
 
-def test_nothing_is_launched_for_no_crops():
+def test_copy_crops_of_no_crops_launches_no_kernel():
     with simulated("eager"):
         assert run("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
 
@@ -68,18 +65,16 @@ from triton.compiler import ASTSource
 from gpuload.stage.decode import crops
 types = {"crops_ptr": "*i64", "target_ptr": "*u8", "BLOCK": "constexpr"}
 for capability in (75, 80, 90):
-    made = triton.compile(ASTSource(crops._copy, types, {(2,): crops.BLOCK}), target=GPUTarget("cuda", capability, 32))
-    print("st.global" in made.asm["ptx"], "ld.global" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+    source = ASTSource(crops._copy, types, {(2,): crops.BLOCK})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    print("st.global" in compiled.asm["ptx"], "ld.global" in compiled.asm["ptx"], len(compiled.asm["cubin"]) > 0)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_kernel_compiles_for_cuda(tmp_path):
-    """In a process of its own: the interpreter takes much that the compiler does not, an address for a pointer too."""
+def test_copy_kernel_compiles_for_cuda(tmp_path):
+    """Compile in a process of its own, since the interpreter accepts code that the compiler does not."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["True"] * 9
+    output, _ = run_python(PROGRAM, env=environment, timeout=300)
+    assert output.split() == ["True"] * 9

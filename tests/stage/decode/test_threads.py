@@ -1,4 +1,4 @@
-"""The threads that decode on the device: what the loop waits for, and what interrupts a call."""
+"""The threads that decode on the device: what the loop waits for, and interrupts, forks and errors during a call."""
 
 from __future__ import annotations
 
@@ -9,66 +9,21 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.generated_images import jpeg_bytes, smooth_image
 from simulated.decoder import decoding_with
+from stage.decode.gate import LIMIT_S, Gate, make_loader, open_after_closing_has_begun, stopped
 
 import gpuload as gl
-from gpuload import transforms as T
 from gpuload.decode.native_messages import native_messages, run_and_capture
 from gpuload.stage.decode.threads import DecodedMemory
-
-LIMIT_S = 60
-FILES = [jpeg_bytes(smooth_image(40, 50, number)) for number in range(12)]
-IMAGES = [(gl.Encoded(file), index) for index, file in enumerate(FILES)]
-
-
-class Gate:
-    """Called before each call of the decoder; stops one of the calls until the gate is opened."""
-
-    def __init__(self, stopped_call: int) -> None:
-        self.stopped_call, self.calls = stopped_call, 0
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == self.stopped_call:
-            self.reached.set()
-            assert self.opened.wait(LIMIT_S)
 
 
 def decoding_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("gpuload-decode")]
-
-
-def make_loader(**options: Any) -> gl.Loader:
-    defaults = {"num_workers": 1, "device": "cpu", "transforms": [T.CenterCrop(32)], "prefetch_factor": 4}
-    return gl.Loader(IMAGES, 2, **{"decode": gl.Decode(where="device"), **defaults, **options})
-
-
-@contextlib.contextmanager
-def stopped(gate: Gate) -> Iterator[tuple[gl.Loader, Any, list[Any]]]:
-    """Yield a loader whose decoder has reached the gate, its iterator, and the batches that were taken."""
-    with decoding_with(before=gate), make_loader() as loader:
-        iterator = iter(loader)
-        first = next(iterator)
-        while not gate.reached.wait(0.001):
-            loader._session.feed.pump(0.0)
-        try:
-            yield loader, iterator, [first]
-        finally:
-            gate.opened.set()
-
-
-def open_after_closing_has_begun(steps: Any, gate: Gate) -> None:
-    while not steps.closed:
-        gate.opened.wait(0.001)
-    gate.opened.set()
 
 
 def await_waiting_thread(memory: DecodedMemory, thread: threading.Thread) -> None:
@@ -164,7 +119,7 @@ def test_exit_of_the_interpreter_during_a_call_waits_for_it(tmp_path: Path):
         import atexit, sys, threading
         atexit.register(lambda: context.__exit__(None, None, None))  # called last, after gpuload has closed the session
         sys.path[:0] = sys.argv[1:]
-        from stage.decode.test_threads import Gate, open_after_closing_has_begun, stopped
+        from stage.decode.gate import Gate, open_after_closing_has_begun, stopped
 
         gate = Gate(stopped_call=2)
         context = stopped(gate)
@@ -196,38 +151,21 @@ def test_threads_run_only_while_the_device_decodes(where, count):
     assert not decoding_threads()
 
 
-def test_calls_of_two_threads_share_the_limit_of_the_memory():
+@pytest.mark.parametrize(("held", "nbytes", "is_alone"), [(60, 60, False), (10, 20, True)])
+def test_reserve_waits_for_memory_or_until_it_is_alone(held, nbytes, is_alone):
     memory, order = DecodedMemory(100), []
-    memory.reserve(60)
+    memory.reserve(held)
 
     def reserve() -> None:
-        memory.reserve(60)
-        order.append("reserved")
-        memory.release(60)
+        order.append(("reserved", memory.reserve(nbytes, is_alone=is_alone)))
+        memory.release(nbytes)
 
     thread = threading.Thread(target=reserve)
     await_waiting_thread(memory, thread)
     order.append("released")
-    memory.release(60)
+    memory.release(held)
     thread.join(LIMIT_S)
-    assert order == ["released", "reserved"]
-
-
-def test_call_that_ran_out_of_memory_waits_until_it_is_alone():
-    memory, order = DecodedMemory(100), []
-    memory.reserve(10)
-
-    def reserve() -> None:
-        assert memory.reserve(20, is_alone=True) == 0
-        order.append("reserved")
-        memory.release(20)
-
-    thread = threading.Thread(target=reserve)
-    await_waiting_thread(memory, thread)
-    order.append("released")
-    memory.release(10)
-    thread.join(LIMIT_S)
-    assert order == ["released", "reserved"]
+    assert order == ["released", ("reserved", 0)]
 
 
 def test_child_that_is_forked_while_messages_are_captured_prints_to_standard_error():

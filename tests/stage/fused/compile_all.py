@@ -1,12 +1,12 @@
-"""Compiles all kernels for CUDA, without a GPU; their names are printed.
+"""Compiles all kernels for CUDA, without a GPU, and prints their names.
 
     TRITON_INTERPRET=0 python tests/stage/fused/compile_all.py
 
-Another Triton can be tried so: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH.
-Seen to compile: with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
+To try another Triton: `pip install --target other --no-deps triton==3.5.1`, with `other` first in PYTHONPATH. The
+kernels compiled with 3.4.0, 3.5.1, 3.6.0, 3.7.1, 3.8.0 and 3.9.0.
 """
 
-# Type checkers do not know what `triton.compile` gives.
+# Type checkers do not know what `triton.compile` returns.
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 from __future__ import annotations
@@ -28,31 +28,17 @@ from gpuload.transforms.program.fusing.plan import KernelTile
 from gpuload.transforms.program.ops import OPS
 
 TILE = KernelTile(8, 32, 1)
-STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
 POINTERS = {
-    "pixels_ptr": "*u8",
-    "jobs_ptr": "*i64",
-    "counts_ptr": "*i32",
-    "factors_ptr": "*fp64",
-    "tables_ptr": "*u8",
-    "pairs_ptr": "*i64",
-    "bounds_ptr": "*i64",
-    "records_ptr": "*i64",
-    "quantiles_ptr": "*fp32",
-    "source_ptr": "*u8",
-    "table_ptr": "*i32",
-    "ints_ptr": "*i64",
-    "floats_ptr": "*fp64",
-    "codes_ptr": "*i64",
-    "values_ptr": "*fp64",
-    "statistics_ptr": "*u8",
-    "weights_ptr": "*i32",
-    "boxes_ptr": "*i64",
-    "constants_ptr": "*fp32",
+    **dict.fromkeys(("pixels_ptr", "tables_ptr", "source_ptr", "statistics_ptr"), "*u8"),
+    **dict.fromkeys(("jobs_ptr", "pairs_ptr", "bounds_ptr", "records_ptr"), "*i64"),
+    **dict.fromkeys(("ints_ptr", "codes_ptr", "boxes_ptr"), "*i64"),
+    **dict.fromkeys(("counts_ptr", "table_ptr", "weights_ptr"), "*i32"),
+    **dict.fromkeys(("quantiles_ptr", "constants_ptr"), "*fp32"),
+    **dict.fromkeys(("factors_ptr", "floats_ptr", "values_ptr"), "*fp64"),
 }
 
 
-def compiled(function, images="*bf16", options=None, capability=80, **constants):
+def compile_kernel(function, images="*bf16", options=None, capability=80, **constants):
     types = {"images_ptr": images, "output_ptr": images, **POINTERS}
     names = function.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
@@ -61,67 +47,60 @@ def compiled(function, images="*bf16", options=None, capability=80, **constants)
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
     source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
     options = {"enable_fp_fusion": False, **(options or {})}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert "st.global" in made.asm["ptx"] or "red.global" in made.asm["ptx"] or "atom.global" in made.asm["ptx"]
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert (
+        "st.global" in compiled.asm["ptx"]
+        or "red.global" in compiled.asm["ptx"]
+        or "atom.global" in compiled.asm["ptx"]
+    )
     if function is kernel.one_pass:
-        # What the compiler is told of pairs (see geometry.py) must not make it take two at once.
-        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", made.asm["ptx"])
+        # Hints about pairs (see geometry.py) must not make the compiler access two pixels at once.
+        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", compiled.asm["ptx"])
         assert not pixels, pixels
-    print(made.metadata.name, flush=True)
-    return made
+    print(compiled.metadata.name, flush=True)
+    return compiled
 
 
 for channels in (1, 3):
-    compiled(statistics._count, CHANNELS=channels, BLOCK=1024)
-    compiled(statistics._tabulate, CHANNELS=channels)
-    compiled(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
+    compile_kernel(statistics._count, CHANNELS=channels, BLOCK=1024)
+    compile_kernel(statistics._tabulate, CHANNELS=channels)
+    compile_kernel(erasing._erase_images, CHANNELS=channels, ROWS=8, COLUMNS=16)
 for images in ("*fp32", "*fp16", "*u8"):
-    compiled(mixing._mix, images, CHANNELS=3, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
-compiled(mixing._mix, CHANNELS=1, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
-compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
+    compile_kernel(mixing._mix, images, CHANNELS=3, CHANNELS_LAST=False, ALIGNED=True, BLOCK=512)
+compile_kernel(mixing._mix, CHANNELS=1, CHANNELS_LAST=True, ALIGNED=False, BLOCK=512)
+compile_kernel(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
 ALL_FILTERS, BILINEAR = 1 << jobs.NEAREST | 1 << jobs.BILINEAR | 1 << jobs.BICUBIC, 1 << jobs.BILINEAR
 for kind, filters in ((jobs.RESIZE, ALL_FILTERS), (jobs.BLUR, 0)):
-    compiled(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+    compile_kernel(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
 ALL_OPERATIONS = (1 << len(OPS) + 1) - 1  # and the erasing of boxes
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
 plain = {**tile, "FILTERS": BILINEAR, "OPERATIONS": 0, "ERASES": False}
 for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
     options = kernel.compiler_options(kind, warps=1)
     constants = {**plain, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
-    compiled(kernel.one_pass, "*u8", options, **constants)
+    compile_kernel(kernel.one_pass, "*u8", options, **constants)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
-    compiled(
-        kernel.one_pass,
-        images,
-        GEOMETRY=jobs.COPY,
-        FILTERS=0,
-        CHANNELS=channels,
-        OUT_CHANNELS=out_channels,
-        ROWS=8,
-        COLUMNS=32,
-        OUT_COLUMN=1,
-        OPERATIONS=ALL_OPERATIONS,
-        FINISHED=True,
-        ERASES=True,
-    )
-# What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
-whole = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
-for capability, kind, all_of, column in (
+    constants = {**tile, "CHANNELS": channels, "OUT_CHANNELS": out_channels, "OPERATIONS": ALL_OPERATIONS}
+    constants |= {"GEOMETRY": jobs.COPY, "FILTERS": 0, "OUT_COLUMN": 1, "FINISHED": True, "ERASES": True}
+    compile_kernel(kernel.one_pass, images, **constants)
+# The longest passes of most recipes: threads exchange nothing, and all numbers stay in registers.
+all_operations = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
+for capability, kind, options_of_pass, column in (
     (80, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 3),
-    (90, jobs.RESIZE, whole, 1),
+    (90, jobs.RESIZE, all_operations, 1),
     (90, jobs.RESIZE, plain, 0),
-    (90, jobs.COPY, whole, 0),
-    (90, jobs.COPY, whole, 3),
+    (90, jobs.COPY, all_operations, 0),
+    (90, jobs.COPY, all_operations, 3),
 ):
     options = kernel.compiler_options(kind, warps=1)
-    constants = {**all_of, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
-    made = compiled(kernel.one_pass, "*fp16", options, capability, **constants)
-    assert made.metadata.shared == 0
-    assert "bar.sync" not in made.asm["ptx"]
+    constants = {**options_of_pass, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
+    compiled = compile_kernel(kernel.one_pass, "*fp16", options, capability, **constants)
+    assert compiled.metadata.shared == 0
+    assert "bar.sync" not in compiled.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(compiled.asm["cubin"])
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
@@ -130,9 +109,9 @@ for capability, kind, all_of, column in (
     assert " LOCAL:0 " in usage, usage
 
 
-# What is compiled when a session starts is what a launch asks for: Triton's own keys are the same.
+# The kernels compiled when a session starts are those that launches need: Triton's keys are the same.
 class Driver:
-    """A GPU that is not there."""
+    """A driver of a GPU that this machine need not have."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -150,11 +129,13 @@ class Driver:
 triton.runtime.driver.set_active(Driver())
 result_format = ResultFormat((3, 3), torch.float16, 3, (True,))
 outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
-late = variants.late_variants([outlines], result_format=result_format)
-known = late | variants.level_variants(
+finishing = variants.late_variants([outlines], result_format=result_format)
+known = finishing | variants.level_variants(
     [T.Resize(9).outline, T.ColorJitter(contrast=1).outline], result_format=result_format, tile=TILE
 )
-passes = [one for one in known if one.kernel == "one_pass"]  # they take seconds, and differ in constants alone
+passes = [
+    variant for variant in known if variant.kernel == "one_pass"
+]  # they take seconds, and differ in constants alone
 plain_pass = next(one for one in passes if not dict(one.options)["ERASES"] and one.args[-1] == torch.uint8)
 for variant in {*known} - {*passes} | {plain_pass}:
     function, options = variants.KERNELS[variant.kernel], dict(variant.options)

@@ -1,14 +1,15 @@
-"""What the fused backend has, and what is said where it cannot run."""
+"""The fused backend: which transforms it runs, and what happens if it cannot run."""
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
 import warnings
 
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -26,12 +27,12 @@ on_the_cpu = lacking.mark("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons(*transforms):
-    """Why the reference runs transforms of a chain in place of the kernels, by their names."""
+    """Return why torch runs transforms of a chain in place of the kernels, by their names."""
     plan = make_plan(T.Chain(transforms), FusedBackend(CPU))
     return {type(step.transform).__name__: step.reason for step in plan.steps}
 
 
-def test_what_it_lacks():
+def test_why_unsupported_gives_a_reason_for_each_transform_that_torch_runs():
     assert reasons(T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])) == {
         "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
         "AugMix": "several results of an image are mixed by torch",
@@ -50,7 +51,7 @@ def test_what_it_lacks():
 
 
 @on_the_cpu
-def test_images_of_four_channels_are_left_to_torch():
+def test_plan_leaves_images_of_four_channels_to_torch():
     chain = T.Chain([T.Resize(9), T.Normalize([0.5] * 4, [0.5] * 4), T.RandomHorizontalFlip()])
     plan = compile_stage(chain, device="cpu", backend="fused").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [
@@ -60,33 +61,43 @@ def test_images_of_four_channels_are_left_to_torch():
     ]
 
 
-def test_without_triton(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
-    with pytest.raises(gl.BackendError, match="needs Triton, which is not installed; run `pip install triton`"):
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "replacement", "text"),
+    [
+        ("find_spec", lambda name: None, "needs Triton, which is not installed; run `pip install triton`"),
+        ("_is_interpreted", lambda: False,
+         "requires a GPU, got device 'cpu'; use backend='torch' on this device (or"),
+        ("_is_interpreted", raising(ImportError("libtriton.so is gone")),
+         "cannot be imported: ImportError: libtriton.so is gone"),
+    ],
+    ids=["without Triton", "on a CPU", "with a broken Triton"],
+)  # fmt: skip
+def test_loader_raises_backend_error(monkeypatch, function, replacement, text):
+    monkeypatch.setattr(f"gpuload.stage.fused.backend.{function}", replacement)
+    with pytest.raises(gl.BackendError, match=re.escape(text)):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
-def test_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
-    with pytest.raises(
-        gl.BackendError, match=r"requires a GPU, got device 'cpu'; use backend='torch' on this device \(or"
-    ):
-        gl.Loader(["a.jpg"], backend="fused", device="cpu")
-
-
-def chosen(forced: bool):
-    """What is chosen on a GPU, which need not be there for that."""
+def select_backend(forced: bool):
+    """Return the backend selected on a GPU, which this machine need not have."""
     device = torch.device("cuda:0")
     return _select("fused", device, TorchBackend(device), forced=forced)
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
-def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypatch, forced):
+def test_select_without_a_compiler_warns_once_and_uses_torch(monkeypatch, forced):
     monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     with pytest.warns(RuntimeWarning, match="'torch' is used on cuda:0, because fused cannot be used") as caught:
-        backend, note = chosen(forced)
+        backend, note = select_backend(forced)
     assert len(caught) == 1
     assert backend.name == "torch"
     assert note is not None
@@ -94,43 +105,28 @@ def test_without_a_compiler_the_reference_runs_and_one_warning_is_given(monkeypa
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
-def test_where_a_kernel_does_not_compile(monkeypatch, forced):
-    def broken(device):
-        raise OSError("ptxas is gone")
-
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", broken)
+def test_select_if_the_trial_kernel_does_not_compile_warns_and_uses_torch(monkeypatch, forced):
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(OSError("ptxas is gone")))
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
-        backend, _ = chosen(forced)
-    assert backend.name == "torch"
+        assert select_backend(forced)[0].name == "torch"
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
-def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
-    def full(device):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", full)
+def test_select_on_a_gpu_without_memory_raises_out_of_memory(monkeypatch, forced):
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(error))
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
-        chosen(forced)
+        select_backend(forced)
 
 
-def test_where_triton_cannot_be_imported(monkeypatch):
+def test_select_if_triton_cannot_be_imported_warns_and_uses_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuload.stage.fused.runner", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
-        assert chosen(True)[0].name == "torch"
-
-
-def test_with_a_triton_that_is_broken(monkeypatch):
-    def broken():
-        raise ImportError("libtriton.so is gone")
-
-    monkeypatch.setattr("gpuload.stage.fused.backend._is_interpreted", broken)
-    with pytest.raises(gl.BackendError, match=r"cannot be imported: ImportError: libtriton.so is gone"):
-        gl.Loader(["a.jpg"], backend="fused", device="cpu")
+        assert select_backend(True)[0].name == "torch"
 
 
 @on_the_cpu
-def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
+def test_plan_leaves_an_operation_without_a_kernel_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [
@@ -139,7 +135,7 @@ def test_an_operation_without_a_kernel_is_left_to_torch(monkeypatch):
 
 
 @on_the_cpu
-def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images, monkeypatch):
+def test_operation_that_the_kernels_do_not_support_raises(make_batch, make_images, monkeypatch):
     needs = passes.NEEDS.copy()
     needs[code("invert")] = passes.UNKNOWN
     monkeypatch.setattr(passes, "NEEDS", needs)
@@ -148,28 +144,28 @@ def test_an_operation_that_comes_all_the_same_is_refused(make_batch, make_images
         compile_stage(chain, device="cpu", backend="fused")(*make_batch(chain, make_images(1, 1, low=9, high=12)))
 
 
-def test_without_triton_it_is_not_chosen_where_it_need_not_be(monkeypatch):
+def test_select_without_triton_raises_only_if_forced(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
     with pytest.warns(RuntimeWarning, match="not installed; run `pip install triton`"):
-        assert chosen(False)[0].name == "torch"
+        assert select_backend(False)[0].name == "torch"
     with pytest.raises(gl.BackendError, match="not installed"):
-        chosen(True)
+        select_backend(True)
 
 
-def test_on_the_cpu_the_reference_is_chosen():
+def test_compile_stage_on_the_cpu_chooses_torch_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compile_stage(T.Chain([T.Resize(9)]), device="cpu").plan.backend == "torch"
 
 
 @pytest.mark.cuda
-def test_on_cuda_it_is_chosen():
+def test_compile_stage_on_cuda_chooses_the_kernels():
     assert compile_stage(T.Chain([T.Resize(9)]), device="cuda").plan.backend == "fused"
 
 
-def test_planning_imports_no_triton():
+def test_plan_on_the_cpu_imports_no_backend_library():
     code = (
         "import sys; import gpuload as gl; gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], device='cpu')"
         ".plan(); sys.exit(bool({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python(code)

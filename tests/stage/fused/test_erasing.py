@@ -1,4 +1,4 @@
-"""Random erasing in a kernel: the bits are those that the reference writes into finished images."""
+"""Random erasing in kernels: the bits that the reference writes into finished images."""
 
 from __future__ import annotations
 
@@ -25,106 +25,101 @@ SIDE = 32
 
 
 @triton.jit
-def tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHANNELS: tl.constexpr, SIDE: tl.constexpr):
+def erase_tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHANNELS: tl.constexpr, SIDE: tl.constexpr):
     """Erase boxes of one image C×H×W of float32, tile by tile. Grid: tiles down, tiles across, images."""
     ys = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     xs = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
-    there = (ys[:, None] < height) & (xs[None, :] < width)
-    places = image_ptr + tl.program_id(2) * CHANNELS * height * width + ys[:, None] * width + xs[None, :]
+    inside = (ys[:, None] < height) & (xs[None, :] < width)
+    pointers = image_ptr + tl.program_id(2) * CHANNELS * height * width + ys[:, None] * width + xs[None, :]
     plane = height * width if CHANNELS == 3 else 0
-    red = tl.load(places, there, 0.0)
-    green = tl.load(places + plane, there, 0.0)
-    blue = tl.load(places + 2 * plane, there, 0.0)
+    red = tl.load(pointers, inside, 0.0)
+    green = tl.load(pointers + plane, inside, 0.0)
+    blue = tl.load(pointers + 2 * plane, inside, 0.0)
     red, green, blue = erase(
         red, green, blue, ys, xs, records_ptr + tl.program_id(2) * count * 8, count, quantiles_ptr, CHANNELS
     )
-    tl.store(places, red, there)
+    tl.store(pointers, red, inside)
     if CHANNELS == 3:
-        tl.store(places + plane, green, there)
-        tl.store(places + 2 * plane, blue, there)
+        tl.store(pointers + plane, green, inside)
+        tl.store(pointers + 2 * plane, blue, inside)
 
 
-def drawn(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> Program:
+def erasing_program(erasings, channels: int, size: tuple[int, int], n: int, seed: int = 0) -> Program:
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), *erasings])
     sizes = np.tile(np.array(size, np.int64), (n, 1))
-    _, late = chain.draw(Key(seed, 3), np.arange(n), sizes).split()
-    assert late is not None
-    return late
+    _, program = chain.draw(Key(seed, 3), np.arange(n), sizes).split()
+    assert program is not None
+    return program
 
 
-def both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int = 0) -> list[np.ndarray]:
-    """What the reference and the kernel make of random finished images; and the images."""
-    return erased(drawn(erasings, channels, size, n, seed), channels, size, seed)
+def erase_by_both(erasings, channels: int, size: tuple[int, int], n: int = 3, seed: int = 0) -> list[np.ndarray]:
+    """Return random finished images erased by the reference and by the kernel, and the images themselves."""
+    return erase_program_by_both(erasing_program(erasings, channels, size, n, seed), channels, size, seed)
 
 
-def erased(late: Program, channels: int, size: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
-    n = len(late)
+def erase_program_by_both(program: Program, channels: int, size: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+    n = len(program)
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, channels, *size)).astype(np.float32))
     expected = images.clone()
-    apply_late(expected, late, partners=None)
-    drawn = np.concatenate([erased_boxes(erasing, channels) for erasing in late.records], axis=1)
-    found = images.to(DEVICE).clone()
+    apply_late(expected, program, partners=None)
+    boxes = np.concatenate([erased_boxes(erasing, channels) for erasing in program.records], axis=1)
+    result = images.to(DEVICE).clone()
     grid = triton.cdiv(size[0], SIDE), triton.cdiv(size[1], SIDE), n
     table = quantile_table(DEVICE)
-    to_device = torch.from_numpy(drawn).to(DEVICE)
-    count = drawn.shape[1] // RECORD
-    tile[grid](found, to_device, count, table, *size, CHANNELS=channels, SIDE=SIDE, enable_fp_fusion=False)
-    return [expected.numpy(), found.cpu().numpy(), images.numpy()]
+    to_device = torch.from_numpy(boxes).to(DEVICE)
+    count = boxes.shape[1] // RECORD
+    erase_tile[grid](result, to_device, count, table, *size, CHANNELS=channels, SIDE=SIDE, enable_fp_fusion=False)
+    return [expected.numpy(), result.cpu().numpy(), images.numpy()]
 
 
-KINDS = {
-    "const": {"value": 0.3},
-    "pixel": {"value": "random"},
-    "rand": {"mode": "rand"},
-}
+KINDS = {"const": {"value": 0.3}, "pixel": {"value": "random"}, "rand": {"mode": "rand"}}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("boxes", [(1, 1), (1, 4)], ids=["one box", "some boxes"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bits_are_those_of_the_reference(kind, boxes, channels):
+def test_erase_gives_the_bits_of_the_reference(kind, boxes, channels):
     erasing = T.RandomErasing(1.0, scale=(0.1, 0.6), min_count=boxes[0], max_count=boxes[1], **KINDS[kind])
     for seed, size in enumerate([(37, 45), (16, 16), (5, 64)]):
-        expected, found, images = both([erasing], channels, size, seed=seed)
-        np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
-        assert (found != images).any()
+        expected, result, images = erase_by_both([erasing], channels, size, seed=seed)
+        np.testing.assert_array_equal(result.view(np.int32), expected.view(np.int32))
+        assert (result != images).any()
 
 
-def test_a_colour_for_each_channel():
-    expected, found, images = both([T.RandomErasing(1.0, value=(-0.1, 1e-9, 3.7))], 3, (40, 33))
-    np.testing.assert_array_equal(found, expected)
-    assert set(found[found != images].tolist()) == {float(np.float32(number)) for number in (-0.1, 1e-9, 3.7)}
+@pytest.mark.parametrize(
+    ("erasings", "count", "changed"),
+    [
+        ([T.RandomErasing(1.0, value=(-0.1, 1e-9, 3.7))], 3, {True}),
+        ([T.RandomErasing(0.5, value="random")], 8, {False, True}),
+        ([T.RandomErasing(0.0, value="random")], 2, {False}),
+        (
+            [
+                T.RandomErasing(1.0, scale=(0.4, 0.8), value="random"),
+                T.RandomErasing(0.7, scale=(0.2, 0.5), value=(1.0, 2.0, 3.0)),
+                T.RandomErasing(1.0, scale=(0.1, 0.3), mode="rand", max_count=3),
+            ],
+            3,
+            {True},
+        ),
+    ],
+    ids=["a value for each channel", "some images", "no images", "several erasings"],
+)
+def test_erase_of_some_images_gives_the_bits_of_the_reference(erasings, count, changed):
+    expected, result, images = erase_by_both(erasings, 3, (48, 31), count)
+    np.testing.assert_array_equal(result, expected)
+    assert set((result != images).any(axis=(1, 2, 3)).tolist()) == changed
 
 
-def test_some_images_and_none():
-    expected, found, images = both([T.RandomErasing(0.5, value="random")], 3, (32, 32), n=8)
-    np.testing.assert_array_equal(found, expected)
-    assert len(set((found != images).any(axis=(1, 2, 3)).tolist())) == 2
-    expected, found, images = both([T.RandomErasing(0.0, value="random")], 3, (32, 32), n=2)
-    np.testing.assert_array_equal(found, images)
-    np.testing.assert_array_equal(expected, images)
-
-
-def test_erasings_one_after_the_other():
-    erasings = [
-        T.RandomErasing(1.0, scale=(0.4, 0.8), value="random"),
-        T.RandomErasing(0.7, scale=(0.2, 0.5), value=(1.0, 2.0, 3.0)),
-        T.RandomErasing(1.0, scale=(0.1, 0.3), mode="rand", max_count=3),
-    ]
-    expected, found, _ = both(erasings, 3, (48, 31))
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_boxes_at_the_edges_of_tiles():
-    late = drawn([T.RandomErasing(1.0, value=(5.0, 6.0, 7.0))], 3, (70, 65), 4)
+def test_erase_of_boxes_at_the_edges_of_tiles_gives_the_bits_of_the_reference():
+    program = erasing_program([T.RandomErasing(1.0, value=(5.0, 6.0, 7.0))], 3, (70, 65), 4)
     corners = [(69, 64, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(31, 31, 1, 1), (63, 0, 1, 64)]
     boxes = np.zeros((2, 4, 4), np.int64)
     boxes[0], boxes[1, 1:3] = corners
-    late = late.take(np.arange(2))
-    late = replace(late, records=(replace(late.records[0], boxes_tlhw=boxes),))
-    expected, found, _ = erased(late, 3, (70, 65))
-    np.testing.assert_array_equal(found, expected)
-    assert [(image[0] == 5.0).sum() for image in found] == [1 + 2 * 32 + 32 * 32, 1 + 64]
+    program = program.take(np.arange(2))
+    program = replace(program, records=(replace(program.records[0], boxes_tlhw=boxes),))
+    expected, result, _ = erase_program_by_both(program, 3, (70, 65))
+    np.testing.assert_array_equal(result, expected)
+    assert [(image[0] == 5.0).sum() for image in result] == [1 + 2 * 32 + 32 * 32, 1 + 64]
 
 
 LAYOUTS = [
@@ -137,25 +132,25 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("layout", "dtype"), LAYOUTS, ids=[layout for layout, _ in LAYOUTS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_are_erased_where_they_lie(kind, layout, dtype):
+def test_erase_images_erases_images_of_any_layout_in_place(kind, layout, dtype):
     erasing = T.RandomErasing(0.7, scale=(0.05, 0.4), max_count=3, **KINDS[kind])
     channels = 1 if layout == "list" else 3
-    late = drawn([erasing], channels, (41, 70), 4)
+    program = erasing_program([erasing], channels, (41, 70), 4)
     size = (50, 80) if layout == "slice" else (41, 70)
     before = torch.from_numpy(np.random.default_rng(0).normal(size=(6, channels, *size))).to(dtype)
     if layout == "channels last":
         before = before.contiguous(memory_format=torch.channels_last)
-    expected, found = before.clone(), before.to(DEVICE).clone()
-    wanted, images = (all_[:, :, -41:, -70:] for all_ in (expected, found))
+    expected, result = before.clone(), before.to(DEVICE).clone()
+    expected_images, images = (batch[:, :, -41:, -70:] for batch in (expected, result))
     rows = np.array([0, 2, 3, 5])
-    apply_late([wanted[row] for row in rows], late, partners=None)
-    erase_images(list(images) if layout == "list" else images, replace(late.records[0], rows=rows))
-    assert torch.equal(found.cpu(), expected)
+    apply_late([expected_images[row] for row in rows], program, partners=None)
+    erase_images(list(images) if layout == "list" else images, replace(program.records[0], rows=rows))
+    assert torch.equal(result.cpu(), expected)
     assert not torch.equal(expected, before)
 
 
-def test_no_image_is_erased():
+def test_erase_images_without_boxes_changes_nothing():
     images = torch.ones(2, 3, 16, 16, device=DEVICE)
-    late = drawn([T.RandomErasing(0.0)], 3, (16, 16), 2)
-    erase_images(images, late.records[0])
+    program = erasing_program([T.RandomErasing(0.0)], 3, (16, 16), 2)
+    erase_images(images, program.records[0])
     assert (images == 1).all()

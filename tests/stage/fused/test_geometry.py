@@ -1,6 +1,6 @@
-"""Where a tile's pixels come from: as in the reference, for tiles that are cut, mirrored and larger than an image."""
+"""Pixels that kernels sample: as in the reference, for tiles that are cut, mirrored, and larger than an image."""
 
-# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices
+from gpuload.transforms.program.windows import nearest_indices, nearest_methods, padded_indices, source_windows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MARGIN = 40  # random bytes before and behind an image
+MARGIN = 40  # random bytes before and after an image
 NO_TABLE = np.zeros(1, np.int32)
 
 
-@triton.jit(do_not_specialize=["height", "width", "y", "x", "step_y", "step_x"])  # lest each case be compiled anew
-def tiles(
+@triton.jit(
+    do_not_specialize=["height", "width", "y", "x", "step_y", "step_x"]
+)  # so that cases share a compiled kernel
+def sample_tiles(
     source_ptr,
     table_ptr,
     weights_ptr,
@@ -52,9 +54,9 @@ def tiles(
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    own = tl.minimum(columns, width - 1)
+    source_columns = tl.minimum(columns, width - 1)
     ys = y + step_y * tl.minimum(rows, height - 1)
-    xs = x + step_x * own
+    xs = x + step_x * source_columns
     if BY_ROWS:
         source_ptr += tl.load(ints_ptr + 1)
         red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY, FILTERS)
@@ -66,19 +68,19 @@ def tiles(
             ints_ptr,
             floats_ptr,
             tl.program_id(0),
-            own,
+            source_columns,
             ys,
             xs,
             CHANNELS,
             GEOMETRY,
             FILTERS,
         )
-    there = (rows < height)[:, None] & (columns < width)[None, :]
-    places = result_ptr + rows[:, None] * width + columns[None, :]
-    tl.store(places, red, there)
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    pointers = result_ptr + rows[:, None] * width + columns[None, :]
+    tl.store(pointers, red, inside)
     if CHANNELS == 3:
-        tl.store(places + height * width, green, there)
-        tl.store(places + 2 * height * width, blue, there)
+        tl.store(pointers + height * width, green, inside)
+        tl.store(pointers + 2 * height * width, blue, inside)
 
 
 def run(
@@ -95,32 +97,32 @@ def run(
     tile: tuple[int, int] = (32, 32),
     by_rows: bool = False,
 ) -> np.ndarray:
-    """A window of the result of a job on an image H×W×C: float32 C×H'×W'.
+    """Return a window of the result of a job on an image H×W×C: float32 C×H'×W'.
 
     Args:
         image, kind, ints, floats, table: the job.
-        window_tlhw: which pixels are asked for.
-        mirrored: whether in the other order, rows and columns.
-        upside_down: the image lies so in memory.
-        channels: of the result, if not those of the image.
-        tile: rows and columns of a program.
-        by_rows: as on a GPU, where the interpreter does it at once.
+        window_tlhw: the window of the result.
+        mirrored: whether the kernel writes rows, and columns, in reverse order.
+        upside_down: whether the image's last row comes first in memory.
+        channels: the channels of the result, if not those of the image.
+        tile: the rows and columns of a program.
+        by_rows: whether to sample row by row as on a GPU, where the interpreter samples all at once.
     """
-    height, width, own = image.shape
-    channels = channels or own
+    height, width, image_channels = image.shape
+    channels = channels or image_channels
     stored = np.ascontiguousarray(image[::-1] if upside_down else image).ravel()
-    # What surrounds the image must not matter.
-    around = np.random.default_rng(0).integers(0, 256, (2, MARGIN), np.uint8)
-    memory = np.concatenate([around[0], stored, around[1]])
-    row_step = width * own
+
+    margins = np.random.default_rng(0).integers(0, 256, (2, MARGIN), np.uint8)
+    memory = np.concatenate([margins[0], stored, margins[1]])
+    row_step = width * image_channels
     numbers = np.zeros(R.JOB, np.int64)
     top, left, rows, columns = window_tlhw
     common = {
         R.KIND: kind,
         R.BASE: MARGIN + (height - 1) * row_step * upside_down,
         R.ROW_STEP: -row_step if upside_down else row_step,
-        R.COLUMN_STEP: own,
-        R.CHANNEL_STEP: 1 if own == channels else 0,
+        R.COLUMN_STEP: image_channels,
+        R.CHANNEL_STEP: 1 if image_channels == channels else 0,
         R.HEIGHT: height,
         R.WIDTH: width,
         R.OUT_HEIGHT: rows,
@@ -130,20 +132,20 @@ def run(
         R.STEP_Y: -1 if mirrored[0] else 1,
         R.STEP_X: -1 if mirrored[1] else 1,
     }
-    for place, number in [*common.items(), *(ints or {}).items()]:
-        numbers[place] = number
-    others = np.zeros(R.FLOATS)
-    for place, number in (floats or {}).items():
-        others[place] = number
+    for field, number in [*common.items(), *(ints or {}).items()]:
+        numbers[field] = number
+    float_numbers = np.zeros(R.FLOATS)
+    for field, number in (floats or {}).items():
+        float_numbers[field] = number
     size, programs = place_tables(numbers[None], kind, tile[0])
-    record, floats_record = torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(others).to(DEVICE)
+    record, floats_record = torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(float_numbers).to(DEVICE)
     weights, filters = record, 0
     if kind in (R.RESIZE, R.WARP):
         filters = 1 << (R.NEAREST if numbers[R.FILTER] == R.FIXED_POINT else min(int(numbers[R.FILTER]), R.BICUBIC))
     if size:
         weights = make_weight_tables(record, floats_record, 1, size, programs, kind, filters, tile[0])
     result = torch.full((channels, rows, columns), np.nan, device=DEVICE)
-    tiles[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
+    sample_tiles[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
         torch.from_numpy(memory).to(DEVICE),
         torch.from_numpy(table).to(DEVICE),
         weights,
@@ -152,7 +154,7 @@ def run(
         result,
         rows,
         columns,
-        *(numbers[place].item() for place in (R.Y, R.X, R.STEP_Y, R.STEP_X)),
+        *(numbers[field].item() for field in (R.Y, R.X, R.STEP_Y, R.STEP_X)),
         CHANNELS=channels,
         ROWS=tile[0],
         COLUMNS=tile[1],
@@ -161,9 +163,9 @@ def run(
         BY_ROWS=by_rows,
         enable_fp_fusion=False,
     )
-    found = result.cpu().numpy()
+    levels = result.cpu().numpy()
     axes = [axis + 1 for axis in (0, 1) if mirrored[axis]]
-    return np.flip(found, axes)
+    return np.flip(levels, axes)
 
 
 def fill_of(levels: tuple[int, ...]) -> dict[int, float]:
@@ -176,12 +178,12 @@ def source_of(image: np.ndarray) -> PixelSource:
 
 
 def levels_of(image: np.ndarray) -> torch.Tensor:
-    """1×C×H×W."""
+    """Return an image as 1×C×H×W."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
 def mixed_image(seed: int, height: int, width: int, channels: int) -> np.ndarray:
-    """Random levels, where errors are largest, in the upper half; below them what a photograph is like."""
+    """Generate random levels, where errors are largest, above a photograph-like lower half."""
     image = random_image(seed, height, width, channels)
     image[height // 2 :] = smooth_image(height, width, seed)[height // 2 :, :, :channels]
     return image
@@ -193,77 +195,56 @@ def random_image(seed: int, height: int, width: int, channels: int = 3) -> np.nd
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("mirrored", [(False, False), (True, False), (False, True)])
-def test_copies(channels, mirrored):
+def test_copy_job_gives_the_window(channels, mirrored):
     image = random_image(1, 23, 37, channels)
-    found = run(image, R.COPY, (2, 3, 20, 33), mirrored=mirrored, upside_down=mirrored[1])
-    np.testing.assert_array_equal(found, image[2:22, 3:36].transpose(2, 0, 1))
+    result = run(image, R.COPY, (2, 3, 20, 33), mirrored=mirrored, upside_down=mirrored[1])
+    np.testing.assert_array_equal(result, image[2:22, 3:36].transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("kind", [R.COPY, R.RESIZE, R.SHARPNESS])
-def test_an_image_of_one_channel_is_read_as_three(kind):
+def test_image_of_one_channel_gives_three_equal_channels(kind):
     image = random_image(2, 20, 21, 1)
     ints = {R.FILTER: R.BILINEAR, R.BOX_H: 20, R.BOX_W: 21, R.SIZE_H: 13, R.SIZE_W: 17} if kind is R.RESIZE else {}
     floats = {R.FACTOR: 1.7}
-    found = run(image, kind, (0, 0, 13, 17), ints, floats, channels=3)
-    alone = run(image, kind, (0, 0, 13, 17), ints, floats)
-    np.testing.assert_array_equal(found, np.broadcast_to(alone, found.shape))
+    result = run(image, kind, (0, 0, 13, 17), ints, floats, channels=3)
+    single = run(image, kind, (0, 0, 13, 17), ints, floats)
+    np.testing.assert_array_equal(result, np.broadcast_to(single, result.shape))
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
-def test_tables_pad(mode):
+def test_table_job_pads_as_the_reference(mode):
     image, fill = random_image(3, 11, 14), (7, 130, 255)
     corner, size = (-9, -5), (30, 27)
-    places = [corner[axis] + np.arange(size[axis]) for axis in (0, 1)]
+    positions = [corner[axis] + np.arange(size[axis]) for axis in (0, 1)]
     table = []
-    for axis, at in enumerate(places):
+    for axis, axis_positions in enumerate(positions):
         length = image.shape[axis]
-        inside = (at >= 0) & (at < length) if mode == "constant" else True
-        table.append(np.where(inside, padded_indices(at, length, mode), -1))
+        inside = (axis_positions >= 0) & (axis_positions < length) if mode == "constant" else True
+        table.append(np.where(inside, padded_indices(axis_positions, length, mode), -1))
     expected = crop(source_of(image), np.array([[*corner, 0, 0]]), size, np.array([image.shape[:2]]), mode, fill)
     table = np.concatenate([[-5, -5, -5], *table]).astype(np.int32)
     ints = {R.TABLE_AT: 3, R.TABLE_ROWS: size[0]}
-    found = run(image, R.TABLE, (0, 0, *size), ints, fill_of(fill), table=table, mirrored=(True, True))
-    np.testing.assert_array_equal(found, expected[0].numpy())
+    result = run(image, R.TABLE, (0, 0, *size), ints, fill_of(fill), table=table, mirrored=(True, True))
+    np.testing.assert_array_equal(result, expected[0].numpy())
 
 
-def test_tables_resize_to_the_nearest_pixel():
+def test_table_job_resizes_to_the_nearest_pixel():
     image, size = random_image(4, 19, 33, 1), (40, 20)
     table = [nearest_indices(image.shape[axis], size[axis], 0, size[axis]) for axis in (0, 1)]
     ints = {R.TABLE_AT: 0, R.TABLE_ROWS: size[0]}
-    found = run(image, R.TABLE, (0, 0, *size), ints, table=np.concatenate(table).astype(np.int32))
-    np.testing.assert_array_equal(found, image[table[0]][:, table[1]].transpose(2, 0, 1))
+    result = run(image, R.TABLE, (0, 0, *size), ints, table=np.concatenate(table).astype(np.int32))
+    np.testing.assert_array_equal(result, image[table[0]][:, table[1]].transpose(2, 0, 1))
 
 
-def resized(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tuple[np.ndarray, np.ndarray]:
-    """A box of an image, of which only the part is there that the window needs, by kernel and by reference."""
-    corner = [0, 0]
-    part = [slice(None), slice(None)]
-    for axis in (0, 1):
-        # As much as `source_windows` would give.
-        scale = box_tlhw[axis + 2] / size_hw[axis]
-        reach = 2 * max(scale, 1) + 1
-        first = max(int((window_tlhw[axis] + 0.5) * scale - reach), 0)
-        last = min(int((window_tlhw[axis] + window_tlhw[axis + 2] - 0.5) * scale + reach) + 1, box_tlhw[axis + 2])
-        corner[axis] = first
-        part[axis] = slice(box_tlhw[axis] + first, box_tlhw[axis] + last)
-    source = np.ascontiguousarray(image[part[0], part[1]])
-    ints = {
-        R.FILTER: FILTERS.index(interpolation),
-        R.BOX_H: box_tlhw[2],
-        R.BOX_W: box_tlhw[3],
-        R.SIZE_H: size_hw[0],
-        R.SIZE_W: size_hw[1],
-        R.CORNER_Y: corner[0],
-        R.CORNER_X: corner[1],
-    }
-    expected = resize_reference(
-        source_of(source),
-        np.array([corner]),
-        np.array([box_tlhw[2:]]),
-        np.array([size_hw]),
-        np.array([window_tlhw]),
-        interpolation,
-    )
+def resize_by_both(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tuple[np.ndarray, np.ndarray]:
+    """Resize a box of an image, cut to what the window needs, by the kernel and by the reference."""
+    code = FILTERS.index(interpolation)
+    window, size, box = (np.array([lengths]) for lengths in (window_tlhw, size_hw, box_tlhw[2:]))
+    top, left, height, width = source_windows(window, size, box, np.array([code]))[0].tolist()
+    source = np.ascontiguousarray(image[box_tlhw[0] + top :, box_tlhw[1] + left :][:height, :width])
+    fields = (R.FILTER, R.BOX_H, R.BOX_W, R.SIZE_H, R.SIZE_W, R.CORNER_Y, R.CORNER_X)
+    ints = dict(zip(fields, (code, *box_tlhw[2:], *size_hw, top, left), strict=True))
+    expected = resize_reference(source_of(source), np.array([[top, left]]), box, size, window, interpolation)
     return run(source, R.RESIZE, window_tlhw, ints, **options), expected[0].numpy()
 
 
@@ -281,18 +262,18 @@ def resized(image, box_tlhw, size_hw, window_tlhw, interpolation, options) -> tu
         ((2, 64, 3), (0, 0, 2, 64), (11, 1), (0, 0, 11, 1), {}),
     ],
 )
-def test_resizes_as_pillow_does(shape, box, size, window, options, interpolation):
-    found, expected = resized(mixed_image(5, *shape), box, size, window, interpolation, options)
-    np.testing.assert_array_equal(found, expected)
+def test_resize_job_gives_the_levels_of_the_reference(shape, box, size, window, options, interpolation):
+    result, expected = resize_by_both(mixed_image(5, *shape), box, size, window, interpolation, options)
+    np.testing.assert_array_equal(result, expected)
 
 
-def test_the_rounding_of_a_half_is_pillows():
-    """Halves come often where an image is made half as large."""
-    found, expected = resized(random_image(7, 64, 32), (0, 0, 64, 32), (32, 16), (0, 0, 32, 16), "bilinear", {})
-    np.testing.assert_array_equal(found, expected)
+def test_resize_job_to_half_the_size_rounds_halves_as_the_reference():
+    """Halves are frequent if an image is made half as large."""
+    result, expected = resize_by_both(random_image(7, 64, 32), (0, 0, 64, 32), (32, 16), (0, 0, 32, 16), "bilinear", {})
+    np.testing.assert_array_equal(result, expected)
 
 
-def maps(kind: str) -> list[list[float]]:
+def map_coefficients(kind: str) -> list[list[float]]:
     turned = [0.8, -0.5, 9.3, 0.45, 0.9, -6.2, 0, 0]
     return {
         "affine": [
@@ -304,40 +285,40 @@ def maps(kind: str) -> list[list[float]]:
         "projective": [
             [*turned[:6], 0.004, -0.003],
             [1.1, 0.2, -3, 0.1, 0.7, 4, -0.05, 0.02],  # its horizon crosses the result
-            [1, 0, 0, 0, 1, 0, -2 / 31, 0],  # and that of this one goes through centres of pixels
+            [1, 0, 0, 0, 1, 0, -2 / 31, 0],  # its horizon goes through centers of pixels
         ],
     }[kind]
 
 
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("kind", ["affine", "projective"])
-def test_maps_are_those_of_the_reference(kind, interpolation):
-    for number, coefficients in enumerate(maps(kind)):
+def test_warp_job_gives_the_levels_of_the_reference(kind, interpolation):
+    for number, coefficients in enumerate(map_coefficients(kind)):
         image = random_image(8 + number, 26, 31, 1 if number == 1 else 3)
         fill = (12, 200, 77)[: image.shape[2]]
         window = (3, 2, 21, 30)
         rows = np.array([coefficients])
         expected = warp_batch(levels_of(image), rows, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
         _, fixed = nearest_methods(rows, np.array([[24, 32]]))
-        point = interpolation == "nearest" and fixed[0]
-        assert point == (interpolation == "nearest" and kind == "affine" and number < 3)
-        if interpolation == "nearest" and kind == "affine" and not point:
-            continue  # adding up steps is done by a table
-        ints = {R.FILTER: R.FIXED_POINT if point else FILTERS.index(interpolation)}
+        is_fixed_point = interpolation == "nearest" and fixed[0]
+        assert is_fixed_point == (interpolation == "nearest" and kind == "affine" and number < 3)
+        if interpolation == "nearest" and kind == "affine" and not is_fixed_point:
+            continue  # sums of steps come from a table
+        ints = {R.FILTER: R.FIXED_POINT if is_fixed_point else FILTERS.index(interpolation)}
         floats = fill_of(fill) | dict(enumerate(coefficients))
-        found = run(image, R.WARP, window, ints, floats, mirrored=(False, number == 2))
-        np.testing.assert_array_equal(found, expected)
+        result = run(image, R.WARP, window, ints, floats, mirrored=(False, number == 2))
+        np.testing.assert_array_equal(result, expected)
         if number == 0:
-            found = run(image, R.WARP, (3, 2, 7, 30), ints, floats, mirrored=(True, True), tile=(8, 32), by_rows=True)
-            np.testing.assert_array_equal(found, expected[:, :7])
+            result = run(image, R.WARP, (3, 2, 7, 30), ints, floats, mirrored=(True, True), tile=(8, 32), by_rows=True)
+            np.testing.assert_array_equal(result, expected[:, :7])
 
 
-def test_a_map_to_nowhere_is_filled():
+def test_warp_job_with_infinite_coordinates_gives_the_fill():
     image, coefficients = random_image(9, 8, 8), [1, 0, 0, 0, 1, 0, -2, 0]
     coefficients[2] = 1e300
     for code in (R.NEAREST, R.BILINEAR, R.BICUBIC):
-        found = run(image, R.WARP, (0, 0, 4, 4), {R.FILTER: code}, fill_of((1, 2, 3)) | dict(enumerate(coefficients)))
-        np.testing.assert_array_equal(found, np.broadcast_to(np.array([[[1]], [[2]], [[3]]]), (3, 4, 4)))
+        result = run(image, R.WARP, (0, 0, 4, 4), {R.FILTER: code}, fill_of((1, 2, 3)) | dict(enumerate(coefficients)))
+        np.testing.assert_array_equal(result, np.broadcast_to(np.array([[[1]], [[2]], [[3]]]), (3, 4, 4)))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +332,7 @@ def test_a_map_to_nowhere_is_filled():
         ((1, 1, 3), (5, 5), (1.0, 1.0), {}),
     ],
 )
-def test_blurs(shape, kernel, sigma, options):
+def test_blur_job_is_within_a_level_of_the_reference(shape, kernel, sigma, options):
     image = mixed_image(10, *shape)
     expected = blur(levels_of(image).float(), np.array([[*kernel, *sigma, 0, 0, 0, 0]]))[0].numpy()
     ints = {R.KERNEL_W: kernel[0], R.KERNEL_H: kernel[1]}
@@ -365,11 +346,11 @@ def test_blurs(shape, kernel, sigma, options):
     ("shape", "factor"),
     [((21, 30, 3), 1.9), ((21, 30, 3), 0.0), ((9, 3, 1), 0.35), ((5, 6, 3), 1.0), ((2, 9, 3), 1.9), ((1, 1, 3), 1.9)],
 )
-def test_sharpens(shape, factor):
+def test_sharpness_job_gives_the_levels_of_the_reference(shape, factor):
     image = random_image(12, *shape)
     expected = sharpness(levels_of(image).float(), np.array([[factor]]))[0].numpy()
-    found = run(image, R.SHARPNESS, (0, 0, *shape[:2]), None, {R.FACTOR: factor})
-    np.testing.assert_array_equal(found, expected)
+    result = run(image, R.SHARPNESS, (0, 0, *shape[:2]), None, {R.FACTOR: factor})
+    np.testing.assert_array_equal(result, expected)
     window, mirrored = (0, 0, min(shape[0], 7), shape[1]), (True, True)
-    found = run(image, R.SHARPNESS, window, None, {R.FACTOR: factor}, mirrored=mirrored, tile=(8, 32), by_rows=True)
-    np.testing.assert_array_equal(found, expected[:, :7])
+    result = run(image, R.SHARPNESS, window, None, {R.FACTOR: factor}, mirrored=mirrored, tile=(8, 32), by_rows=True)
+    np.testing.assert_array_equal(result, expected[:, :7])

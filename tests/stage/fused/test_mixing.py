@@ -1,4 +1,4 @@
-"""MixUp and CutMix in one kernel: the same bits as the reference, in all dtypes and memory formats."""
+"""MixUp and CutMix in a kernel: the bits of the reference, in all dtypes and memory formats."""
 
 from __future__ import annotations
 
@@ -23,82 +23,81 @@ MIXING = {
 }
 
 
-def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Random finished images."""
+def random_images(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     rng = np.random.default_rng(seed)
     if dtype == torch.uint8:
         return torch.from_numpy(rng.integers(0, 256, shape, np.uint8))
     return torch.from_numpy(rng.normal(scale=1.5, size=shape).astype(np.float32)).to(dtype)
 
 
-def both(images: torch.Tensor, transform, partners: np.ndarray | None, position: int = 0):
-    """What the reference makes of images, and the kernel."""
+def mix_by_both(images: torch.Tensor, transform, partners: np.ndarray | None, position: int = 0):
+    """Return the images mixed by the reference and by the kernel."""
     n, channels, *size = images.shape
     chain = T.Chain([T.Normalize([0.5] * channels, [0.25] * channels), transform])
-    drawn = chain.draw(Key(1, 2), np.arange(position, position + n), np.tile(np.array(size, np.int64), (n, 1)))
-    _, late = drawn.split()
-    assert late is not None
-    assert late.mix is not None
+    draws = chain.draw(Key(1, 2), np.arange(position, position + n), np.tile(np.array(size, np.int64), (n, 1)))
+    _, program = draws.split()
+    assert program is not None
+    assert program.mix is not None
     expected = images.clone()
-    apply_late(expected, late, partners=partners)
-    found = images.to(DEVICE).clone()
-    mix(found, late.mix, default_partners(n) if partners is None else partners)
-    assert found.stride() == images.stride()
-    return expected, found.cpu()
+    apply_late(expected, program, partners=partners)
+    mixed = images.to(DEVICE).clone()
+    mix(mixed, program.mix, default_partners(n) if partners is None else partners)
+    assert mixed.stride() == images.stride()
+    return expected, mixed.cpu()
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", MIXING)
-def test_the_bits_are_those_of_the_reference(name, dtype):
+def test_mix_gives_the_bits_of_the_reference(name, dtype):
     for number, shape in enumerate([(6, 3, 32, 40), (8, 1, 17, 23), (3, 3, 5, 64)]):
-        images = numbers(shape, dtype, number)
-        expected, found = both(images, MIXING[name], None, 2 * number)
-        assert same_bits(found, expected)
-        assert not torch.equal(found, images)
+        images = random_images(shape, dtype, number)
+        expected, mixed = mix_by_both(images, MIXING[name], None, 2 * number)
+        assert have_same_bits(mixed, expected)
+        assert not torch.equal(mixed, images)
         if len(images) % 2:
-            assert torch.equal(found[-1], images[-1])  # it has no partner
+            assert torch.equal(mixed[-1], images[-1])  # it has no partner
 
 
 @pytest.mark.parametrize("name", ["cutmix", "either"])
-def test_channels_last(name):
-    images = numbers((4, 3, 21, 35), torch.float16).contiguous(memory_format=torch.channels_last)
-    expected, found = both(images, MIXING[name], None)
-    assert same_bits(found, expected)
-    assert not torch.equal(found, images)
+def test_mix_of_channels_last_images_gives_the_bits_of_the_reference(name):
+    images = random_images((4, 3, 21, 35), torch.float16).contiguous(memory_format=torch.channels_last)
+    expected, mixed = mix_by_both(images, MIXING[name], None)
+    assert have_same_bits(mixed, expected)
+    assert not torch.equal(mixed, images)
 
 
-def test_partners_are_told():
-    """Not the neighbours, some have none, and an image that is not changed may have a partner that is."""
-    images = numbers((6, 3, 16, 16), torch.float32)
+def test_mix_with_explicit_partners_mixes_only_those():
+    """Partners are not neighbors, some images have none, and an unchanged image may be the partner of a changed one."""
+    images = random_images((6, 3, 16, 16), torch.float32)
     partners = np.array([4, 1, 3, 2, 0, 5])
     boxes = np.zeros((6, 4), np.int64)
     boxes[4] = 2, 3, 10, 5
     boxes[1] = 1, 1, 4, 4  # it has no partner
-    found = images.to(DEVICE).clone()
-    mix(found, PartnerMix(np.array([1.0, 0.5, 0.25, 1.0, 0.5, 0.5]), boxes), partners)
-    found = found.cpu()
+    mixed = images.to(DEVICE).clone()
+    mix(mixed, PartnerMix(np.array([1.0, 0.5, 0.25, 1.0, 0.5, 0.5]), boxes), partners)
+    mixed = mixed.cpu()
     expected = images.clone()
     expected[4, :, 2:12, 3:8] = images[0, :, 2:12, 3:8]
     expected[2] = images[3] * 0.75 + images[2] * 0.25
-    assert same_bits(found, expected)
+    assert have_same_bits(mixed, expected)
 
 
-@pytest.mark.parametrize("lost", [float("inf"), float("nan"), -0.0])
-def test_a_share_of_one_leaves_an_image_as_it_is(lost):
-    """Were the other added with a share of 0, an infinity in it would be seen, and -0 become 0."""
-    images = numbers((2, 3, 4, 4), torch.float32)
-    images[1] = lost
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
+def test_mix_with_a_share_of_one_leaves_the_image_unchanged(value):
+    """Adding the partner with a share of 0 would spread an infinity, and turn -0 into 0."""
+    images = random_images((2, 3, 4, 4), torch.float32)
+    images[1] = value
     images[0, 0] = -0.0
-    found = images.to(DEVICE).clone()
-    mix(found, PartnerMix(np.array([1.0, 0.5]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
-    assert same_bits(found[0].cpu(), images[0])
+    mixed = images.to(DEVICE).clone()
+    mix(mixed, PartnerMix(np.array([1.0, 0.5]), np.zeros((2, 4), np.int64)), np.array([1, 0]))
+    assert have_same_bits(mixed[0].cpu(), images[0])
 
 
-def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(monkeypatch):
+def test_mix_of_a_large_image_puts_its_pieces_on_the_first_axis_of_the_grid(monkeypatch):
     grids = []
 
     class Kernel:
@@ -114,13 +113,13 @@ def test_a_large_image_has_more_pieces_than_the_second_axis_of_a_grid_can_have(m
     assert pairs == 1
 
 
-def test_nothing_to_mix():
-    for images, partners in ((numbers((2, 3, 4, 4), torch.float32), [0, 1]), (torch.empty(2, 3, 0, 4), [1, 0])):
-        found = images.to(DEVICE).clone()
-        mix(found, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array(partners))
-        assert torch.equal(found.cpu(), images)
+def test_mix_without_partners_or_pixels_changes_nothing():
+    for images, partners in ((random_images((2, 3, 4, 4), torch.float32), [0, 1]), (torch.empty(2, 3, 0, 4), [1, 0])):
+        mixed = images.to(DEVICE).clone()
+        mix(mixed, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array(partners))
+        assert torch.equal(mixed.cpu(), images)
 
 
-def test_images_of_different_sizes_are_refused():
+def test_mix_of_a_list_of_images_raises():
     with pytest.raises(AssertionError, match="only images of one size can be mixed"):
         mix([torch.zeros(3, 4, 4)] * 2, PartnerMix(np.full(2, 0.5), np.zeros((2, 4), np.int64)), np.array([1, 0]))

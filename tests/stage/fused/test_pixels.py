@@ -1,4 +1,4 @@
-"""Kernels read jobs as the host writes them; they round as torch does, in the interpreter too."""
+"""Constants of kernels, and rounding in kernels as in torch, in the interpreter too."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from gpuload.transforms.program.fusing import jobs
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_the_numbers_of_a_job_are_those_of_the_host():
+def test_constants_of_the_kernels_equal_those_of_jobs():
     constants = {name: value.value for name, value in vars(pixels).items() if isinstance(value, tl.constexpr)}
     assert constants.pop("INTERPRETED") in (True, False)
     assert constants.pop("OPERATION_COUNT") == jobs.OPERATIONS
     for name in ("NEAREST", "BILINEAR", "BICUBIC"):
         assert constants.pop(f"{name}_BIT") == 1 << getattr(jobs, name)
     assert constants.keys() >= {"JOB", "BASE", "TAPS", "OUT_ROW", "BOXES", "FIXED_POINT"}
-    assert constants == {name: getattr(jobs, name) for name in constants}
+    message = "make the constants of fused/pixels.py equal to those of transforms/program/fusing/jobs.py"
+    assert constants == {name: getattr(jobs, name) for name in constants}, message
 
 
 @triton.jit
 def cast(numbers_ptr, results_ptr, SIZE: tl.constexpr):
-    places = tl.arange(0, SIZE)
-    tl.store(results_ptr + places, round_to(tl.load(numbers_ptr + places), results_ptr.dtype.element_ty))
+    indices = tl.arange(0, SIZE)
+    tl.store(results_ptr + indices, round_to(tl.load(numbers_ptr + indices), results_ptr.dtype.element_ty))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
-def test_numbers_are_rounded_as_torch_rounds_them(dtype):
+def test_round_to_rounds_as_torch(dtype):
     rng = np.random.default_rng(0)
     if dtype == torch.uint8:
         numbers = torch.from_numpy(rng.uniform(0, 256, 4096).astype(np.float32))
     else:
         kinds = rng.normal(size=2048), rng.normal(scale=1e-3, size=1024), rng.integers(-300, 300, 1022), (0.0, -0.0)
         numbers = torch.from_numpy(np.concatenate(kinds).astype(np.float32))
-        # Those that lie in the middle between two numbers of eight bits, which go to the even one.
+        # Numbers in the middle between two numbers of eight bits are rounded to the even one.
         numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * 1.00390625)
-    found = torch.empty(4096, dtype=dtype, device=DEVICE)
-    cast[(1,)](numbers.to(DEVICE), found, SIZE=4096)
-    assert torch.equal(found.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))
+    rounded = torch.empty(4096, dtype=dtype, device=DEVICE)
+    cast[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)
+    assert torch.equal(rounded.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))

@@ -1,5 +1,4 @@
-"""Images as planes through whole chains on the fused kernels: the bits of the same images H×W×C, by the same launches,
-without a copy."""
+"""Images as planes through entire chains on the fused kernels: the bits and launches of the same images H×W×C."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
-from helpers.tensor_layouts import DENSE, LAYOUTS
+from helpers.tensor_layouts import DENSE, interleaved_and_planes
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
@@ -34,22 +33,14 @@ CHAINS = {
     "counted later": [T.RandomApply([T.RandomVerticalFlip(1.0)]), T.ColorJitter(0.4, 0.4), CROP, T.RandomEqualize()],
     "randaugment": [CROP, T.RandAugment(2), T.RandomApply([T.RandomErasing(1.0, value=9)]), FLOATS],
     "mixed": [CROP, FLOATS, T.RandomErasing(), T.CutMix(num_classes=3), T.RandomErasing(0.8, value=3.0)],
-    "grey": [CROP, T.Grayscale(3), T.RandomInvert()],
+    "gray": [CROP, T.Grayscale(3), T.RandomInvert()],
     "own": [T.CenterCrop(13), T.Lambda(lambda images: 255 - images), T.RandomEqualize(), FLOATS],
     "put together": [T.Mosaic((20, 20)), T.RandomCrop(12)],
 }
 
 
-def images_of(make_images, channels: int, *, alike: bool) -> list[np.ndarray]:
-    return [image[:21, :24] if alike else image for image in make_images(6, 4, channels, 21 + 3 * alike, 34)]
-
-
-def batches(images: list[np.ndarray], layout: str) -> tuple[RaggedImages, RaggedImages]:
-    """The same images: H×W×C, and as planes."""
-    given = DENSE[layout](images) if layout in DENSE else LAYOUTS[layout](images)
-    on_device = given.to(DEVICE) if isinstance(given, torch.Tensor) else [image.to(DEVICE) for image in given]
-    labels = [f"image {number}" for number in range(len(images))]
-    return RaggedImages.from_arrays(images, DEVICE), RaggedImages.from_planes(on_device, labels)
+def images_of(make_images, channels: int, *, same_size: bool) -> list[np.ndarray]:
+    return [image[:21, :24] if same_size else image for image in make_images(6, 4, channels, 21 + 3 * same_size, 34)]
 
 
 @pytest.fixture
@@ -70,56 +61,58 @@ def launches(monkeypatch) -> list[tuple[str, tuple[int, ...]]]:
     return seen
 
 
-def compare(chain: T.Chain, both: tuple[RaggedImages, RaggedImages], **options) -> None:
+def assert_same_bits(chain: T.Chain, inputs: tuple[RaggedImages, RaggedImages], **options) -> None:
     stage = compile_stage(chain, device=DEVICE, **options)
-    positions = np.arange(len(both[0]))
-    program = chain.draw(epoch_key(2, 0), positions, both[0].sizes_hw)
+    positions = np.arange(len(inputs[0]))
+    program = chain.draw(epoch_key(2, 0), positions, inputs[0].sizes_hw)
     for record in program.records:
         if isinstance(record, Combination):
             record.groups = groups_of(positions, record.group_size)
-    expected, found = (stage(images, program) for images in both)
-    assert torch.equal(found, expected)
+    expected, outputs = (stage(images, program) for images in inputs)
+    assert torch.equal(outputs, expected)
 
 
 @matrix(name=CHAINS, layout=["contiguous", "columns first", "within others"], channels=[1, 3])
-def test_the_bits_and_launches_are_those_of_interleaved_images(make_images, launches, name, layout, channels):
-    images = images_of(make_images, channels, alike=layout in DENSE)
-    compare(T.Chain(CHAINS[name]), batches(images, layout), backend="fused")
+def test_planes_give_the_bits_and_launches_of_interleaved_images(make_images, launches, name, layout, channels):
+    images = images_of(make_images, channels, same_size=layout in DENSE)
+    assert_same_bits(T.Chain(CHAINS[name]), interleaved_and_planes(images, layout, DEVICE), backend="fused")
     half = len(launches) // 2
     assert launches[:half] == launches[half:] != []
 
 
-@pytest.mark.parametrize("name", ["classic", "counted first", "blurred", "grey"])
-def test_kernels_read_planes_without_a_copy(make_images, monkeypatch, name):
-    both = batches(images_of(make_images, 1 if name == "grey" else 3, alike=False), "within others")
+@pytest.mark.parametrize("name", ["classic", "counted first", "blurred", "gray"])
+def test_planes_are_read_without_a_copy(make_images, monkeypatch, name):
+    inputs = interleaved_and_planes(
+        images_of(make_images, 1 if name == "gray" else 3, same_size=False), "within others"
+    )
     monkeypatch.setattr(RaggedImages, "interleave", None)
-    compare(T.Chain(CHAINS[name]), both, backend="fused")
+    assert_same_bits(T.Chain(CHAINS[name]), inputs, backend="fused")
 
 
-@pytest.mark.parametrize("layout", ["one colour", "one row", "one column", "one pixel"])
-def test_planes_of_one_pixel_across(make_images, layout):
+@pytest.mark.parametrize("layout", ["one color", "one row", "one column", "one pixel"])
+def test_planes_of_one_color_or_one_pixel_across_give_the_bits_of_interleaved_images(make_images, layout):
     height, width = {"one row": (1, 9), "one column": (9, 1), "one pixel": (1, 1)}.get(layout, (9, 9))
     image = torch.from_numpy(make_images(1, 1)[0][:height, :width].copy()).permute(2, 0, 1)
-    given = image[:, :, :1].expand(4, 3, 9, 9) if layout == "one colour" else image.contiguous().expand(4, -1, -1, -1)
-    arrays = [*given.permute(0, 2, 3, 1).contiguous().numpy()]
-    both = RaggedImages.from_arrays(arrays, DEVICE), RaggedImages.from_planes(given.to(DEVICE), list("abcd"))
+    planes = image[:, :, :1].expand(4, 3, 9, 9) if layout == "one color" else image.contiguous().expand(4, -1, -1, -1)
+    arrays = [*planes.permute(0, 2, 3, 1).contiguous().numpy()]
+    inputs = RaggedImages.from_arrays(arrays, DEVICE), RaggedImages.from_planes(planes.to(DEVICE), list("abcd"))
     transforms = [T.RandomTranspose(0.6), T.RandomHorizontalFlip(), T.ColorJitter(contrast=0.4), T.RandomEqualize(0.6)]
-    compare(T.Chain([*transforms, T.Resize((5, 6)), T.GaussianBlur(3)]), both, backend="fused")
+    assert_same_bits(T.Chain([*transforms, T.Resize((5, 6)), T.GaussianBlur(3)]), inputs, backend="fused")
 
 
 @pytest.mark.parametrize(("channels", "dtype"), [(2, "uint8"), (4, "uint8"), (3, "uint16"), (1, "float32")])
-def test_images_that_kernels_do_not_read_are_copied(make_images, channels, dtype):
-    images = [image.astype(dtype) for image in images_of(make_images, channels, alike=False)]
+def test_planes_of_other_dtypes_or_channel_counts_give_the_bits_of_interleaved_images(make_images, channels, dtype):
+    images = [image.astype(dtype) for image in images_of(make_images, channels, same_size=False)]
     chain = [CROP, T.RandomHorizontalFlip(), T.CenterCrop(9), FLOATS]
-    compare(T.Chain(chain), batches(images, "within others"), backend="fused")
+    assert_same_bits(T.Chain(chain), interleaved_and_planes(images, "within others", DEVICE), backend="fused")
 
 
-def test_planes_whose_pixels_lie_far_apart_are_copied(make_images, monkeypatch):
-    both = batches(images_of(make_images, 3, alike=True), "columns first")
+def test_planes_beyond_max_reach_bytes_are_copied(make_images, monkeypatch):
+    inputs = interleaved_and_planes(images_of(make_images, 3, same_size=True), "columns first", DEVICE)
     copied, copy = [], RaggedImages.interleave
     monkeypatch.setattr(RaggedImages, "interleave", lambda *args: copied.append(args) or copy(*args))
-    most = int(((both[1].shapes - 1) * both[1].steps).sum(axis=1).max())
-    for reach, times in ((most + 1, 0), (most, 1)):
+    reach_bytes = int(((inputs[1].shapes - 1) * inputs[1].steps).sum(axis=1).max())
+    for reach, copy_count in ((reach_bytes + 1, 0), (reach_bytes, 1)):
         monkeypatch.setattr(runner, "MAX_REACH_BYTES", reach)
-        compare(T.Chain(CHAINS["classic"]), both, backend="fused")
-        assert len(copied) == times
+        assert_same_bits(T.Chain(CHAINS["classic"]), inputs, backend="fused")
+        assert len(copied) == copy_count

@@ -1,6 +1,6 @@
-"""Operations on single pixels in a kernel: the levels are those of the reference, in any order of operations."""
+"""Operations on single pixels in a kernel: the levels of the reference, in any order of operations."""
 
-# A call of a kernel's function raises outside of kernels, and type checkers take it for that.
+# Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOKED_UP = ("contrast", "equalize", "autocontrast")
 
 
 @triton.jit
-def line(
+def apply_operations(
     levels_ptr,
     codes_ptr,
     values_ptr,
@@ -34,30 +34,30 @@ def line(
     CHANNELS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """All operations on one image C×H×W of float32."""
+    """Apply all operations to one image C×H×W of float32."""
     ys = tl.arange(0, SIDE)
     xs = tl.arange(0, SIDE)
-    there = (ys[:, None] < height) & (xs[None, :] < width)
-    places = levels_ptr + ys[:, None] * width + xs[None, :]
+    inside = (ys[:, None] < height) & (xs[None, :] < width)
+    pointers = levels_ptr + ys[:, None] * width + xs[None, :]
     plane = height * width if CHANNELS == 3 else 0
-    red = tl.load(places, there, 0.0)
-    green = tl.load(places + plane, there, 0.0)
-    blue = tl.load(places + 2 * plane, there, 0.0)
-    at = 0
-    while at < count:
-        code = tl.load(codes_ptr + at)
+    red = tl.load(pointers, inside, 0.0)
+    green = tl.load(pointers + plane, inside, 0.0)
+    blue = tl.load(pointers + 2 * plane, inside, 0.0)
+    index = 0
+    while index < count:
+        code = tl.load(codes_ptr + index)
         red, green, blue = operate(
-            red, green, blue, ys, xs, code, values_ptr + at * 8, tables_ptr + at * 768, OPERATIONS, CHANNELS
+            red, green, blue, ys, xs, code, values_ptr + index * 8, tables_ptr + index * 768, OPERATIONS, CHANNELS
         )
-        at += 1
-    tl.store(places, red, there)
+        index += 1
+    tl.store(pointers, red, inside)
     if CHANNELS == 3:
-        tl.store(places + plane, green, there)
-        tl.store(places + 2 * plane, blue, there)
+        tl.store(pointers + plane, green, inside)
+        tl.store(pointers + 2 * plane, blue, inside)
 
 
 def run(image: np.ndarray, operations, tables=None) -> np.ndarray:
-    """Operations (code, values …) on an image C×H×W."""
+    """Apply operations (code, values …) to an image C×H×W."""
     channels, height, width = image.shape
     levels = torch.from_numpy(image.astype(np.float32)).to(DEVICE)
     values = np.zeros((len(operations), VALUES))
@@ -66,7 +66,7 @@ def run(image: np.ndarray, operations, tables=None) -> np.ndarray:
     codes = torch.tensor([code for code, *_ in operations], dtype=torch.int64, device=DEVICE)
     if tables is None:
         tables = torch.zeros(len(operations), 3, 256, dtype=torch.uint8)
-    line[(1,)](
+    apply_operations[(1,)](
         levels,
         codes,
         torch.from_numpy(values).to(DEVICE),
@@ -82,7 +82,7 @@ def run(image: np.ndarray, operations, tables=None) -> np.ndarray:
     return levels.cpu().numpy()
 
 
-def expected(image: np.ndarray, operations) -> np.ndarray:
+def reference_levels(image: np.ndarray, operations) -> np.ndarray:
     levels = torch.from_numpy(image.astype(np.float32))[None]
     for number, *values in operations:
         row = np.zeros((1, VALUES))
@@ -91,8 +91,8 @@ def expected(image: np.ndarray, operations) -> np.ndarray:
     return levels[0].numpy()
 
 
-def pictures(channels: int = 3) -> list[np.ndarray]:
-    """Random, of one colour, nearly black, of few levels; of odd sizes."""
+def varied_images(channels: int = 3) -> list[np.ndarray]:
+    """Generate images of odd sizes: random, of one color, nearly black, and of few levels."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (channels, 61, 47), np.uint8),
@@ -102,7 +102,7 @@ def pictures(channels: int = 3) -> list[np.ndarray]:
     ]
 
 
-# Factors in steps, as policies have them: their products with whole numbers lie next to whole numbers.
+# Factors in steps, as in policies: their products with integers are next to integers.
 FACTORS = (0.0, 1e-7, 0.1, 0.3, 0.49999997, 0.5, 0.7, 1.0, 1.12, 1.3, 1.6, 1.7, 1.9, 3.0)
 CASES = [
     *[("brightness", factor) for factor in FACTORS],
@@ -119,40 +119,41 @@ CASES = [
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", list(dict.fromkeys(name for name, *_ in CASES)))
-def test_the_levels_are_those_of_the_reference(name, channels):
+def test_operate_gives_the_levels_of_the_reference(name, channels):
     for kind, *values in CASES:
-        for image in pictures(channels) if kind == name else []:
+        for image in varied_images(channels) if kind == name else []:
             operation = [(code(name), *values)]
-            np.testing.assert_array_equal(run(image, operation), expected(image, operation), str((kind, values)))
+            np.testing.assert_array_equal(
+                run(image, operation), reference_levels(image, operation), str((kind, values))
+            )
 
 
-def test_a_blend_with_grey_rounds_its_product_and_its_sum():
+def test_saturation_rounds_both_its_product_and_its_sum():
     """Rounding only the sum would change 1070 of the 65,536 pairs with a factor of 1.6, and 701 with 1.7."""
-    reds, greys = np.meshgrid(np.arange(256), np.arange(256))
-    grey = greys.astype(np.uint8)
-    # Green and blue are such that the luma is the grey level wanted, or nearly.
-    rest = np.clip(np.rint((grey - 0.299 * reds) / 0.701), 0, 255)
-    image = np.stack([reds, rest, rest]).astype(np.uint8)
+    reds, grays = np.meshgrid(np.arange(256), np.arange(256))
+    gray = grays.astype(np.uint8)
+    # Green and blue make the luma the gray level, or nearly.
+    green_and_blue = np.clip(np.rint((gray - 0.299 * reds) / 0.701), 0, 255)
+    image = np.stack([reds, green_and_blue, green_and_blue]).astype(np.uint8)
     for factor in (1.6, 1.7):
-        # A block of 256×256 would be a thread's hundreds of levels, which Triton takes minutes to compile.
+        # For a block of 256×256, hundreds of levels in a thread, Triton would take minutes to compile.
         for part in (part for rows in np.split(image, 4, axis=1) for part in np.split(rows, 4, axis=2)):
             operation = [(code("saturation"), factor)]
-            np.testing.assert_array_equal(run(part, operation), expected(part, operation))
+            np.testing.assert_array_equal(run(part, operation), reference_levels(part, operation))
 
 
-def test_hue_of_every_kind_of_colour():
-    """Greys, pure colours, and those where two channels are equal."""
+def test_hue_of_gray_pure_and_mixed_colors_gives_the_levels_of_the_reference():
     steps = np.array([0, 1, 2, 63, 127, 128, 200, 255], np.uint8)
-    colours = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, 16, 32)
+    colors = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, 16, 32)
     for factor in (0.0, 1 / 255, 0.25, -0.25, 0.4999):
         operation = [(code("hue"), factor)]
-        np.testing.assert_array_equal(run(colours, operation), expected(colours, operation))
+        np.testing.assert_array_equal(run(colors, operation), reference_levels(colors, operation))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_order_is_data(channels):
-    image = pictures(channels)[0]
-    some = [
+def test_operate_applies_operations_in_any_order(channels):
+    image = varied_images(channels)[0]
+    operations = [
         (code("brightness"), 1.3),
         (code("hue"), 0.1),
         (code("identity"),),
@@ -163,38 +164,37 @@ def test_the_order_is_data(channels):
     rng = np.random.default_rng(0)
     results = []
     for _ in range(4):
-        order = [some[number] for number in rng.permutation(len(some))]
-        without = [entry for entry in order if entry[0] != code("identity")]
+        order = [operations[number] for number in rng.permutation(len(operations))]
+        without_identity = [entry for entry in order if entry[0] != code("identity")]
         results.append(run(image, order))
-        np.testing.assert_array_equal(results[-1], expected(image, without))
+        np.testing.assert_array_equal(results[-1], reference_levels(image, without_identity))
     assert any((result != results[0]).any() for result in results[1:])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", LOOKED_UP)
-def test_tables_are_looked_up(name, channels):
-    image = pictures(channels)[0]
+def test_operate_looks_levels_up_in_tables(name, channels):
+    image = varied_images(channels)[0]
     counts = torch.stack([torch.bincount(torch.from_numpy(plane).ravel().long(), minlength=256) for plane in image])
     tables = torch.zeros(1, 3, 256, dtype=torch.uint8)
     tables[0, :channels] = equalize_table(counts).to(torch.uint8)
     result = run(image, [(code(name),)], tables)
-    np.testing.assert_array_equal(result, expected(image, [(code("equalize"),)]))
+    np.testing.assert_array_equal(result, reference_levels(image, [(code("equalize"),)]))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("box", [(3, 5, 10, 20), (-4, -3, 9, 30), (50, 40, 30, 30), (2, 2, 0, 0), (0, 0, 61, 47)])
-def test_a_box_of_levels_is_erased(channels, box):
-    image = pictures(channels)[0]
-    colour = (7, 99, 255)[:channels]
+def test_operate_erases_a_box_of_levels(channels, box):
+    image = varied_images(channels)[0]
+    color = (7, 99, 255)[:channels]
     top, left, height, width = box
-    wanted = image.astype(np.float32)
-    inside = wanted[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-    inside[:] = np.array(colour)[:, None, None]
-    np.testing.assert_array_equal(run(image, [(ERASE_BOX, *box, *colour)]), wanted)
+    expected_levels = image.astype(np.float32)
+    inside = expected_levels[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    inside[:] = np.array(color)[:, None, None]
+    np.testing.assert_array_equal(run(image, [(ERASE_BOX, *box, *color)]), expected_levels)
 
 
-def test_what_is_called_pointwise_is_done():
-    """Each operation in the list changes a random image, except identity; the codes are those of the parameters."""
+def test_operate_changes_the_image_for_each_pointwise_operation_except_identity():
     assert ERASE_BOX not in range(len(OPS))
     others = {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
     assert set(OPS) - set(POINTWISE) == others, (
@@ -203,6 +203,6 @@ def test_what_is_called_pointwise_is_done():
     values = {"brightness": (0.5,), "saturation": (0.2,), "hue": (0.3,), "solarize": (90,), "posterize": (2,)}
     values |= {"permute": (2, 0, 1), "solarize_add": (128, 40)}
     for name in POINTWISE:
-        image = pictures()[0]
+        image = varied_images()[0]
         result = run(image, [(code(name), *values.get(name, ()))])  # tables are all 0
         assert (result == image).all() == (name == "identity"), name

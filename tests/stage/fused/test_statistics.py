@@ -1,4 +1,4 @@
-"""Tables of contrast, equalize and autocontrast: what the reference makes of each level that an image has."""
+"""Level tables of contrast, equalize and autocontrast in kernels: the reference's for each level."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpuload.transforms.program.ops import VALUES, code
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def pictures(channels: int) -> list[np.ndarray]:
-    """H×W×C: random, of one colour, nearly black, bright, of two levels, of a single pixel, and of few."""
+def varied_images(channels: int) -> list[np.ndarray]:
+    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one pixel or few."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (61, 47, channels), np.uint8),
@@ -31,81 +31,86 @@ def pictures(channels: int) -> list[np.ndarray]:
     ]
 
 
-def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
-    """The tables of images that lie one after the other."""
-    jobs, parts, at = [], [], 0
+def make_tables(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
+    """Return the tables of images stored one after the other."""
+    jobs, parts, offset = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
         height, width, channels = image.shape
-        jobs.append((at + gap, height, width, code(name), width * channels, channels, 1, 0))
-        at += gap + image.size
+        jobs.append((offset + gap, height, width, code(name), width * channels, channels, 1, 0))
+        offset += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
-    counted, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
-    most = max(image.shape[0] * image.shape[1] for image in images)
-    found = statistics.make_level_tables(pixels, counted.flatten(), given, most, images[0].shape[2])
-    assert found.shape == (len(images), 3, 256)
-    assert found.dtype == torch.uint8
-    return found.cpu().numpy()
+    jobs_on_device, factors_on_device = (torch.from_numpy(np.array(numbers)).to(DEVICE) for numbers in (jobs, factors))
+    max_pixels = max(image.shape[0] * image.shape[1] for image in images)
+    tables = statistics.make_level_tables(
+        pixels, jobs_on_device.flatten(), factors_on_device, max_pixels, images[0].shape[2]
+    )
+    assert tables.shape == (len(images), 3, 256)
+    assert tables.dtype == torch.uint8
+    return tables.cpu().numpy()
 
 
-def looked_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """C×H×W."""
+def apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return the image's levels after the table, C×H×W."""
     return np.stack([row[plane] for row, plane in zip(table, image.transpose(2, 0, 1), strict=False)])
 
 
-def expected(image: np.ndarray, name: str, factor: float) -> np.ndarray:
+def reference_levels(image: np.ndarray, name: str, factor: float) -> np.ndarray:
     levels = torch.from_numpy(image.transpose(2, 0, 1).astype(np.float32))[None]
     return OPERATIONS[name](levels, np.array([[factor] + [0.0] * (VALUES - 1)]))[0].numpy()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", STATISTICS)
-def test_the_levels_are_those_of_the_reference(name, channels):
+def test_level_tables_give_the_levels_of_the_reference(name, channels):
     factors = (0.0, 0.1, 0.7, 1.0, 1.3, 1.6, 1.9, 4.0) if name == "contrast" else (0.0,)
-    images = pictures(channels)
+    images = varied_images(channels)
     for factor in factors:
-        found = made(images, [name] * len(images), [factor] * len(images))
-        for image, table in zip(images, found, strict=True):
-            np.testing.assert_array_equal(looked_up(image, table), expected(image, name, factor))
+        tables = make_tables(images, [name] * len(images), [factor] * len(images))
+        for image, table in zip(images, tables, strict=True):
+            np.testing.assert_array_equal(apply_table(image, table), reference_levels(image, name, factor))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_whole_tables_are_the_references(channels):
-    """Levels that an image does not have, too; and all rows of a table are there."""
-    for image in pictures(channels):
+def test_level_tables_equal_the_references_for_absent_levels_too(channels):
+    for image in varied_images(channels):
         planes = torch.from_numpy(image.reshape(-1, channels).T.copy())
         counts = torch.stack([torch.bincount(plane.long(), minlength=256) for plane in planes])
-        wanted = equalize_table(counts).numpy(), stretch_table(*planes.double().aminmax(dim=1)).numpy()
-        for table, rows in zip(made([image] * 2, ["equalize", "autocontrast"], [0, 0]), wanted, strict=True):
+        expected_tables = equalize_table(counts).numpy(), stretch_table(*planes.double().aminmax(dim=1)).numpy()
+        for table, rows in zip(
+            make_tables([image] * 2, ["equalize", "autocontrast"], [0, 0]), expected_tables, strict=True
+        ):
             np.testing.assert_array_equal(table, np.broadcast_to(rows, (3, 256)))
 
 
-def test_every_stretch_is_the_references():
-    """An image of two pixels for each pair of ends, three pairs at once."""
-    ends = np.array([(least, greatest) for least in range(0, 256, 7) for greatest in range(least, 256, 5)])
+def test_autocontrast_tables_equal_the_references_for_all_ranges():
+    """An image of two pixels has a pair of ends in each of its three channels."""
+    ends = np.array([(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)])
     ends = ends[: len(ends) // 3 * 3].reshape(-1, 3, 2)
     images = list(ends.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
-    found = made(images, ["autocontrast"] * len(images), [0.0] * len(images))
+    tables = make_tables(images, ["autocontrast"] * len(images), [0.0] * len(images))
     bounds = torch.from_numpy(ends.astype(np.float64))
-    np.testing.assert_array_equal(found, stretch_table(bounds[..., 0], bounds[..., 1]).numpy())
+    np.testing.assert_array_equal(tables, stretch_table(bounds[..., 0], bounds[..., 1]).numpy())
 
 
-def test_operations_and_sizes_of_a_batch_may_differ():
-    """Images that need several programs and several rounds of each lie between small ones, with gaps."""
+def test_level_tables_of_several_operations_and_sizes_equal_the_references():
+    """Images that need several programs and rounds are between small ones, with gaps."""
     rng = np.random.default_rng(0)
     sizes = [(64, 64), (9, 1), (181, 193), (150, 90), (2, 31)]
     names = ["equalize", "contrast", "contrast", "autocontrast", "equalize"]
     images = [np.clip(rng.normal(90, 30, (*size, 3)), 20, 230).astype(np.uint8) for size in sizes]
     factors = [0.0, 0.5, 1.45, 0.0, 0.0]
-    for image, name, factor, table in zip(images, names, factors, made(images, names, factors, gap=5), strict=True):
-        np.testing.assert_array_equal(looked_up(image, table), expected(image, name, factor))
+    for image, name, factor, table in zip(
+        images, names, factors, make_tables(images, names, factors, gap=5), strict=True
+    ):
+        np.testing.assert_array_equal(apply_table(image, table), reference_levels(image, name, factor))
 
 
-def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
-    """One large image gives all images of a launch its number of pieces."""
-    images = [*pictures(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]
+def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypatch):
+    """All images of a launch have as many pieces as the largest image."""
+    images = [*varied_images(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]
     names, factors = ["equalize"] * len(images), [0.0] * len(images)
-    whole, grids = made(images, names, factors), []
+    expected_tables, grids = make_tables(images, names, factors), []
 
     class Watched:
         def __getitem__(self, grid: tuple[int, int]):
@@ -115,15 +120,15 @@ def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
     count = statistics._count
     monkeypatch.setattr(statistics, "_count", Watched())
     monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
-    np.testing.assert_array_equal(made(images, names, factors), whole)
+    np.testing.assert_array_equal(make_tables(images, names, factors), expected_tables)
     assert grids == [(4, 3), (4, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_levels_of_planes_are_counted_where_they_lie(channels):
-    """Of the images themselves, and upside down, mirrored and turned: counts are the same."""
-    images, name = pictures(channels), "equalize"
-    expected_tables = made(images, [name] * len(images), [0.0] * len(images))
+def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_images(channels):
+    """Counts do not depend on the order of pixels."""
+    images, name = varied_images(channels), "equalize"
+    expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
     batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)
     jobs, row, column = [], batch.stride(1), batch.stride(3)
     for number, image in enumerate(images):
@@ -135,9 +140,9 @@ def test_levels_of_planes_are_counted_where_they_lie(channels):
         elif number % 3 == 2:
             (h, w), steps = (width, height), (column, row)
         jobs.append((first, h, w, code(name), *steps, batch.stride(0), 0))
-    counted, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
-    most = max(image.shape[0] * image.shape[1] for image in images)
-    found = statistics.make_level_tables(
-        batch.to(DEVICE).flatten(), counted.flatten(), factors.to(DEVICE), most, channels
+    jobs_on_device, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
+    max_pixels = max(image.shape[0] * image.shape[1] for image in images)
+    tables = statistics.make_level_tables(
+        batch.to(DEVICE).flatten(), jobs_on_device.flatten(), factors.to(DEVICE), max_pixels, channels
     )
-    np.testing.assert_array_equal(found.cpu().numpy(), expected_tables)
+    np.testing.assert_array_equal(tables.cpu().numpy(), expected_tables)

@@ -1,9 +1,10 @@
-"""Every kernel that batches launch was known when the session started."""
+"""Kernel variants: a session compiles every kernel that its batches launch before the first batch."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import sys
 import warnings
 from collections import defaultdict
@@ -27,7 +28,7 @@ from gpuload.stage.fused import erasing, mixing, runner, separable, statistics, 
 from gpuload.transforms.program.fusing.plan import KernelTile
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
-PLACES = {
+KERNEL_FUNCTIONS = {
     "one_pass": (runner, "one_pass"),
     "weigh": (separable, "_weigh"),
     "count": (statistics, "_count"),
@@ -37,76 +38,79 @@ PLACES = {
 }
 
 
-def key(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """What Triton compiles a kernel anew for: constants and options, types of pointers and whether they are aligned,
-    and numbers that are 1 or divisible by 16."""
-    unspecialised, unaligned = kernel_options(kernel), kernel.kwargs["do_not_specialize_on_alignment"] or []
-    found: list[Any] = []
+def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what Triton compiles a kernel again for.
+
+    These are constants and options, types of pointers and whether they are aligned, and whether numbers are 1 or
+    divisible by 16.
+    """
+    unspecialized = kernel.kwargs["do_not_specialize"] or []
+    unaligned = kernel.kwargs["do_not_specialize_on_alignment"] or []
+    specializations: list[Any] = []
     for name, arg in zip(inspect.signature(kernel.fn).parameters, args, strict=False):
         if isinstance(arg, torch.dtype):
-            found.append((name, arg, True))
+            specializations.append((name, arg, True))
         elif isinstance(arg, torch.Tensor):
-            found.append((name, arg.dtype, name in unaligned or arg.data_ptr() % 16 == 0))
+            specializations.append((name, arg.dtype, name in unaligned or arg.data_ptr() % 16 == 0))
         else:
-            assert -(2**31) <= arg < 2**31, "it would be an int64"
-            found.append((name, None if name in unspecialised else 1 if arg == 1 else arg % 16 == 0))
-    return (kernel.fn.__name__, *found, *sorted(options.items()))
+            assert -(2**31) <= arg < 2**31, "this number would be an int64"
+            specializations.append((name, None if name in unspecialized else 1 if arg == 1 else arg % 16 == 0))
+    return (kernel.fn.__name__, *specializations, *sorted(options.items()))
 
 
-def kernel_options(kernel: Any) -> list[str]:
-    return kernel.kwargs["do_not_specialize"] or []
-
-
-class Noted:
-    """A kernel whose launches are noted, and not run."""
+class RecordedKernel:
+    """A kernel whose launches are recorded and not run."""
 
     def __init__(self, kernel: Any, launched: set[Any]) -> None:
         self.kernel, self.launched = kernel, launched
         self.fn = kernel.fn
 
     def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **options: self.launched.add(key(self.kernel, args, options))
+        return lambda *args, **options: self.launched.add(specialization(self.kernel, args, options))
 
 
 @pytest.fixture
 def launched(monkeypatch) -> set[Any]:
-    """The keys of all launches from here on."""
-    found: set[Any] = set()
-    for module, name in PLACES.values():
-        monkeypatch.setattr(module, name, Noted(getattr(module, name), found))
+    """The specializations of all launches in this test."""
+    specializations: set[Any] = set()
+    for module, name in KERNEL_FUNCTIONS.values():
+        monkeypatch.setattr(module, name, RecordedKernel(getattr(module, name), specializations))
     monkeypatch.setattr(runner, "tile_of", lambda device: KernelTile(8, 32, 1))
-    return found
+    return specializations
 
 
 @pytest.fixture
 def compiled(monkeypatch) -> set[Any]:
-    """The keys of all that is compiled from here on."""
+    """The specializations of all kernels compiled in this test."""
     if not variants.INTERPRETED.value:
         lacking.skip("Triton's interpreter")
-    found: set[Any] = set()
+    specializations: set[Any] = set()
 
-    def note(wanted: set[variants.Variant], device: torch.device) -> None:
-        found.update(key(variants.KERNELS[one.kernel], one.args, dict(one.options)) for one in wanted)
+    def record(requested: set[variants.Variant], device: torch.device) -> None:
+        specializations.update(
+            specialization(variants.KERNELS[variant.kernel], variant.args, dict(variant.options))
+            for variant in requested
+        )
 
-    monkeypatch.setattr(variants, "compile_all", note)
-    return found
+    monkeypatch.setattr(variants, "compile_all", record)
+    return specializations
 
 
 def batches(options: dict[str, Any]) -> Iterator[Any]:
-    given = {"batch_size": 4, "device": "cpu", "backend": "fused", **options, "num_workers": 0}
-    with warnings.catch_warnings(), gl.Loader(given.pop("dataset"), **given) as loader:
+    loader_options = {"batch_size": 4, "device": "cpu", "backend": "fused", **options, "num_workers": 0}
+    with warnings.catch_warnings(), gl.Loader(loader_options.pop("dataset"), **loader_options) as loader:
         warnings.simplefilter("ignore", RuntimeWarning)
         for _ in range(3):
             yield from loader
 
 
 FUSED = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
-# Their images have one channel where no Normalize says so.
-GREY = ("grey", "several_images")
+# Without a Normalize that shows it, these images have one channel.
+GRAY = ("grey", "several_images")
 
 
-@pytest.mark.parametrize("name", [name for name in FUSED if name not in GREY])
-def test_all_launches_were_foreseen(launched, compiled, name):
+@pytest.mark.parametrize("name", [name for name in FUSED if name not in GRAY])
+def test_session_of_each_case_compiles_all_kernels_it_launches(launched, compiled, name):
     for _ in batches(CASES[name].make(Samples(small=True))):
         pass
     assert launched - compiled == set()
@@ -132,7 +136,7 @@ CHAINS = {
     "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
     "a crop of more than there is": [T.Resize(12), T.CenterCrop(16)],
     "a crop after a turn": [T.Resize((20, 10)), T.RandomTranspose(0.5), T.CenterCrop((20, 10))],
-    "colours first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
+    "colors first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
     "a call for some": [
         T.RandomResizedCrop(16),
         T.RandomOrder([T.RandomApply([T.Lambda(torch.neg, per="image")]), T.GaussianBlur(3), T.RandomEqualize()]),
@@ -150,34 +154,39 @@ ENDS = {
 
 
 @matrix(chain=CHAINS, end=ENDS, layout=["contiguous_format", "channels_last"])
-def test_no_batch_launches_another_kernel(launched, compiled, make_images, make_batch, chain, end, layout):
-    """Whatever is drawn, for batches of one image and of four, of images of many sizes."""
-    made = T.Chain([*CHAINS[chain], *ENDS[end]])
-    stage = compile_stage(made, device="cpu", backend="fused", memory_format=layout, dtype="float16")
-    stage.prepare()
+def test_prepare_compiles_all_kernels_for_any_batch_size_and_draw(
+    launched, compiled, make_images, make_batch, chain, end, layout
+):
+    """Batches have one image or four, of many sizes."""
+    chain, stage = prepare([*CHAINS[chain], *ENDS[end]], memory_format=layout)
     for first in range(12):
         images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)
-        stage(*make_batch(made, images, first=5 * first))
+        stage(*make_batch(chain, images, first=5 * first))
     assert launched - compiled == set()
 
 
-def test_normalize_with_one_mean_compiles_for_grey_and_coloured_images(launched, compiled, make_images, make_batch):
-    made = T.Chain([T.CenterCrop(8), T.Normalize([0.5], [0.25])])
-    stage = compile_stage(made, device="cpu", backend="fused", dtype="float16")
+def prepare(transforms, **options):
+    chain = T.Chain(transforms)
+    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16", **options)
     stage.prepare()
+    return chain, stage
+
+
+def test_prepare_with_a_normalize_of_one_mean_supports_gray_and_color_images(
+    launched, compiled, make_images, make_batch
+):
+    chain, stage = prepare([T.CenterCrop(8), T.Normalize([0.5], [0.25])])
     for channels in (3, 1):
-        stage(*make_batch(made, make_images(3, 2, channels, low=16, high=30)))
+        stage(*make_batch(chain, make_images(3, 2, channels, low=16, high=30)))
     assert launched
 
 
-def test_no_epoch_launches_another_kernel(launched, compiled, make_images, make_batch):
+def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_images, make_batch):
     """The contrast changes only in the second epoch."""
-    made = T.Chain([T.Resize((16, 16)), T.ColorJitter(contrast=T.by_epoch({0: 0, 1: 0.4})), NORMALIZE])
-    stage = compile_stage(made, device="cpu", backend="fused", dtype="float16")
-    stage.prepare()
+    chain, stage = prepare([T.Resize((16, 16)), T.ColorJitter(contrast=T.by_epoch({0: 0, 1: 0.4})), NORMALIZE])
     for first in range(6):
         images = make_images(first, 4, low=16, high=30)
-        stage(*make_batch(made.at(first % 2), images, first=5 * first))
+        stage(*make_batch(chain.at(first % 2), images, first=5 * first))
     assert launched - compiled == set()
 
 
@@ -187,10 +196,8 @@ SIZES = [(SIZE, SIZE), (SIZE + 1, SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
 
 
 @pytest.mark.parametrize("name", recipes(SIZE))
-def test_exactly_the_compiled_variants_of_a_recipe_are_launched(launched, compiled, make_batch, name):
-    chain = T.Chain([*recipes(SIZE)[name], NORMALIZE])
-    stage = compile_stage(chain, device="cpu", backend="fused", dtype="float16")
-    stage.prepare()
+def test_prepare_compiles_only_kernels_that_a_recipe_launches(launched, compiled, make_batch, name):
+    chain, stage = prepare([*recipes(SIZE)[name], NORMALIZE])
     images = [np.zeros((*size, 3), np.uint8) for size in SIZES] * 16
     for batch in range(12):
         stage(*make_batch(chain, images, first=batch * len(images)))
@@ -199,30 +206,17 @@ def test_exactly_the_compiled_variants_of_a_recipe_are_launched(launched, compil
     assert len(compiled - launched) == (1 if name == "warps" else 0)
 
 
-def test_it_is_compiled_before_the_first_batch(compiled):
+def test_loader_compiles_kernels_before_its_first_batch(compiled):
     images = [gl.Image(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy())] * 4
     next(iter(batches({"dataset": images, "transforms": [T.Resize(8)]})))
     assert compiled
 
 
-class Terminal:
-    def __init__(self, shown: bool) -> None:
-        self.shown, self.text = shown, ""
-
-    def isatty(self) -> bool:
-        return self.shown
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(("terminal", "quiet_s"), [(True, 1e9), (True, -1), (False, -1)])
-def test_progress_is_shown_in_a_terminal_where_it_takes_long(monkeypatch, terminal, quiet_s):
-    done: list[Any] = []
-
+def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, terminal, quiet_s):
+    compiled_numbers: list[Any] = []
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
     kernel_of_all = SimpleNamespace(device_caches=defaultdict(tuple))
 
     class Slow:
@@ -232,17 +226,16 @@ def test_progress_is_shown_in_a_terminal_where_it_takes_long(monkeypatch, termin
             self.number = number
 
         def compile(self) -> None:
-            assert set(kernel_of_all.device_caches) == {0}, "threads would make it, and one of two would be lost"
-            done.append(self.number)
+            assert set(kernel_of_all.device_caches) == {0}, "made by two threads, one would be lost"
+            compiled_numbers.append(self.number)
             if self.number == 1:
-                raise RuntimeError("what fails here fails again at its launch")
+                raise RuntimeError("a failure here is raised again by the launch")
 
     monkeypatch.setattr(variants, "INTERPRETED", SimpleNamespace(value=False))
     monkeypatch.setattr(variants, "QUIET_S", quiet_s)
     monkeypatch.setitem(variants.KERNELS, "slow", kernel_of_all)
     monkeypatch.setattr(torch.accelerator, "device_index", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(sys, "stderr", Terminal(terminal))
+    monkeypatch.setattr(sys, "stderr", stderr)
     variants.compile_all([Slow(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
-    assert sorted(done) == [0, 1, 2]
-    shown = sys.stderr.text  # pyright: ignore[reportAttributeAccessIssue]
-    assert ("compiling kernels, 3 of 3" in shown) == (terminal and quiet_s < 0)
+    assert sorted(compiled_numbers) == [0, 1, 2]
+    assert ("compiling kernels, 3 of 3" in stderr.getvalue()) == (terminal and quiet_s < 0)

@@ -1,13 +1,10 @@
-"""Which transforms Kornia runs, which transforms the reference runs instead and why, and the error if Kornia is not
-installed."""
+"""Which transforms Kornia runs, which torch runs instead and why, and the error if Kornia is not installed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.errors import BackendError
@@ -60,7 +57,7 @@ def test_plan_names_kornia_for_supported_transforms(transforms):
     assert [step.backend for step in plan.steps] == ["kornia"] * len(transforms), str(plan)
 
 
-LACKING = [
+UNSUPPORTED_TRANSFORMS = [
     (T.Resize(20, "lanczos"), "Kornia has no Lanczos filter"),
     (T.GaussianNoise(), "noise: Kornia draws its own noise"),
     (T.RandomChannelPermutation(), "permute: Kornia draws its own order of channels"),
@@ -71,7 +68,7 @@ LACKING = [
 ]
 
 
-@pytest.mark.parametrize(("transform", "reason"), LACKING, ids=str)
+@pytest.mark.parametrize(("transform", "reason"), UNSUPPORTED_TRANSFORMS, ids=str)
 def test_plan_gives_the_reason_for_other_transforms(transform, reason):
     plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
     assert [step.backend for step in plan.steps] == ["torch", "kornia"]
@@ -95,23 +92,22 @@ def test_plan_says_that_kornia_does_not_antialias(transform, note):
     assert [(step.backend, step.reason) for step in plan.steps] == [("kornia", note), ("kornia", None)]
 
 
-def test_torch_changes_finished_images_after_its_own_steps():
+@pytest.mark.parametrize(
+    ("transforms", "backends"),
+    [
+        ([NORMALIZE, T.RandomErasing(), T.RandomErasing(value="random"), T.RandomErasing(), T.MixUp()],
+         ["kornia", "kornia", "torch", "torch", "torch"]),
+        ([T.JPEG(50), NORMALIZE, T.RandomErasing()], ["torch", "kornia", "kornia"]),
+        ([T.Lambda(lambda images: images), NORMALIZE, T.RandomErasing()], ["own", "torch", "torch"]),
+    ],
+)  # fmt: skip
+def test_torch_changes_finished_images_after_its_own_steps(transforms, backends):
     """Kornia changes finished images only in the pass that finishes them."""
-    chain = T.Chain([NORMALIZE, T.RandomErasing(), T.RandomErasing(value="random"), T.RandomErasing(), T.MixUp()])
-    plan = compile_stage(chain, device=CPU, backend="kornia").plan
-    assert [(step.backend, step.reason) for step in plan.steps] == [
-        ("kornia", None),
-        ("kornia", None),
-        ("torch", "Kornia erases only with constants"),
-        ("torch", "torch changes finished images in place"),
-        ("torch", "torch changes finished images in place"),
-    ]
-    plan = compile_stage(T.Chain([T.JPEG(50), NORMALIZE, T.RandomErasing()]), device=CPU, backend="kornia").plan
-    assert [step.backend for step in plan.steps] == ["torch", "kornia", "kornia"]
-    plan = compile_stage(
-        T.Chain([T.Lambda(lambda images: images), NORMALIZE, T.RandomErasing()]), device=CPU, backend="kornia"
-    ).plan
-    assert [step.backend for step in plan.steps] == ["own", "torch", "torch"]
+    steps = compile_stage(T.Chain(transforms), device=CPU, backend="kornia").plan.steps
+    assert [step.backend for step in steps] == backends
+    if len(steps) == 5:
+        in_place = "torch changes finished images in place"
+        assert [step.reason for step in steps[2:]] == ["Kornia erases only with constants", in_place, in_place]
 
 
 ABSENT = """
@@ -134,25 +130,19 @@ print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 
 
 @pytest.mark.processes
-def test_kornia_is_imported_late_and_its_absence_explained():
-    done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
+    first, second = run_python(ABSENT)[0].splitlines()
     text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
     assert first.startswith(f"{text} (")
     assert second == text
 
 
-@pytest.mark.parametrize(("number", "is_refused"), [("0.8.2", True), ("0.9.0", False), ("0.10.1rc1", False)])
-def test_versions_of_kornia_before_0_9_are_refused(number, is_refused, monkeypatch):
-    monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name: number)
-    if is_refused:
-        with pytest.raises(
-            BackendError, match=r"needs Kornia 0.9 or later, but 0.8.2 is installed; run `pip install -U"
-        ):
-            compile_stage(T.Chain([T.RandomInvert()]), device=CPU, backend="kornia")
-    else:
-        assert KorniaBackend.unmet_requirement(CPU) is None
+def test_unmet_requirement_refuses_versions_of_kornia_before_0_9(monkeypatch):
+    for number in ("0.9.0", "0.10.1rc1", "0.8.2"):
+        monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name, number=number: number)
+        assert (KorniaBackend.unmet_requirement(CPU) is None) == (number != "0.8.2")
+    with pytest.raises(BackendError, match=r"needs Kornia 0.9 or later, but 0.8.2 is installed; run `pip install -U"):
+        compile_stage(T.Chain([T.RandomInvert()]), device=CPU, backend="kornia")
 
 
 def test_every_operation_has_an_operator_or_a_reason():

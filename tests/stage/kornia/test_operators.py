@@ -1,4 +1,4 @@
-"""Kornia's operators give the bits of Kornia's functions, and leave their input as it is."""
+"""Kornia's operators give the bits of Kornia's functions, and do not change their input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_values(name: str, count: int, seed: int = 1) -> np.ndarray:
 
 
 def call_kornia(name: str, images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Return what Kornia's function makes of the images, called as the documentation of Kornia shows."""
+    """Apply Kornia's function to the images, as Kornia's documentation shows."""
     factors = torch.tensor(values[:, 0], dtype=torch.float32)
     match name:
         case "brightness":
@@ -87,37 +87,36 @@ def test_blur_gives_the_numbers_of_gaussian_blur2d():
     torch.testing.assert_close(OPERATORS["blur"](images, values), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_an_operators_bits_do_not_depend_on_the_other_images(name):
-    images, values = random_images(9, 3, 40, 44), make_values(name, 9)
+@pytest.fixture
+def restored_threads():
     threads = torch.get_num_threads()
-    together = OPERATORS[name](images, values)
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
-            assert torch.equal(torch.cat(alone), together)
-    finally:
-        torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(threads)
 
 
-def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads():
+@pytest.mark.parametrize("name", OPERATORS)
+def test_bits_of_an_operator_do_not_depend_on_the_other_images(name, restored_threads):
+    images, values = random_images(9, 3, 40, 44), make_values(name, 9)
+    expected = OPERATORS[name](images, values)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
+        assert torch.equal(torch.cat(alone), expected)
+
+
+def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads(restored_threads):
     """torch splits the sum of a single large image between its threads."""
     image, values = random_images(1, 3, 512, 512), make_values("contrast", 2)
     values[:] = 1.7
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        alone = OPERATORS["contrast"](image, values[:1])
-        torch.set_num_threads(1)
-        assert torch.equal(OPERATORS["contrast"](image.expand(2, -1, -1, -1), values)[:1], alone)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(2)
+    alone = OPERATORS["contrast"](image, values[:1])
+    torch.set_num_threads(1)
+    assert torch.equal(OPERATORS["contrast"](image.expand(2, -1, -1, -1), values)[:1], alone)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (9, 2), (3, 3)])
-def test_small_images(name, size):
+def test_operators_on_small_images_return_finite_values_in_range(name, size):
     result = OPERATORS[name](random_images(4, 3, *size), make_values(name, 4))
     assert result.shape == (4, 3, *size)
     assert result.isfinite().all()
@@ -125,8 +124,7 @@ def test_small_images(name, size):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_grey_images(name):
-    """Hue, saturation and grayscale leave them unchanged."""
+def test_operators_on_gray_images_return_one_channel(name):
     images, values = random_images(4, 1, 12, 13), make_values(name, 4)
     result = OPERATORS[name](images, values)
     assert result.shape == images.shape
@@ -135,7 +133,7 @@ def test_grey_images(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_image_of_one_level(name):
+def test_operators_on_an_image_of_one_level_return_one_level(name):
     result = OPERATORS[name](torch.full((2, 3, 8, 9), 77 / 255), make_values(name, 2))
     assert result.isfinite().all()
     assert ((result - result[:, :1, :1, :1]).abs() < 1e-6).all()
@@ -143,7 +141,7 @@ def test_an_image_of_one_level(name):
         assert (result == 0).all()
 
 
-def test_a_kernel_wider_than_the_image_mirrors_it_repeatedly():
+def test_blur_wider_than_the_image_mirrors_it_repeatedly():
     images, values = torch.arange(24.0).view(2, 1, 3, 4) / 24, np.zeros((2, VALUES))
     values[:, :4] = 31, 23, 6.0, 4.0
     tiles = torch.cat([images, images.flip(2)[:, :, 1:-1]], 2).repeat(1, 1, 9, 1)

@@ -1,19 +1,20 @@
-"""Segments on Kornia: images from windows, groups of images, floats, finished images, and results that are the bits of
-Kornia's functions and do not depend on the other images of a batch."""
+"""Segments on Kornia: results have the bits of Kornia's functions, and do not depend on the other images of a batch."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.tensor_layouts import LAYOUTS
+from helpers.tensor_layouts import LAYOUTS, interleaved_and_planes
 from kornia.enhance import normalize
 from kornia.geometry.transform import hflip, resize, vflip, warp_affine, warp_perspective
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages, compile_stage
+from gpuload.stage import compile_stage
 from gpuload.stage.kornia import runner
 from gpuload.stage.kornia.operators import OPERATORS, forward_matrices
 from gpuload.stage.kornia.runner import KorniaRunner, images_per_piece
@@ -23,29 +24,20 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = T.Normalize(MEAN, STD)
 
 
-@pytest.fixture
-def pieces(monkeypatch) -> None:
-    """Make three images of these tests fill a piece."""
-    monkeypatch.setattr(runner, "CPU_BYTES", 3 * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
+def use_gpu_code(monkeypatch, free_bytes: int | None) -> None:
+    """Make the runner use its code for GPUs on the CPU, as if a GPU had this much free memory."""
+    plain = KorniaRunner.__init__
+
+    def init(self, *arguments):
+        plain(self, *arguments)
+        self._gpu, self.reads_planes = SimpleNamespace(free_bytes=lambda: free_bytes), False
+
+    monkeypatch.setattr(KorniaRunner, "__init__", init)
 
 
 @pytest.fixture
 def like_cuda(monkeypatch) -> None:
-    """Make the runner use its code for GPUs on the CPU."""
-    plain = KorniaRunner.__init__
-
-    def use_gpu_code(self, *arguments):
-        plain(self, *arguments)
-        self._gpu, self.reads_planes = Gpu(1 << 40), False
-
-    monkeypatch.setattr(KorniaRunner, "__init__", use_gpu_code)
-
-
-class Gpu:
-    """A device's runtime with this much free memory."""
-
-    def __init__(self, free: int | None) -> None:
-        self.free_bytes = lambda: free
+    use_gpu_code(monkeypatch, 1 << 40)
 
 
 def floats(image: np.ndarray) -> torch.Tensor:
@@ -65,7 +57,7 @@ def run(transforms, make_batch, images, **options):
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_resized_crops_are_kornias_resize_of_the_box(interpolation, make_images, make_batch):
+def test_resized_crops_have_the_bits_of_kornias_resize_of_the_box(interpolation, make_images, make_batch):
     images = make_images(3, 7)
     results, [box] = run([T.RandomResizedCrop((20, 24), interpolation=interpolation)], make_batch, images)
     for image, result, (top, left, height, width) in zip(images, results, box.box_tlhw.tolist(), strict=True):
@@ -85,7 +77,7 @@ def test_a_crop_after_a_resize_gives_the_bits_of_the_complete_resize(ragged, mak
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_images_resized_together_are_those_resized_one_by_one(interpolation, make_images, make_batch, like_cuda):
+def test_images_resized_together_equal_those_resized_one_by_one(interpolation, make_images, make_batch, like_cuda):
     """On CUDA, `warp_affine` resizes images that were extended by their border pixels."""
     images = [*make_images(6, 8, low=20, high=140), np.full((1, 1, 3), 99, np.uint8)]
     transforms = [T.Resize((50, 60), interpolation), T.RandomCrop(30), T.ToDtype("float32", scale=True)]
@@ -97,7 +89,7 @@ def test_images_resized_together_are_those_resized_one_by_one(interpolation, mak
         torch.testing.assert_close(results[index], expected, rtol=0, atol=1e-4)
 
 
-def test_images_are_extended_after_another_operation(make_images, make_batch, like_cuda):
+def test_images_resized_after_another_operation_equal_kornias_resize(make_images, make_batch, like_cuda):
     images = make_images(6, 5)
     transforms = [T.RandomInvert(1.0), T.RandomResizedCrop(20), T.ToDtype("float32", scale=True)]
     results, [_, box, _] = run(transforms, make_batch, images)
@@ -109,7 +101,7 @@ def test_images_are_extended_after_another_operation(make_images, make_batch, li
 @pytest.mark.parametrize("fill", [0, (9, 99, 199)])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("kind", [T.RandomAffine, T.RandomPerspective])
-def test_warps_are_kornias_warps(kind, interpolation, fill, make_batch):
+def test_warps_have_the_bits_of_kornias_warps(kind, interpolation, fill, make_batch):
     images = list(np.random.default_rng(1).integers(0, 256, (6, 40, 50, 3), np.uint8))
     options = {"degrees": 40, "shear": 10} if kind is T.RandomAffine else {"p": 0.8}
     results, [warp] = run([kind(interpolation=interpolation, fill=fill, **options)], make_batch, images)
@@ -123,20 +115,16 @@ def test_warps_are_kornias_warps(kind, interpolation, fill, make_batch):
         assert torch.equal(results[[index]], expected if warp.warped[index] else to_levels(floats(image)))
 
 
-def test_warped_pixels_are_where_the_reference_puts_them(make_batch):
-    """Rotated about its centre, shifted and cropped, a smooth image differs from Pillow's by at most two levels."""
+def test_warped_pixels_are_within_two_levels_of_the_reference(run_stage):
+    """The image is smooth, rotated about its center, shifted and cropped."""
     y, x = np.mgrid[:60, :70]
     image = np.stack([2 * x + y, 255 - 3 * y, x + y], axis=2).astype(np.uint8)
-    chain = T.Chain([T.RandomAffine((20, 30), (0.1, 0.1), (1.2, 1.4), 5, "bilinear"), T.CenterCrop((30, 36))])
-    batch = make_batch(chain, [image] * 5)
-    expected, found = (compile_stage(chain, device="cpu", backend=name)(*batch) for name in ("torch", "kornia"))
-    assert isinstance(expected, torch.Tensor)
-    assert isinstance(found, torch.Tensor)
-    difference = found.int() - expected.int()
-    assert difference.abs().max() <= 2
+    transforms = [T.RandomAffine((20, 30), (0.1, 0.1), (1.2, 1.4), 5, "bilinear"), T.CenterCrop((30, 36))]
+    expected, result = (run_stage(transforms, [image] * 5, backend=name) for name in ("torch", "kornia"))
+    assert (result.int() - expected.int()).abs().max() <= 2
 
 
-def test_flips_turns_and_normalize_are_kornias(make_batch):
+def test_flips_turns_and_normalize_have_the_bits_of_kornias_functions(make_batch):
     images = list(np.random.default_rng(1).integers(0, 256, (8, 20, 20, 3), np.uint8))
     transforms = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomTranspose(), NORMALIZE]
     results, [across, down, turn, _] = run(transforms, make_batch, images)
@@ -148,7 +136,7 @@ def test_flips_turns_and_normalize_are_kornias(make_batch):
         assert torch.equal(results[[index]], normalize(expected, torch.tensor(MEAN), torch.tensor(STD)))
 
 
-def test_each_image_has_its_own_order_of_operations_in_floats(make_batch):
+def test_operations_run_in_the_order_drawn_for_each_image_without_rounding(make_batch):
     """Between operations, values are not rounded to levels."""
     images = list(np.random.default_rng(1).integers(0, 256, (12, 20, 24, 3), np.uint8))
     results, [jitter, _] = run([T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE], make_batch, images)
@@ -160,7 +148,7 @@ def test_each_image_has_its_own_order_of_operations_in_floats(make_batch):
         assert torch.equal(results[[index]], normalize(expected, torch.tensor(MEAN), torch.tensor(STD)))
 
 
-def test_images_that_drew_nothing_keep_their_levels(make_images, make_batch):
+def test_images_without_an_operation_keep_their_levels(make_images, make_batch):
     images = make_images(2, 9)
     results, records = run(
         [T.RandomApply([T.ColorJitter(0.9, 0.9), T.RandomAffine(30)], 0.4)], make_batch, images, ragged="list"
@@ -171,34 +159,27 @@ def test_images_that_drew_nothing_keep_their_levels(make_images, make_batch):
         assert np.array_equal(results[index].permute(1, 2, 0).numpy(), images[index])
 
 
-def test_a_branch_that_no_image_takes(make_images, make_batch):
-    images = make_images(2, 3)
-    results, _ = run(
-        [T.RandomApply([T.Resize(9), T.RandAugment(), T.RandomErasing()], 0.0)], make_batch, images, ragged="list"
-    )
+def test_branch_that_no_image_takes_changes_nothing(make_images, run_stage):
+    images, branch = make_images(2, 3), [T.Resize(9), T.RandAugment(), T.RandomErasing()]
+    results = run_stage([T.RandomApply(branch, 0.0)], images, backend="kornia", ragged="list")
     for image, result in zip(images, results, strict=True):
         assert np.array_equal(result.permute(1, 2, 0).numpy(), image)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_an_image_of_one_pixel(interpolation, make_batch):
-    image = np.array([[[7, 77, 177]]], np.uint8)
-    transforms = [
-        T.RandomRotation(30, interpolation),
-        T.RandomResizedCrop(5, interpolation=interpolation),
-        T.RandAugment(),
-    ]
-    results, _ = run([*transforms, NORMALIZE], make_batch, [image])
-    assert results.isfinite().all()
-    results, _ = run([T.Resize((5, 6), interpolation)], make_batch, [image])
+def test_operations_on_an_image_of_one_pixel_give_finite_values(interpolation, run_stage):
+    image, crop = np.array([[[7, 77, 177]]], np.uint8), T.RandomResizedCrop(5, interpolation=interpolation)
+    transforms = [T.RandomRotation(30, interpolation), crop, T.RandAugment(), NORMALIZE]
+    assert run_stage(transforms, [image], backend="kornia").isfinite().all()
+    results = run_stage([T.Resize((5, 6), interpolation)], [image], backend="kornia")
     assert (results == torch.tensor([7, 77, 177], dtype=torch.uint8)[:, None, None]).all()
 
 
-def test_bicubic_overshoots_do_not_reach_the_next_operation(make_batch):
+def test_bicubic_overshoots_do_not_reach_the_next_operation(run_stage):
     """Kornia's equalize accepts only values in 0 … 1, and its posterize wraps others around."""
     image = np.where(np.arange(40)[:, None, None] < 20, 0, 255).repeat(40, 1).repeat(3, 2).astype(np.uint8)
     transforms = [T.Resize((77, 77), "bicubic"), T.RandomEqualize(1.0), T.RandomPosterize(4, 1.0)]
-    results, _ = run(transforms, make_batch, [image, image])
+    results = run_stage(transforms, [image, image], backend="kornia")
     assert (results[:, :, :20] == 0).all()
     assert (results[:, :, -20:] >= 192).all()
 
@@ -225,45 +206,39 @@ MIXED = [
 
 
 @pytest.mark.parametrize("transforms", MIXED, ids=str)
-def test_an_images_bits_do_not_depend_on_the_other_images(transforms, make_images, make_batch, monkeypatch):
-    """In pieces of every size, in images of one size or several."""
+def test_bits_of_an_image_do_not_depend_on_the_other_images(transforms, make_images, make_batch, monkeypatch):
+    """Pieces have any size, and images one size or several."""
     chain, images = T.Chain(transforms), make_images(3, 40, low=50)
     images[20:] = [image[:50, :50].copy() for image in images[20:]]
     stage, batch = compile_stage(chain, device="cpu", backend="kornia"), make_batch(chain, images)
-    together = stage(*batch)
+    expected = stage(*batch)
     for count in (1, 3, 1000):
         monkeypatch.setattr(runner, "CPU_BYTES", count * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
-        assert torch.equal(stage(*batch), together)
+        assert torch.equal(stage(*batch), expected)
     for row in range(0, 40, 7):
-        assert torch.equal(stage(*make_batch(chain, [images[row]], first=row))[0], together[row])
+        assert torch.equal(stage(*make_batch(chain, [images[row]], first=row))[0], expected[row])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize("end", [[NORMALIZE], [T.ToDtype("float32", scale=True)], [T.ToDtype("float32")]], ids=str)
-def test_floats_are_those_of_the_reference(end, memory_format, dtype, make_images, make_batch):
-    """Within a unit in the last place of a float32, and then of the dtype; the crop keeps the levels."""
-    chain = T.Chain([T.RandomCrop(20), *end, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)])
-    batch = make_batch(chain, make_images(1, 6))
-    options = {"device": "cpu", "dtype": dtype, "memory_format": memory_format}
-    expected = compile_stage(chain, **options)(*batch)
-    found = compile_stage(chain, backend="kornia", **options)(*batch)
-    assert found.dtype == expected.dtype
-    assert found.is_contiguous(memory_format=getattr(torch, memory_format))
-    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=2e-6)
+@pytest.mark.parametrize("conversion", [NORMALIZE, T.ToDtype("float32", scale=True), T.ToDtype("float32")], ids=str)
+def test_floats_are_within_rounding_of_the_reference(conversion, memory_format, dtype, make_images, run_stage):
+    """The tolerance is a unit in the last place of float32, then of the dtype; the crop does not change levels."""
+    transforms = [T.RandomCrop(20), conversion, T.RandomErasing(0.5, value="random"), T.MixUp(num_classes=3)]
+    expected, result = (
+        run_stage(transforms, make_images(1, 6), backend=backend, dtype=dtype, memory_format=memory_format)
+        for backend in ("torch", "kornia")
+    )
+    assert result.dtype == expected.dtype
+    assert result.is_contiguous(memory_format=getattr(torch, memory_format))
+    torch.testing.assert_close(result, expected, rtol=2 * torch.finfo(expected.dtype).eps, atol=2e-6)
 
 
 @pytest.mark.parametrize("option", ["list", "pad", "error"])
 def test_finished_images_are_erased_and_flipped_in_the_same_pass(option, make_images, make_batch, monkeypatch):
-    """With the values of the reference, which changes the batch in place."""
-    chain = T.Chain(
-        [
-            T.CenterCrop(20) if option == "error" else T.Pad(2),
-            NORMALIZE,
-            T.RandomErasing(0.8, value=(1, 2, 3)),
-            T.RandomHorizontalFlip(),
-        ]
-    )
+    """Values equal those of the reference, which changes the batch in place."""
+    size = T.CenterCrop(20) if option == "error" else T.Pad(2)
+    chain = T.Chain([size, NORMALIZE, T.RandomErasing(0.8, value=(1, 2, 3)), T.RandomHorizontalFlip()])
     batch = make_batch(chain, make_images(2, 7))
     expected = compile_stage(chain, device="cpu", ragged=option)(*batch)
     stage = compile_stage(chain, device="cpu", backend="kornia", ragged=option)
@@ -274,34 +249,32 @@ def test_finished_images_are_erased_and_flipped_in_the_same_pass(option, make_im
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_images_with_other_numbers_of_channels(channels, make_images, make_batch):
+def test_images_of_one_to_four_channels_keep_their_channels(channels, make_images, run_stage):
     transforms = [T.RandomResizedCrop(20), T.RandomAffine(20, interpolation="bilinear"), T.RandomErasing(1.0, value=9)]
     transforms += [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandAugment()] if channels in (1, 3) else []
-    results, _ = run(transforms, make_batch, make_images(4, 5, channels))
-    assert results.shape == (5, channels, 20, 20)
+    assert run_stage(transforms, make_images(4, 5, channels), backend="kornia").shape == (5, channels, 20, 20)
 
 
-def test_grey_images_become_colour_images(make_images, make_batch):
-    results, _ = run([T.RandomCrop(20), T.Grayscale(3), T.RandomHorizontalFlip()], make_batch, make_images(4, 5, 1))
+def test_grayscale_makes_three_equal_channels_of_one(make_images, run_stage):
+    transforms = [T.RandomCrop(20), T.Grayscale(3), T.RandomHorizontalFlip()]
+    results = run_stage(transforms, make_images(4, 5, 1), backend="kornia")
     assert results.shape == (5, 3, 20, 20)
     assert (results[:, :1] == results).all()
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_planes_give_the_bits_of_interleaved_images(layout, make_images):
-    arrays = make_images(4, 4, low=30, high=50)
-    arrays = [array[:30, :30].copy() for array in arrays] if layout == "batch" else arrays
-    both = RaggedImages.from_arrays(arrays), RaggedImages.from_planes(LAYOUTS[layout](arrays), list("abcd"))
+    inputs = interleaved_and_planes(make_images(4, 4, low=30, high=50), layout)
     chain = T.Chain([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE])
-    draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+    draws = chain.draw(epoch_key(0, 0), np.arange(4), inputs[0].sizes_hw)
     stage = compile_stage(chain, device="cpu", backend="kornia")
-    expected, found = (stage(images, draws) for images in both)
-    assert torch.equal(found, expected)
+    expected, outputs = (stage(images, draws) for images in inputs)
+    assert torch.equal(outputs, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_augment_gives_floats_to_kornia(dtype):
-    """Floats in 0 … 1 are not rounded to levels, and colour transforms accept them."""
+    """Floats in 0 … 1 are not rounded to levels, and color transforms accept them."""
     images = torch.rand(4, 3, 24, 26, generator=torch.Generator().manual_seed(1)).to(dtype)
     jitter, augment = T.ColorJitter((0.5, 0.5)), gl.Augment([T.ColorJitter((0.5, 0.5)), NORMALIZE], backend="kornia")
     expected = normalize(images.float() * 0.5, torch.tensor(MEAN), torch.tensor(STD))
@@ -320,20 +293,18 @@ def test_loader_gives_floats_to_kornia():
     assert torch.equal(augment(torch.from_numpy(arrays).permute(0, 3, 1, 2)), batches)
 
 
-def test_floats_whose_colours_torch_would_change_are_refused():
+def test_augment_refuses_floats_for_color_transforms_on_torch():
     images = torch.rand(4, 3, 24, 26)
     with pytest.raises(ValueError, match="RandomChannelPermutation takes uint8 images"):
         gl.Augment([T.ColorJitter(0.4), T.RandomChannelPermutation()], backend="kornia")(images)
 
 
 @pytest.mark.parametrize(("value", "text"), [(2, "floats from 2 to 2, but"), (np.nan, "NaN, but")])
-def test_loader_refuses_floats_outside_0_to_1_before_a_colour_transform(value, text):
-    images = [gl.Image(np.full((9, 9, 3), value, np.float32))] * 4
+def test_loader_refuses_floats_outside_0_to_1_before_a_color_transform(value, text):
+    images, transforms = [gl.Image(np.full((9, 9, 3), value, np.float32))] * 4, [T.RandomEqualize(1.0)]
     with (
         pytest.raises(gl.SampleError, match=f"contains {text} float images must be in 0 … 1"),
-        gl.Loader(
-            images, 2, transforms=[T.RandomEqualize(1.0)], backend="kornia", num_workers=0, device="cpu"
-        ) as loader,
+        gl.Loader(images, 2, transforms=transforms, backend="kornia", num_workers=0, device="cpu") as loader,
     ):
         next(iter(loader))
 
@@ -366,20 +337,10 @@ def test_images_per_piece_depend_on_memory(free, images):
 @pytest.mark.parametrize(
     ("free", "expected"), [(1 << 40, [40]), (2 * 12 * 3 * 50 * 50 * 64, [12] * 3 + [4]), (None, [40])]
 )
-def test_pieces_on_a_gpu_depend_on_its_free_memory(free, expected, make_batch, monkeypatch):
+def test_pieces_on_a_gpu_depend_on_its_free_memory(free, expected, run_stage, monkeypatch):
     """Half of the free memory is used; if a runtime does not report it, the batch is one piece."""
-    seen = []
-    invert, plain = OPERATORS["invert"], KorniaRunner.__init__
-
-    def counted(images, values):
-        seen.append(len(images))
-        return invert(images, values)
-
-    def on_a_gpu(self, *arguments):
-        plain(self, *arguments)
-        self._gpu = Gpu(free)
-
-    monkeypatch.setitem(OPERATORS, "invert", counted)
-    monkeypatch.setattr(KorniaRunner, "__init__", on_a_gpu)
-    run([T.RandomInvert(1.0)], make_batch, [np.zeros((50, 50, 3), np.uint8)] * 40)
+    seen, invert = [], OPERATORS["invert"]
+    monkeypatch.setitem(OPERATORS, "invert", lambda images, values: seen.append(len(images)) or invert(images, values))
+    use_gpu_code(monkeypatch, free)
+    run_stage([T.RandomInvert(1.0)], [np.zeros((50, 50, 3), np.uint8)] * 40, backend="kornia")
     assert seen == expected

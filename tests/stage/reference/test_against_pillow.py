@@ -1,4 +1,4 @@
-"""A chain means what its transforms mean one by one, applied by Pillow to the whole decoded image."""
+"""Chains give what their transforms give one by one, applied by Pillow to the complete image."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gpuload.transforms.program.ops import Ops
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def apply(transform, params, row: int, image: np.ndarray) -> np.ndarray:
-    """One transform to one image: Pillow's while it is uint8, a float64 array after that."""
+def apply_by_pillow(transform, params, row: int, image: np.ndarray) -> np.ndarray:
+    """Apply one transform to one image: by Pillow if the image is uint8, else in float64."""
     if isinstance(transform, T.ToDtype):
         return image / (255 if transform.scale else 1)
     if isinstance(transform, T.Normalize):
         return (image / (255 if image.dtype == np.uint8 else 1) - transform.mean) / transform.std
-    if image.dtype != np.uint8:  # only a mirror comes after them
+    if image.dtype != np.uint8:  # only flips follow floats
         return image[:, ::-1] if params.flipped[row] else image
     oracle = operations if isinstance(params, Ops) else geometry
     return oracle(image, [(transform, params)], row)
 
 
-def one_by_one(chain: T.Chain, draws: T.Program, images) -> list[np.ndarray]:
+def results_by_pillow(chain: T.Chain, draws: T.Program, images) -> list[np.ndarray]:
     results = []
     for row, array in enumerate(images):
         image = array
         for index, transform in enumerate(chain):
-            image = apply(transform, draws.records[index], row, image)
+            image = apply_by_pillow(transform, draws.records[index], row, image)
         results.append(np.asarray(image, np.float64))
     return results
 
@@ -44,25 +44,25 @@ def levels(tensor: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_evaluation_recipe_on_all_photographs(photo_arrays, make_batch):
+def test_evaluation_recipe_on_photographs_is_within_two_levels_of_pillow(photo_arrays, make_batch):
     chain = T.Chain([T.Resize(256), T.CenterCrop(224)])
     ragged, draws = make_batch(chain, photo_arrays)
     result = compile_stage(chain, device="cpu")(ragged, draws)
     for row, array in enumerate(photo_arrays):
         height, width = draws.records[0].output_hw[row].tolist()
         top, left = round((height - 224) / 2), round((width - 224) / 2)
-        whole = Image.fromarray(array).resize((width, height), Image.BILINEAR)
-        expected = np.asarray(whole)[top : top + 224, left : left + 224].astype(int)
+        resized = Image.fromarray(array).resize((width, height), Image.BILINEAR)
+        expected = np.asarray(resized)[top : top + 224, left : left + 224].astype(int)
         assert abs(levels(result[row]) - expected).max() <= 2
-    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # and it saw no more than it needed
+    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # only regions were decoded
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_the_training_recipe_on_photographs(photo_arrays, make_batch, interpolation):
+def test_training_recipe_on_photographs_is_within_two_levels_of_pillow(photo_arrays, make_batch, interpolation):
     chain = T.Chain([T.RandomResizedCrop(224, interpolation=interpolation), T.RandomHorizontalFlip()])
     ragged, draws = make_batch(chain, photo_arrays[:48])
     result = compile_stage(chain, device="cpu")(ragged, draws)
-    for image, expected in zip(result, one_by_one(chain, draws, photo_arrays[:48]), strict=True):
+    for image, expected in zip(result, results_by_pillow(chain, draws, photo_arrays[:48]), strict=True):
         assert abs(levels(image) - expected).max() <= 2
 
 
@@ -88,37 +88,37 @@ def random_chain(rng: np.random.Generator) -> T.Chain:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_chains(seed, make_images, make_batch):
+def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_images, make_batch):
     rng = np.random.default_rng(seed)
     chain, images = random_chain(rng), make_images(seed, 5)
     ragged, draws = make_batch(chain, images, key=epoch_key(seed, 0))
     stage = compile_stage(chain, device="cpu", ragged="list")
     result = stage(ragged, draws)
     scale = np.ptp(levels_scale(chain))
-    # Each resampling is within a level of Pillow's, and what follows may stretch that.
+    # Each resampling is within a level of Pillow's, and later transforms may amplify the difference.
     steps = sum(isinstance(t, T.Resize | T.RandomResizedCrop) for t in chain)
     jitters = sum(isinstance(t, T.ColorJitter) for t in chain)
     limit = (1 + steps) * 1.7**jitters + jitters
-    for image, expected in zip(result, one_by_one(chain, draws, images), strict=True):
+    for image, expected in zip(result, results_by_pillow(chain, draws, images), strict=True):
         difference = abs(levels(image) - expected) / scale
         assert difference.shape == expected.shape
         assert difference.max() <= limit
         assert difference.mean() <= 0.03 * (1 + steps) * (1 + jitters)
 
-    # What a worker decodes is enough: from the whole image comes the same, to the last bit.
-    from_whole = stage(*make_batch(chain, images, whole=True, key=epoch_key(seed, 0)))
-    assert all(torch.equal(one, other) for one, other in zip(result, from_whole, strict=True))
+    # The decoded regions give the bits of complete images.
+    from_uncut = stage(*make_batch(chain, images, uncut=True, key=epoch_key(seed, 0)))
+    assert all(torch.equal(image, expected) for image, expected in zip(result, from_uncut, strict=True))
 
-    # And so it is with batched operations, which run on CUDA.
+    # Batched operations, which run on CUDA, are within the same limit.
     batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
-    for image, expected in zip(batched, one_by_one(chain, draws, images), strict=True):
+    for image, expected in zip(batched, results_by_pillow(chain, draws, images), strict=True):
         assert abs(levels(image) - expected).max() / scale <= limit
 
 
 def levels_scale(chain: T.Chain) -> np.ndarray:
-    """What 0 and one level become at the end of the chain, per channel."""
+    """Return what 0 and one level become at the end of the chain, per channel."""
     image = np.array([[[0] * 3], [[1] * 3]], np.uint8)
     for transform in chain:
         if isinstance(transform, T.ToDtype | T.Normalize):
-            image = apply(transform, None, 0, image)
+            image = apply_by_pillow(transform, None, 0, image)
     return np.asarray(image, np.float64)[:, 0, 0]

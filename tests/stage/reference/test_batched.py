@@ -1,4 +1,4 @@
-"""Levels are read where they lie, or gathered where they lie otherwise; images of a batch are changed in groups."""
+"""`PixelSource` and `Branches`: levels are read in place or gathered, and images of a batch are changed in groups."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpuload.stage.reference.gather import PixelSource
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_lies_as_it_is_wanted_is_not_copied(channels):
+def test_to_dense_of_contiguous_rows_copies_nothing(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = PixelSource.from_dense(levels)
     assert source.to_dense().data_ptr() == levels.data_ptr()
     assert torch.equal(source.to_dense(), levels)
-    some = source.take(np.array([2, 3])).to_dense()
-    assert some.data_ptr() == levels[2].data_ptr()
-    assert torch.equal(some, levels[2:4])
+    rows = source.take(np.array([2, 3])).to_dense()
+    assert rows.data_ptr() == levels[2].data_ptr()
+    assert torch.equal(rows, levels[2:4])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_all_else_is_gathered(channels):
+def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = PixelSource.from_dense(levels)
     assert torch.equal(source.take(np.array([3, 2, 4])).to_dense(), levels[[3, 2, 4]])
@@ -31,15 +31,15 @@ def test_all_else_is_gathered(channels):
     assert torch.equal(flipped.to_dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
     corners = np.array([[1, 2, 3, 4], [0, 0, 3, 4], [3, 3, 3, 4], [2, 1, 3, 4], [1, 1, 3, 4]])
     for row, (top, left, height, width) in enumerate(corners.tolist()):
-        wanted = levels[row, :, top : top + height, left : left + width]
-        assert torch.equal(source.cut(corners).to_dense()[row], wanted)
+        expected = levels[row, :, top : top + height, left : left + width]
+        assert torch.equal(source.cut(corners).to_dense()[row], expected)
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
     ragged = PixelSource.from_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
     assert torch.equal(ragged.to_dense(), levels)
 
 
 def letters(text: str) -> PixelSource:
-    """Images of one pixel, each a letter."""
+    """Make images of one pixel, one for each letter."""
     return PixelSource.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
@@ -51,16 +51,16 @@ def upper(images: PixelSource) -> PixelSource:
     return letters(text(images).upper())
 
 
-def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
+def test_branches_change_their_rows_and_restore_the_order():
     branches = Branches(letters("abcdef"))
     branches.change(np.array([1, 3, 5]), upper)
     branches.change(np.array([], np.int64), upper)
-    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
+    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # rows of both groups
     branches.change(None, lambda images: letters(text(images).replace("F", "x")))
     assert text(branches.take_all()) == "cBaDex"
 
 
-def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
+def test_branches_merge_only_when_other_rows_are_needed(monkeypatch):
     merges, real = [], PixelSource.merge
     monkeypatch.setattr(PixelSource, "merge", staticmethod(lambda parts: merges.append(parts) or real(parts)))
     branches = Branches(letters("abcd"))
@@ -72,7 +72,7 @@ def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
     assert len(merges) == 1
 
 
-def test_images_of_equal_keys_are_changed_together():
+def test_change_by_key_changes_images_of_equal_keys_together():
     seen = []
 
     def change(images: PixelSource, rows: np.ndarray, key: int) -> PixelSource:

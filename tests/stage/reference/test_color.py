@@ -1,4 +1,4 @@
-"""Colour against Pillow, on random images and extremes: the batched arithmetic and the one for single images."""
+"""Color operations against Pillow, on random images and extreme levels, in batches and one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuload.stage.reference.color import ADJUST, single_colors
 from gpuload.stage.reference.operations import OPERATIONS, image_operations
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
-# Round factors, which people write, and RandAugment's. Their products with differences of levels are close to integers,
+# Round factors, which users write, and RandAugment's. Their products with differences of levels are close to integers,
 # so that truncation shows an error in the last bit; with random factors, it hardly ever does.
 TENTHS = [tenth / 10 for tenth in range(41)]
 RANDAUGMENTS = [1 + sign * strength for strength in torch.linspace(0, 0.9, 31).tolist() for sign in (1, -1)]
@@ -33,27 +33,27 @@ def pillow(image: np.ndarray, name: str, factor: float) -> np.ndarray:
     return np.asarray(PILLOW[name](Image.fromarray(image), [factor]))
 
 
-def pairs_with_grey() -> np.ndarray:
-    """An image with nearly all pairs of a grey level and a level of blue that a colour can have."""
-    blue, grey = np.meshgrid(np.arange(256), np.arange(256))
-    red = np.clip(np.rint((grey - 0.114 * blue) / 0.886), 0, 255)
+def pairs_with_gray() -> np.ndarray:
+    """Return an image with nearly all pairs of a gray level and a level of blue that a color can have."""
+    blue, gray = np.meshgrid(np.arange(256), np.arange(256))
+    red = np.clip(np.rint((gray - 0.114 * blue) / 0.886), 0, 255)
     return np.stack([red, red, blue], axis=-1).astype(np.uint8)
 
 
-def pictures(make_images) -> list[np.ndarray]:
+def varied_images(make_images) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (64, 48, 3), dtype=np.uint8)
-    few = rng.choice(np.array([0, 1, 127, 128, 254, 255], np.uint8), (64, 48, 3))
-    grey = np.repeat(noise[..., :1], 3, axis=2)
-    return [*make_images(0, 3), noise, few, grey, pairs_with_grey()]
+    few_levels = rng.choice(np.array([0, 1, 127, 128, 254, 255], np.uint8), (64, 48, 3))
+    gray = np.repeat(noise[..., :1], 3, axis=2)
+    return [*make_images(0, 3), noise, few_levels, gray, pairs_with_gray()]
 
 
 @pytest.mark.parametrize("name", FACTORS)
 @pytest.mark.parametrize("runner", ["single", "batched"])
-def test_round_factors_give_pillows_levels(make_images, name, runner):
+def test_round_factors_give_the_levels_of_pillow(make_images, name, runner):
     single = image_operations()[code(name)]
     max_difference, max_share = LIMITS.get(name, EXACT)
-    for image in pictures(make_images):
+    for image in varied_images(make_images):
         canvas = Canvas()
         for factor in FACTORS[name]:
             values = np.array([[factor] + [0.0] * (VALUES - 1)])
@@ -69,18 +69,18 @@ def test_round_factors_give_pillows_levels(make_images, name, runner):
 
 
 @pytest.mark.exhaustive
-def test_saturation_with_any_round_factor_gives_pillows_levels():
-    """All hundredths up to 4.2, and RandAugment's: every colour of an image is a blend with its grey level."""
-    image = pairs_with_grey()
+def test_saturation_with_any_round_factor_gives_the_levels_of_pillow():
+    """Factors are all hundredths up to 4.2, and RandAugment's: each color is blended with its gray level."""
+    image = pairs_with_gray()
     for factor in [*(step / 100 for step in range(421)), *RANDAUGMENTS]:
         levels = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None].contiguous()
         ADJUST["saturation"](levels, factor)
         np.testing.assert_array_equal(levels[0].permute(1, 2, 0), pillow(image, "saturation", factor), str(factor))
 
 
-def test_levels_stay_whole_numbers_in_range(make_images):
+def test_color_operations_keep_levels_integers_in_range(make_images):
     single = single_colors()
-    for image in pictures(make_images):
+    for image in varied_images(make_images):
         canvas = Canvas()
         canvas.set(image)
         for name, factor in (("hue", 0.3), ("contrast", 2.0), ("saturation", 2.0), ("brightness", 1.7), ("hue", -0.2)):
@@ -90,7 +90,7 @@ def test_levels_stay_whole_numbers_in_range(make_images):
             assert 0 <= floats.array.min() <= floats.array.max() <= 255
 
 
-def test_grey_images_keep_their_colour(make_images):
+def test_saturation_and_hue_keep_gray_images(make_images):
     image = make_images(1, 1, 1)[0]
     canvas = Canvas()
     canvas.set(image)
@@ -102,20 +102,20 @@ def test_grey_images_keep_their_colour(make_images):
     assert abs(canvas.floats().array[0] - expected.astype(np.float32)).max() <= 1
 
 
-def test_a_batch_is_its_images(make_images):
+def test_adjust_of_a_batch_gives_the_bits_of_each_image(make_images):
     images = torch.stack([torch.from_numpy(image[:30, :30]) for image in make_images(2, 6)]).permute(0, 3, 1, 2).float()
     for name in ADJUST:
         factors = torch.linspace(min(FACTORS[name]), max(FACTORS[name]), 6).view(6, 1, 1, 1)
-        together = images.clone()
-        ADJUST[name](together, factors)
+        batch = images.clone()
+        ADJUST[name](batch, factors)
         for row in range(6):
             alone = images[row : row + 1].clone()
             ADJUST[name](alone, factors[row : row + 1])
-            assert torch.equal(alone[0], together[row])
+            assert torch.equal(alone[0], batch[row])
 
 
 def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
-    """What is added to a level is worked out alike: a last bit decides here between 79 and 80."""
+    """Both runners must compute the sum in the same way: its last bit decides between 79 and 80."""
     image = np.repeat(np.array([[79, 91]], np.uint8), 3, axis=0)[:, :, None].repeat(3, axis=2)  # its mean is 85
     factors = (5 + 1e-4) / 6 + np.arange(-200, 200) * 1e-8  # 85 + (79 - 85) · factor, and the guard, is about 80
     transform = T.ColorJitter(contrast=0.5)
@@ -126,6 +126,8 @@ def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
     draws = T.Program((record,), sizes, sizes)
     images = RaggedImages.from_arrays([image] * len(factors))
     chain = T.Chain([transform])
-    one, other = (compile_stage(chain, device="cpu", runner=runner)(images, draws) for runner in ("single", "batched"))
-    assert set(one[:, 0, 0, 0].tolist()) == {79, 80}
-    assert torch.equal(one, other)
+    single, batched = (
+        compile_stage(chain, device="cpu", runner=runner)(images, draws) for runner in ("single", "batched")
+    )
+    assert set(single[:, 0, 0, 0].tolist()) == {79, 80}
+    assert torch.equal(single, batched)

@@ -1,4 +1,4 @@
-"""Operations that change colours: both runners do the same, on images of any size and of one channel or three."""
+"""Color transforms: the same results from both runners, on images of any size with one channel or three."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ RUNNERS = ("single", "batched")
 SCALED = T.ToDtype("float32", scale=True)
 
 
-def both(transforms, images, make_batch, **options) -> list[list[np.ndarray]]:
-    """What both runners make of images, each C×H×W."""
-    chain = T.Chain(transforms)
-    ragged, draws = make_batch(chain, images)
-    stages = [compile_stage(chain, device="cpu", ragged="list", runner=runner, **options) for runner in RUNNERS]
-    return [[image.numpy() for image in stage(ragged, draws)] for stage in stages]
+@pytest.fixture
+def run_both(run_stage):
+    def run(transforms, images) -> list[list[np.ndarray]]:
+        """Return the results of both runners, lists of C×H×W arrays."""
+        results = (run_stage(transforms, images, ragged="list", runner=runner) for runner in RUNNERS)
+        return [[image.numpy() for image in result] for result in results]
+
+    return run
 
 
 @pytest.mark.parametrize("runner", [0, 1], ids=["single", "batched"])
 @pytest.mark.parametrize(("mean", "sigma"), [(0.0, 0.1), (0.08, 0.03)])
-def test_noise_is_distributed_as_torchvisions(make_batch, runner, mean, sigma):
+def test_noise_has_the_distribution_of_torchvisions(run_both, runner, mean, sigma):
     images = [np.full((100, 120, 3), 128, np.uint8)] * 2
-    one, two = both([T.GaussianNoise(mean, sigma)], images, make_batch)[runner]
+    one, two = run_both([T.GaussianNoise(mean, sigma)], images)[runner]
     assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 4 / one.size**0.5
-    # On uint8 images it cuts off what it adds, towards 0, and adds that.
+    # torchvision truncates the noise to integers before it adds it to uint8 images.
     numbers = np.random.default_rng(0).standard_normal(one.size)
     expected = np.clip(128 + np.trunc(mean * 255 + numbers * sigma * 255), 0, 255)
     table = np.array([np.bincount(levels.astype(int).ravel(), minlength=256) for levels in (one, expected)])
@@ -49,109 +51,109 @@ def test_noise_is_distributed_as_torchvisions(make_batch, runner, mean, sigma):
     [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomGrayscale(1), T.RandomPhotometricDistort(p=1), T.GaussianNoise()],
     ids=lambda transform: type(transform).__name__,
 )
-def test_a_greyscale_image_in_a_colour_transform(make_images, make_batch, transform):
-    """It stays one channel, as torchvision's does; saturation, hue and the order of channels mean nothing to it."""
+def test_color_transform_of_a_gray_image_keeps_one_channel(make_images, run_both, transform):
+    """As in torchvision, saturation, hue and the order of channels do not change it."""
     images = make_images(2, 3, channels=1)
-    one, other = both([transform], images, make_batch)
-    for image, single, batched in zip(images, one, other, strict=True):
+    single_images, batched_images = run_both([transform], images)
+    for image, single, batched in zip(images, single_images, batched_images, strict=True):
         assert single.shape == (1, *image.shape[:2])
         np.testing.assert_array_equal(single, batched)
     if isinstance(transform, T.RandomGrayscale):
-        np.testing.assert_array_equal(one[0][0], images[0][:, :, 0])
+        np.testing.assert_array_equal(single_images[0][0], images[0][:, :, 0])
 
 
-def test_colours_of_other_images_are_refused(make_images, make_batch):
-    with pytest.raises(
-        ValueError, match=r"Grayscale takes images with 1 or 3 channels, but .* has 4; drop or convert channels"
-    ):
-        both([T.Grayscale()], make_images(0, 2, channels=4), make_batch)
+def test_color_transform_of_four_channels_raises(make_images, run_both):
+    text = r"Grayscale takes images with 1 or 3 channels, but .* has 4; drop or convert channels"
+    with pytest.raises(ValueError, match=text):
+        run_both([T.Grayscale()], make_images(0, 2, channels=4))
 
 
-@pytest.mark.parametrize("given", [1, 3])
-@pytest.mark.parametrize("wanted", [1, 3])
-def test_grayscale_gives_as_many_channels_as_it_says(make_images, make_batch, given, wanted):
-    images = make_images(3, 4, channels=given)
-    resized = [T.Grayscale(wanted), T.RandomHorizontalFlip(1), T.Resize((20, 24)), T.ColorJitter(0.4, 0.4)]
-    for transforms in ([T.Grayscale(wanted)], resized):
-        one, other = both([*transforms, T.Normalize([0.5] * wanted, [0.2] * wanted)], images, make_batch)
-        assert {image.shape[0] for image in one} == {wanted}
-        for single, batched in zip(one, other, strict=True):
-            assert abs(single - batched).max() * 0.2 * 255 <= 2 + 1e-3  # resized within a level, which jitter stretches
+@pytest.mark.parametrize("channels_before", [1, 3])
+@pytest.mark.parametrize("channels_after", [1, 3])
+def test_grayscale_gives_the_requested_number_of_channels(
+    make_images, run_both, run_stage, channels_before, channels_after
+):
+    images, normalize = make_images(3, 4, channels_before), T.Normalize([0.5] * channels_after, [0.2] * channels_after)
+    resized = [T.Grayscale(channels_after), T.RandomHorizontalFlip(1), T.Resize((20, 24)), T.ColorJitter(0.4, 0.4)]
+    for transforms in ([T.Grayscale(channels_after)], resized):
+        single_images, batched_images = run_both([*transforms, normalize], images)
+        assert {image.shape[0] for image in single_images} == {channels_after}
+        for single, batched in zip(single_images, batched_images, strict=True):
+            assert abs(single - batched).max() * 0.2 * 255 <= 2 + 1e-3  # resized within a level, which jitter amplifies
             assert (single == single[:1]).all()
-    chain = T.Chain(resized)
-    stage = compile_stage(chain, device="cpu", memory_format="channels_last")
-    result = stage(*make_batch(chain, images))
+    result = run_stage(resized, images, memory_format="channels_last")
     assert isinstance(result, torch.Tensor)
-    assert result.shape == (4, wanted, 20, 24)
-    np.testing.assert_array_equal(result[1].numpy(), both(resized, images, make_batch)[0][1])
+    assert result.shape == (4, channels_after, 20, 24)
+    np.testing.assert_array_equal(result[1].numpy(), run_both(resized, images)[0][1])
 
 
-def test_normalize_must_fit_the_channels_behind_grayscale(make_images, make_batch):
+def test_normalize_that_does_not_match_the_channels_after_grayscale_raises(make_images, run_both):
     text = r"Normalize has 3 means and stds, but .* after all transforms has 1 channel; give a mean and a std for each"
     with pytest.raises(ValueError, match=text):
-        both([T.Grayscale(), T.Normalize([0.5] * 3, [0.5] * 3)], make_images(0, 2), make_batch)
+        run_both([T.Grayscale(), T.Normalize([0.5] * 3, [0.5] * 3)], make_images(0, 2))
 
 
-def test_some_images_of_a_batch_cannot_change_their_channels(make_images, make_batch):
+def test_grayscale_within_random_apply_that_would_change_channels_raises(make_images, run_both):
     chain = [T.RandomApply([T.Grayscale(3)], p=1.0)]
-    assert both(chain, make_images(0, 1), make_batch)[0][0].shape[0] == 3
-    text = re.escape(
-        "RandomApply contains Grayscale(num_output_channels=3), which would change the number of channels of"
+    assert run_both(chain, make_images(0, 1))[0][0].shape[0] == 3
+    text = "RandomApply contains Grayscale(num_output_channels=3), which would change the number of channels of"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_both(chain, make_images(0, 1, channels=1))
+
+
+def test_solarize_threshold_is_in_the_values_of_its_image(make_images, run_both):
+    chains = (
+        [T.RandomSolarize(127.5, 1), SCALED],
+        [SCALED, T.RandomSolarize(0.5, 1)],
+        [SCALED, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)],
     )
-    with pytest.raises(ValueError, match=text):
-        both(chain, make_images(0, 1, channels=1), make_batch)
+    results = [run_both(chain, make_images(5, 4))[0] for chain in chains]
+    for levels, scaled, nested in zip(*results, strict=True):
+        np.testing.assert_array_equal(levels, scaled)
+        np.testing.assert_array_equal(levels, nested)
 
 
-def test_a_threshold_is_of_the_image_it_is_for(make_images, make_batch):
-    images = make_images(5, 4)
-    levels, _ = both([T.RandomSolarize(127.5, 1), SCALED], images, make_batch)
-    scaled, _ = both([SCALED, T.RandomSolarize(0.5, 1)], images, make_batch)
-    inside, _ = both([SCALED, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)], images, make_batch)
-    for one, other, third in zip(levels, scaled, inside, strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(one, third)
+COLOR_TRANSFORMS = [
+    eval(spec.code) for spec in SPECS.values() if spec.code and spec.parity and spec.parity[0].topic == "color"
+]
 
 
-# Every transform that changes colours.
-EVERY = [eval(spec.code) for spec in SPECS.values() if spec.code and spec.parity and spec.parity[0].topic == "color"]
-
-
-@pytest.mark.parametrize("transform", EVERY, ids=lambda transform: type(transform).__name__)
-def test_what_a_worker_decodes_is_enough(make_images, make_batch, transform):
+@pytest.mark.parametrize("transform", COLOR_TRANSFORMS, ids=lambda transform: type(transform).__name__)
+def test_color_transform_gives_the_same_bits_in_regions_and_alone(make_images, make_batch, transform):
     chain = T.Chain([T.RandomResizedCrop(40), transform, T.RandomHorizontalFlip(), T.RandomCrop((25, 31))])
     for images in (make_images(1, 6), make_images(1, 3, channels=1)):
         stage = compile_stage(chain, device="cpu")
         result = stage(*make_batch(chain, images))
         assert isinstance(result, torch.Tensor)
-        assert torch.equal(result, stage(*make_batch(chain, images, whole=True)))
-        alone = stage(*make_batch(chain, images[2:3], first=2))  # and it does not depend on the batch
+        assert torch.equal(result, stage(*make_batch(chain, images, uncut=True)))
+        alone = stage(*make_batch(chain, images[2:3], first=2))
         assert torch.equal(alone[0], result[2])
 
 
-@pytest.mark.parametrize("transform", EVERY, ids=lambda transform: type(transform).__name__)
+@pytest.mark.parametrize("transform", COLOR_TRANSFORMS, ids=lambda transform: type(transform).__name__)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (2, 2), (3, 1), (3, 3)])
-def test_tiny_images(make_batch, transform, size):
+def test_color_transform_of_tiny_images_is_the_same_on_both_runners(run_both, transform, size):
     images = [np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8) for seed in range(12)]
-    one, other = both([transform], images, make_batch)
-    for single, batched in zip(one, other, strict=True):
+    single_images, batched_images = run_both([transform], images)
+    for single, batched in zip(single_images, batched_images, strict=True):
         assert single.shape[1:] == size
         np.testing.assert_array_equal(single, batched)
 
 
 @pytest.mark.slow
-def test_every_stretch_is_pillows():
-    for least in range(256):
-        greatest = np.arange(least, 256)
-        ends = torch.from_numpy(np.stack([np.full_like(greatest, least), greatest]).astype(np.float64))
+def test_stretch_table_equals_pillows_autocontrast_for_all_ranges():
+    for lowest in range(256):
+        highest = np.arange(lowest, 256)
+        ends = torch.from_numpy(np.stack([np.full_like(highest, lowest), highest]).astype(np.float64))
         tables = stretch_table(*ends).numpy()
-        for row, level in enumerate(greatest.tolist()):
-            ramp = np.arange(least, level + 1, dtype=np.uint8)[None]
+        for row, level in enumerate(highest.tolist()):
+            ramp = np.arange(lowest, level + 1, dtype=np.uint8)[None]
             expected = np.asarray(ImageOps.autocontrast(Image.fromarray(ramp)))[0]
-            np.testing.assert_array_equal(tables[row, least : level + 1], expected)
+            np.testing.assert_array_equal(tables[row, lowest : level + 1], expected)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_equalize_is_pillows_for_any_histogram(seed):
+def test_equalize_table_equals_pillows_for_any_histogram(seed):
     rng = np.random.default_rng(seed)
     size = tuple(rng.integers(1, 60, 2))
     spread = rng.choice([0.5, 5, 50, 500])
@@ -163,7 +165,7 @@ def test_equalize_is_pillows_for_any_histogram(seed):
 @pytest.mark.parametrize(
     ("width", "sigma"), [(1, 2.0), (3, 0.1), (3, 0.8), (23, 0.1), (23, 2.0), (101, 30.0), (7, 1e6)]
 )
-def test_blur_weights(width, sigma):
+def test_blur_weights_are_integers_that_sum_to_weight_scale(width, sigma):
     weights = blur_weights(width, sigma)
     assert weights.sum() == WEIGHT_SCALE
     assert (weights == np.floor(weights)).all()
@@ -171,29 +173,29 @@ def test_blur_weights(width, sigma):
     assert len(weights) <= width
     density = np.exp(-0.5 * ((np.arange(width) - width // 2) / sigma) ** 2)
     density = density[(width - len(weights)) // 2 :][: len(weights)] / density.sum()
-    # Each is rounded; the middle one takes what that leaves.
+    # Each weight is rounded, and the middle one makes up for the sum.
     assert abs(np.delete(weights / WEIGHT_SCALE - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_SCALE
     assert abs(weights / WEIGHT_SCALE - density).max() <= 0.5 * width / WEIGHT_SCALE
 
 
-def test_mirrors_go_on():
+def test_mirrored_indices_reflect_repeatedly():
     assert mirrored_indices(4, 3).tolist() == [3, 2, 1, 0, 1, 2, 3, 2, 1, 0]
     assert mirrored_indices(2, 3).tolist() == [1, 0, 1, 0, 1, 0, 1, 0]
     assert mirrored_indices(1, 2).tolist() == [0] * 5
 
 
-def test_blurs_of_a_batch_have_kernels_of_their_own(make_images, make_batch):
+def test_blurs_with_different_kernels_in_a_batch_are_the_same_on_both_runners(make_images, run_both):
     blurs = [T.GaussianBlur(3, 0.8), T.GaussianBlur((9, 5), (1, 4)), T.GaussianBlur(21, 6)]
     images = make_images(4, 10)
-    one, other = both([T.RandomChoice(blurs)], images, make_batch)
-    for image, single, batched in zip(images, one, other, strict=True):
+    single_images, batched_images = run_both([T.RandomChoice(blurs)], images)
+    for image, single, batched in zip(images, single_images, batched_images, strict=True):
         np.testing.assert_array_equal(single, batched)
         assert (single != image.transpose(2, 0, 1)).any()
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("transform", EVERY, ids=lambda transform: type(transform).__name__)
-def test_the_levels_on_cuda_are_those_of_the_cpu(make_images, make_batch, transform):
+@pytest.mark.parametrize("transform", COLOR_TRANSFORMS, ids=lambda transform: type(transform).__name__)
+def test_color_levels_on_cuda_differ_from_the_cpus_within_bounds(make_images, make_batch, transform):
     chain = T.Chain([T.CenterCrop((50, 40)), transform])
     ragged, draws = make_batch(chain, make_images(6, 70))
     expected = compile_stage(chain, device="cpu")(ragged, draws)
@@ -202,14 +204,14 @@ def test_the_levels_on_cuda_are_those_of_the_cpu(make_images, make_batch, transf
     assert isinstance(expected, torch.Tensor)
     assert isinstance(result, torch.Tensor)
     difference = (result.cpu().int() - expected.int()).abs()
-    own = on_cuda(stage.plan.backend_of(type(transform).__name__))
-    allowed = torch.tensor([bound(own, draws, row) for row in range(70)])
+    steps = on_cuda(stage.plan.backend_of(type(transform).__name__))
+    allowed = torch.tensor([bound(steps, draws, row) for row in range(70)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
 
 
 @pytest.mark.parametrize("turns", [0.2, np.nextafter(0.2, 0), -0.2, np.nextafter(-0.2, 0), 51 / 255, 0.1])
-def test_a_turn_next_to_a_whole_step_is_the_same_in_both_runners(turns):
+def test_hue_next_to_an_integer_step_is_the_same_on_both_runners(turns):
     image = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
     chain = T.Chain([T.ColorJitter(hue=(turns, turns))])
     ragged = RaggedImages.from_arrays([image, image])

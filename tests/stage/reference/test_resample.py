@@ -1,4 +1,4 @@
-"""Images of uint16, float32 and many channels: geometry against torch, numpy and Pillow; one result of both runners."""
+"""Geometry of uint16, float32 and many channels against torch, NumPy and Pillow, by both runners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from gpuload import transforms as T
-from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.program.ops import Box, Erase, Flip, Warp, filter_codes
 from gpuload.transforms.program.windows import FILTERS, filter_weights
 
@@ -46,7 +45,7 @@ GEOMETRY = {
 
 
 def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
-    """Noise over gradients, of many sizes; floats on both sides of 0."""
+    """Generate noise over gradients, of many sizes; floats are on both sides of 0."""
     rng = np.random.default_rng(channels)
     images = []
     for _ in range(count):
@@ -56,64 +55,74 @@ def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
     return images
 
 
-def both(chain: T.Chain, made: tuple[RaggedImages, T.Program], **options) -> Any:
-    """The result of both runners, which must have the same bits."""
-    one, other = (compile_stage(chain, device="cpu", runner=runner, **options)(*made) for runner in RUNNERS)
-    assert one.dtype == other.dtype
-    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    return one
+@pytest.fixture
+def run_both(run_stage):
+    def run(transforms: list[Any], images: list[np.ndarray], **options) -> torch.Tensor:
+        """Return the result, and check that both runners give the same bits."""
+        single, batched = (run_stage(transforms, images, runner=runner, **options) for runner in RUNNERS)
+        assert single.dtype == batched.dtype
+        torch.testing.assert_close(single, batched, rtol=0, atol=0, equal_nan=True)
+        return single
+
+    return run
 
 
-def expected(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.ndarray:
-    """What torch, numpy and Pillow make of an image, H×W×C, step by step, in float64."""
+def expected_by_libraries(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.ndarray:
+    """Apply the records to an image by torch, NumPy and Pillow, in float64; H×W×C."""
     levels = image.astype(np.float64)
     for record in program.records:
-        at = row if record.rows is None else int(np.searchsorted(record.rows, row))
+        index = row if record.rows is None else int(np.searchsorted(record.rows, row))
         if record.rows is not None and row not in record.rows:
             continue
         match record:
             case Flip():
-                levels = np.flip(levels, record.axis) if record.flipped[at] else levels
+                levels = np.flip(levels, record.axis) if record.flipped[index] else levels
             case Box(padding_mode=str()):
-                top, left, height, width = record.box_tlhw[at].tolist()
+                top, left, height, width = record.box_tlhw[index].tolist()
                 axes = zip((top, left), (height, width), levels.shape[:2], strict=True)
-                sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in axes]
-                mode, more = record.padding_mode, {}
+                padding = [(max(-start, 0), max(start + length - size, 0)) for start, length, size in axes]
+                mode, options = record.padding_mode, {}
                 if mode == "constant":
-                    more = {"constant_values": record.fill[0]}
-                levels = np.pad(levels, [*sides, (0, 0)], mode=mode, **more)  # pyright: ignore
+                    options = {"constant_values": record.fill[0]}
+                levels = np.pad(levels, [*padding, (0, 0)], mode=mode, **options)  # pyright: ignore
                 top, left = max(top, 0), max(left, 0)
                 levels = levels[top : top + height, left : left + width]
             case Box():
-                top, left, height, width = record.box_tlhw[at].tolist()
+                top, left, height, width = record.box_tlhw[index].tolist()
                 levels = levels[top : top + height, left : left + width]
-                name = FILTERS[filter_codes(record.filters, len(record.box_tlhw))[at]]
-                levels = resized(levels, record.size_hw[at].tolist(), name)
-            case Warp() if record.warped[at]:
-                name = FILTERS[filter_codes(record.filters, len(record.warped))[at]]
-                levels = warped(levels, record.coefficients[at], record.size_hw[at].tolist(), name, record.fill[0])
+                name = FILTERS[filter_codes(record.filters, len(record.box_tlhw))[index]]
+                levels = resize_by_libraries(levels, record.size_hw[index].tolist(), name)
+            case Warp() if record.warped[index]:
+                name = FILTERS[filter_codes(record.filters, len(record.warped))[index]]
+                levels = warp_by_pillow(
+                    levels, record.coefficients[index], record.size_hw[index].tolist(), name, record.fill[0]
+                )
             case Erase():
                 levels = levels.copy()
-                for top, left, height, width in record.boxes_tlhw[at].tolist():
+                for top, left, height, width in record.boxes_tlhw[index].tolist():
                     levels[top : top + height, left : left + width] = record.numbers[0]
         if dtype != "float32":
             levels = np.rint(levels).clip(0, TOPS[dtype])
     return levels
 
 
-def resized(levels: np.ndarray, size_hw: list[int], name: str) -> np.ndarray:
+def resize_by_libraries(levels: np.ndarray, size_hw: list[int], name: str) -> np.ndarray:
     if list(levels.shape[:2]) == size_hw:
         return levels
     planes = torch.from_numpy(np.ascontiguousarray(levels.transpose(2, 0, 1)))[None]
-    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch takes another nearest pixel on a tie
-        found = [Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()]
-        return np.stack(found, 2).astype(np.float64)
+    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch chooses another nearest pixel in a tie
+        planes_resized = [
+            Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()
+        ]
+        return np.stack(planes_resized, 2).astype(np.float64)
     plain = name.removeprefix("plain ")
-    found = torch.nn.functional.interpolate(planes, size_hw, mode=plain, antialias=plain == name)
-    return found[0].numpy().transpose(1, 2, 0)
+    planes_resized = torch.nn.functional.interpolate(planes, size_hw, mode=plain, antialias=plain == name)
+    return planes_resized[0].numpy().transpose(1, 2, 0)
 
 
-def warped(levels: np.ndarray, coefficients: np.ndarray, size_hw: list[int], name: str, fill: float) -> np.ndarray:
+def warp_by_pillow(
+    levels: np.ndarray, coefficients: np.ndarray, size_hw: list[int], name: str, fill: float
+) -> np.ndarray:
     affine = not coefficients[6:].any()
     planes = [
         Image.fromarray(plane.astype(np.float32)).transform(
@@ -131,59 +140,56 @@ def warped(levels: np.ndarray, coefficients: np.ndarray, size_hw: list[int], nam
 @pytest.mark.parametrize("channels", [1, 6, 13])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_geometry_is_that_of_torch_numpy_and_pillow(name, dtype, channels, make_batch):
-    chain, images = T.Chain(GEOMETRY[name]), deep_images(dtype, channels)
-    made = make_batch(chain, images)
-    result = both(chain, made)
+def test_geometry_equals_torch_numpy_and_pillow(name, dtype, channels, make_batch, run_both):
+    images = deep_images(dtype, channels)
+    result = run_both(GEOMETRY[name], images)
     assert result.dtype == getattr(torch, dtype)
+    _, draws = make_batch(T.Chain(GEOMETRY[name]), images)
     for row, image in enumerate(images):
-        wanted = expected(image, made[1], row, dtype).transpose(2, 0, 1)
-        got = result[row].numpy().astype(np.float64)
-        # A rounding of float32 may tip a level of uint16 that lies half-way.
-        assert abs(got - wanted).max() <= (1 if dtype == "uint16" else 2e-6)
+        expected = expected_by_libraries(image, draws, row, dtype).transpose(2, 0, 1)
+        difference = abs(result[row].numpy().astype(np.float64) - expected)
+        # float32 may round a level of uint16 that is near a half to the other side.
+        assert difference.max() <= (1 if dtype == "uint16" else 2e-6)
         if dtype == "uint16":
-            assert (got != wanted).mean() < 0.02
+            assert (difference > 0).mean() < 0.02
 
 
 @pytest.mark.parametrize("channels", [6, 13])
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_uint8_of_many_channels_is_as_each_channel_alone(name, channels, make_batch):
-    chain, images = T.Chain(GEOMETRY[name]), deep_images("uint8", channels)
+def test_uint8_of_many_channels_equals_each_channel_alone(name, channels, run_stage):
+    images = deep_images("uint8", channels)
     for runner in RUNNERS:
-        stage = compile_stage(chain, device="cpu", runner=runner)
-        whole = stage(*make_batch(chain, images))
+        result = run_stage(GEOMETRY[name], images, runner=runner)
         for channel in range(channels):
-            alone = stage(*make_batch(chain, [image[:, :, channel : channel + 1] for image in images]))
-            # torch has other kernels for up to four channels on the CPU, a level apart.
-            assert abs(whole[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
+            alone = run_stage(GEOMETRY[name], [image[:, :, [channel]] for image in images], runner=runner)
+            # torch's CPU kernels for up to four channels differ by a level.
+            assert abs(result[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "lanczos"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_an_axis_may_keep_its_length_where_others_are_resized(dtype, interpolation, make_batch):
+def test_resize_of_a_batch_may_keep_the_length_of_an_axis_of_some_images(dtype, interpolation, run_stage):
     """The window has no margin along such an axis, and the filter's taps there have no weight."""
-    chain = T.Chain([T.Resize((70, 60), interpolation=interpolation), T.CenterCrop(20)])
+    transforms = [T.Resize((70, 60), interpolation=interpolation), T.CenterCrop(20)]
     images = [image[:41, :41] for image in deep_images(dtype, 3)[:2]]
     images += [np.resize(images[0], (70, 41, 3)), np.resize(images[0], (41, 60, 3)), np.resize(images[0], (70, 60, 3))]
-    one, other = (compile_stage(chain, device="cpu", runner=run)(*make_batch(chain, images)) for run in RUNNERS)
-    assert torch.equal(one[-1], other[-1])
-    assert torch.equal(one[-1], torch.from_numpy(images[-1][25:45, 20:40].transpose(2, 0, 1).copy()))
-    assert abs(one.double() - other.double()).max() <= (dtype == "uint8")
+    single, batched = (run_stage(transforms, images, runner=runner) for runner in RUNNERS)
+    assert torch.equal(single[-1], batched[-1])
+    assert torch.equal(single[-1], torch.from_numpy(images[-1][25:45, 20:40].transpose(2, 0, 1).copy()))
+    assert abs(single.double() - batched.double()).max() <= (dtype == "uint8")
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto", "kornia"])
 @pytest.mark.parametrize(("dtype", "unit"), [("uint8", 255), ("uint16", 65535), ("float32", 1)])
-def test_normalize_brings_whole_numbers_to_1_and_takes_floats_as_they_are(dtype, unit, backend, make_batch):
+def test_normalize_scales_integers_to_1_and_leaves_floats_unscaled(dtype, unit, backend, run_stage, run_both):
     mean, std = np.linspace(-1, 1, 13), np.linspace(0.5, 2, 13)
     images = deep_images(dtype, 13)
-    for numbers in ([], [T.ToDtype("float32", scale=True)]):
-        chain = T.Chain([T.CenterCrop(40), *numbers, T.Normalize(mean.tolist(), std.tolist())])
-        plain = T.Chain([T.CenterCrop(40)])
-        levels = compile_stage(plain, device="cpu")(*make_batch(plain, images)).double()
-        result = compile_stage(chain, device="cpu", backend=backend)(*make_batch(chain, images))
-        wanted = (levels / unit - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-        torch.testing.assert_close(result.double(), wanted, rtol=0, atol=2e-6)
-        torch.testing.assert_close(both(chain, make_batch(chain, images)).double(), wanted, rtol=0, atol=2e-6)
+    levels = run_stage([T.CenterCrop(40)], images).double()
+    expected = (levels / unit - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    for conversion in ([], [T.ToDtype("float32", scale=True)]):
+        transforms = [T.CenterCrop(40), *conversion, T.Normalize(mean.tolist(), std.tolist())]
+        for result in (run_stage(transforms, images, backend=backend), run_both(transforms, images)):
+            torch.testing.assert_close(result.double(), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -191,26 +197,28 @@ def test_normalize_brings_whole_numbers_to_1_and_takes_floats_as_they_are(dtype,
     [("uint16", True, 1 / 65535), ("uint16", False, 1), ("float32", True, 1), ("float32", False, 1)],
 )
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize("result", ["float32", "float16", "bfloat16"])
-def test_to_dtype(dtype, scale, factor, memory_format, result, make_batch):
-    chain, images = T.Chain([T.CenterCrop(40), T.ToDtype(result, scale=scale)]), deep_images(dtype, 6)
-    images = [image // 2 if dtype == "uint16" else image for image in images]  # float16 ends at 65504
-    found = both(chain, make_batch(chain, images), memory_format=memory_format)
-    assert found.is_contiguous(memory_format=getattr(torch, memory_format))
-    plain = T.Chain([T.CenterCrop(40)])
-    wanted = both(plain, make_batch(plain, images)).float() * factor
-    assert found.dtype == getattr(torch, result)
-    torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-6 if result == "float32" else 1e-2, atol=1e-7)
+@pytest.mark.parametrize("result_dtype", ["float32", "float16", "bfloat16"])
+def test_to_dtype_scales_integers_only_if_requested(dtype, scale, factor, memory_format, result_dtype, run_both):
+    images = [image // 2 if dtype == "uint16" else image for image in deep_images(dtype, 6)]  # float16 ends at 65504
+    transforms = [T.CenterCrop(40), T.ToDtype(result_dtype, scale=scale)]
+    result = run_both(transforms, images, memory_format=memory_format)
+    assert result.is_contiguous(memory_format=getattr(torch, memory_format))
+    assert result.dtype == getattr(torch, result_dtype)
+    expected = (run_both(transforms[:1], images).float() * factor).to(result.dtype)
+    torch.testing.assert_close(result, expected, rtol=1e-6 if result_dtype == "float32" else 1e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("ragged", ["list", "pad"])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_images_of_several_sizes(dtype, ragged, make_batch):
-    chain, images = T.Chain([T.RandomHorizontalFlip(1)]), deep_images(dtype, 6)
+def test_flip_of_images_of_several_sizes_keeps_their_values(dtype, ragged, run_stage):
+    images = deep_images(dtype, 6)
     for runner in RUNNERS:
-        found = compile_stage(chain, device="cpu", runner=runner, ragged=ragged)(*make_batch(chain, images))
-        batch, sizes = found if ragged == "pad" else (found, [image.shape[:2] for image in images])
-        for image, (height, width), result in zip(images, [list(map(int, size)) for size in sizes], batch, strict=True):
+        results = run_stage([T.RandomHorizontalFlip(1)], images, runner=runner, ragged=ragged)
+        if ragged == "pad":
+            results, sizes = results
+            assert sizes.tolist() == [list(image.shape[:2]) for image in images]
+        for image, result in zip(images, results, strict=True):
+            height, width = image.shape[:2]
             assert result.dtype == getattr(torch, dtype)
             assert np.array_equal(result[:, :height, :width].numpy(), image[:, ::-1].transpose(2, 0, 1))
             assert not result[:, height:].float().any()
@@ -218,76 +226,68 @@ def test_images_of_several_sizes(dtype, ragged, make_batch):
 
 @pytest.mark.parametrize("mixing", [T.MixUp(labels_getter=None), T.CutMix(labels_getter=None)])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_images_are_mixed_and_erased_after_they_are_finished(mixing, dtype, make_batch):
-    numbers = T.ToDtype("float32", scale=True)
+def test_mixing_and_erasing_of_finished_images_equal_their_formula(mixing, dtype, make_batch, run_both):
     images = deep_images(dtype, 6)
-    erased = T.Chain([T.CenterCrop(40), numbers, T.RandomErasing(1, value=(0.5,) * 6)])
-    chain = T.Chain([*erased.transforms, mixing])
-    made = make_batch(chain, images)
-    plain, result = both(erased, make_batch(erased, images)), both(chain, made)
-    mix = made[1].mix
+    erasing = [T.CenterCrop(40), T.ToDtype("float32", scale=True), T.RandomErasing(1, value=(0.5,) * 6)]
+    erased, result = run_both(erasing, images), run_both([*erasing, mixing], images)
+    mix = make_batch(T.Chain([*erasing, mixing]), images)[1].mix
     for row in range(len(images)):
-        other = plain[row ^ 1]
+        partner, expected = erased[row ^ 1], erased[row].clone()
         top, left, height, width = mix.box_tlhw[row].tolist()
-        wanted = plain[row].clone()
         if isinstance(mixing, T.CutMix):
-            wanted[:, top : top + height, left : left + width] = other[:, top : top + height, left : left + width]
+            expected[:, top : top + height, left : left + width] = partner[:, top : top + height, left : left + width]
         else:
-            wanted = plain[row] * mix.share[row] + other * (1 - mix.share[row])
-        torch.testing.assert_close(result[row], wanted.float(), rtol=0, atol=1e-6)
-    assert (plain == 0.5).all(1).flatten(1).any(1).all()
+            expected = erased[row] * mix.share[row] + partner * (1 - mix.share[row])
+        torch.testing.assert_close(result[row], expected.float(), rtol=0, atol=1e-6)
+    assert (erased == 0.5).all(1).flatten(1).any(1).all()
 
 
-def test_a_value_between_to_dtype_and_a_resize_is_in_the_numbers_of_to_dtype(make_batch):
-    """RandomErasing(0.5) before a transform that needs levels: 0.5 of 0 … 1 for uint16, 0.5 itself for floats."""
-    chain = T.Chain([T.ToDtype("float32", scale=True), T.RandomErasing(1, (0.9, 0.9), (1, 1), 0.5), T.CenterCrop(8)])
-    for dtype, wanted in (("uint16", 32768 / 65535), ("float32", 0.5)):
-        result = both(chain, make_batch(chain, [np.zeros((60, 60, 6), dtype)]))
-        assert result.mean() == pytest.approx(wanted, abs=1e-6)
+@pytest.mark.parametrize(("dtype", "expected"), [("uint16", 32768 / 65535), ("float32", 0.5)])
+def test_erasing_value_after_to_dtype_is_in_the_values_of_to_dtype(dtype, expected, run_both):
+    """The value 0.5 before a transform of levels means the middle of 0 … 1 for uint16, and 0.5 itself for floats."""
+    transforms = [T.ToDtype("float32", scale=True), T.RandomErasing(1, (0.9, 0.9), (1, 1), 0.5), T.CenterCrop(8)]
+    assert run_both(transforms, [np.zeros((60, 60, 6), dtype)]).mean() == pytest.approx(expected, abs=1e-6)
 
 
-def test_floats_are_neither_rounded_nor_clamped(make_batch):
-    """Bicubic overshoots: levels end at 0 and 65535, floats do not."""
+def test_resize_of_floats_neither_rounds_nor_clamps(run_both):
+    """Bicubic overshoots; levels are clamped to 0 … 65535."""
     steps = np.where(np.arange(64)[:, None, None] % 16 < 8, 0, 1) * np.ones((64, 64, 2))
-    chain = T.Chain([T.Resize((150, 150), interpolation="bicubic")])
-    floats = both(chain, make_batch(chain, [steps.astype(np.float32)]))
+    transforms = [T.Resize((150, 150), interpolation="bicubic")]
+    floats = run_both(transforms, [steps.astype(np.float32)])
     assert floats.min() < -0.05
     assert floats.max() > 1.05
-    levels = both(chain, make_batch(chain, [(steps * 65535).astype(np.uint16)]))
+    levels = run_both(transforms, [(steps * 65535).astype(np.uint16)])
     torch.testing.assert_close(levels.float(), (floats * 65535).round().clamp(0, 65535), rtol=0, atol=1)
 
 
-def test_a_nan_reaches_as_far_as_the_filter_does(make_batch):
+@pytest.mark.parametrize(("size", "reach"), [(20, 2), (80, 3)])
+def test_nan_spreads_as_far_as_the_resize_filter_reaches(size, reach, run_both):
     image = np.zeros((40, 40, 1), np.float32)
     image[20, 20] = np.nan
-    for size, far in ((20, 2), (80, 3)):
-        chain = T.Chain([T.Resize((size, size))])
-        mixed = [image, np.zeros((57, 43, 1), np.float32)]  # other images of the batch have longer filters
-        found = both(chain, make_batch(chain, mixed))
-        assert 1 <= int(found[0].isnan().sum()) <= (2 * far) ** 2
-        assert not found[1].isnan().any()
+    # The filter of the second image is longer.
+    results = run_both([T.Resize((size, size))], [image, np.zeros((57, 43, 1), np.float32)])
+    assert 1 <= int(results[0].isnan().sum()) <= (2 * reach) ** 2
+    assert not results[1].isnan().any()
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "lanczos"])
-def test_a_nan_does_not_get_through_a_tap_of_no_weight(interpolation, make_batch):
+def test_nan_does_not_spread_through_a_tap_without_weight(interpolation, run_both):
     side, size = 41, 13
     firsts, weights = filter_weights(np.array([side]), np.array([size]), np.array([0]), size, interpolation)
     reached = np.zeros((side + weights.shape[2], size), np.bool_)
     for tap in range(weights.shape[2]):
         reached[firsts[0] + tap, np.arange(size)] = weights[0, :, tap] != 0
     images = [np.zeros((side, side, 1), np.float32) for _ in range(side)]
-    for at, image in enumerate(images):
-        image[at, at] = np.nan
-    chain = T.Chain([T.Resize((size, size), interpolation=interpolation)])
-    found = both(chain, make_batch(chain, images)).isnan()[:, 0].numpy()
-    assert np.array_equal(found, reached[:side, :, None] & reached[:side, None])
+    for position, image in enumerate(images):
+        image[position, position] = np.nan
+    is_nan = run_both([T.Resize((size, size), interpolation)], images).isnan()[:, 0].numpy()
+    assert np.array_equal(is_nan, reached[:side, :, None] & reached[:side, None])
 
 
 @pytest.mark.parametrize(("fill", "dtype"), [(-9999, "float32"), (0.25, "float32"), (40_000, "uint16")])
-def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
-    for pad in (T.Pad(3, fill=fill), T.RandomRotation((45, 45), expand=False, fill=fill)):
-        chain = T.Chain([T.CenterCrop(30), pad])
-        result = both(chain, make_batch(chain, deep_images(dtype, 6)))
+def test_fill_is_in_the_values_of_the_images(fill, dtype, run_both):
+    for transform in (T.Pad(3, fill=fill), T.RandomRotation((45, 45), expand=False, fill=fill)):
+        result = run_both([T.CenterCrop(30), transform], deep_images(dtype, 6))
         assert result[:, :, 0, 0].float().eq(fill).all()
 
 
@@ -299,18 +299,10 @@ def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
             "uint8",
             "Pad(fill=-1): all values must be integers in 0 … 255 for uint8 images, such as image 0",
         ),
-        (
-            T.Pad(3, fill=(1, 2, 0.5)),
-            "uint8",
-            "Pad(fill=(1, 2, 0.5)): all values must be integers",
-        ),
+        (T.Pad(3, fill=(1, 2, 0.5)), "uint8", "Pad(fill=(1, 2, 0.5)): all values must be integers"),
         (T.RandomApply([T.RandomRotation(3, fill=256)]), "uint8", "RandomRotation(fill=256): all values must be"),
         (T.Pad(3, fill=65536), "uint16", "integers in 0 … 65535 for uint16 images, such as image 0"),
-        (
-            T.RandomApply([T.ColorJitter(0.4)], 0.01),
-            "float32",
-            "ColorJitter takes uint8 images, but image 0 is float",
-        ),
+        (T.RandomApply([T.ColorJitter(0.4)], 0.01), "float32", "ColorJitter takes uint8 images, but image 0 is float"),
         (
             T.GaussianBlur(3),
             "uint16",
@@ -321,15 +313,12 @@ def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
         (T.ToDtype("uint8"), "float32", "ToDtype('uint8') accepts only uint8 images, but these images are float32"),
     ],
 )
-def test_what_does_not_fit_a_dtype_is_refused_by_name(transform, dtype, text, make_batch):
-    chain = T.Chain([T.CenterCrop(30), transform])
+def test_transform_that_does_not_accept_the_dtype_raises_with_its_name(transform, dtype, text, run_stage):
     with pytest.raises(ValueError, match=re.escape(text)):
-        compile_stage(chain, device="cpu")(*make_batch(chain, deep_images(dtype, 3)))
+        run_stage([T.CenterCrop(30), transform], deep_images(dtype, 3))
 
 
-def test_colour_refuses_many_channels_by_name(make_batch):
-    chain = T.Chain([T.CenterCrop(30), T.ColorJitter(0.4)])
-    with pytest.raises(
-        ValueError, match=re.escape("ColorJitter takes images with 1 or 3 channels, but image 0 has 13")
-    ):
-        compile_stage(chain, device="cpu")(*make_batch(chain, deep_images("uint8", 13)))
+def test_color_transform_of_many_channels_raises_with_its_name(run_stage):
+    text = "ColorJitter takes images with 1 or 3 channels, but image 0 has 13"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_stage([T.CenterCrop(30), T.ColorJitter(0.4)], deep_images("uint8", 13))

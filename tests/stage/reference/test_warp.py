@@ -1,4 +1,4 @@
-"""Maps of images: Pillow's to the last bit, in batches as for single images, in windows as in wholes, for any masks."""
+"""Warps: Pillow's pixels to the last bit, in batches and one by one, in windows and entire images, and for masks."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ KEY = epoch_key(5, 2)
 CPU = torch.device("cpu")
 
 
-def maps(rng: np.random.Generator, kind: str, n: int, height: int, width: int) -> np.ndarray:
+def random_coefficients(rng: np.random.Generator, kind: str, n: int, height: int, width: int) -> np.ndarray:
     angle, scale = rng.uniform(-4, 4, n), rng.uniform(0.3, 3, n)
-    found = np.zeros((n, 8))
-    found[:, 0] = found[:, 4] = np.cos(angle) * scale
-    found[:, 1], found[:, 3] = np.sin(angle) * scale, -np.sin(angle) * scale
-    found[:, 2], found[:, 5] = rng.uniform(-width, width, n), rng.uniform(-height, height, n)
+    coefficients = np.zeros((n, 8))
+    coefficients[:, 0] = coefficients[:, 4] = np.cos(angle) * scale
+    coefficients[:, 1], coefficients[:, 3] = np.sin(angle) * scale, -np.sin(angle) * scale
+    coefficients[:, 2], coefficients[:, 5] = rng.uniform(-width, width, n), rng.uniform(-height, height, n)
     if kind == "scaling":
-        found[:, [1, 3]] = 0
+        coefficients[:, [1, 3]] = 0
     elif kind == "shift":
-        found[:] = [1, 0, 0, 0, 1, 0, 0, 0]
-        found[:, [2, 5]] = rng.integers(-9, 10, (n, 2)) + rng.choice([0, 0.5], (n, 2))
+        coefficients[:] = [1, 0, 0, 0, 1, 0, 0, 0]
+        coefficients[:, [2, 5]] = rng.integers(-9, 10, (n, 2)) + rng.choice([0, 0.5], (n, 2))
     elif kind == "projective":
-        found[:, 6:] = rng.normal(0, 0.01, (n, 2))
+        coefficients[:, 6:] = rng.normal(0, 0.01, (n, 2))
     elif kind == "mixed":
-        found[::3, 6:] = rng.normal(0, 0.01, (len(found[::3]), 2))
-        found[1::3, [1, 3]] = 0
-        found[2, 0] *= 3000  # too far for fixed point
-    return found
+        coefficients[::3, 6:] = rng.normal(0, 0.01, (len(coefficients[::3]), 2))
+        coefficients[1::3, [1, 3]] = 0
+        coefficients[2, 0] *= 3000  # too far for fixed point
+    return coefficients
 
 
-def batch(images: np.ndarray) -> torch.Tensor:
+def to_nchw(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("interpolation", list(FILTERS))
 @pytest.mark.parametrize("kind", ["affine", "scaling", "shift", "projective", "mixed"])
-def test_batches_single_images_and_pillow_agree(kind, interpolation):
+def test_warp_of_batches_and_of_single_images_equals_pillow(kind, interpolation):
     rng = np.random.default_rng(len(kind))
     for trial in range(12):
         height, width, out_height, out_width = rng.integers(1, 60, 4).tolist()
         images = rng.integers(0, 256, (6, height, width, 3 if trial % 2 else 1), np.uint8)
-        coefficients, size = maps(rng, kind, 6, height, width), (out_height, out_width)
+        coefficients, size = random_coefficients(rng, kind, 6, height, width), (out_height, out_width)
         fill = tuple(rng.integers(0, 256, images.shape[3]).tolist())
-        batched = warp_batch(batch(images), coefficients, size, interpolation, fill).permute(0, 2, 3, 1).numpy()
+        batched = warp_batch(to_nchw(images), coefficients, size, interpolation, fill).permute(0, 2, 3, 1).numpy()
         for row, image in enumerate(images):
             affine = not coefficients[row, 6:].any()
             expected = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).transform(
@@ -68,40 +68,40 @@ def test_batches_single_images_and_pillow_agree(kind, interpolation):
             single = warp_image(image, coefficients[row].tolist(), size, interpolation, fill)
             np.testing.assert_array_equal(single, np.asarray(expected).reshape(single.shape))
             np.testing.assert_array_equal(batched[row], single)
-        corner = rng.integers(0, size, (6, 2))
-        part = (out_height - int(corner[:, 0].max()), out_width - int(corner[:, 1].max()))
-        parts = warp_batch(batch(images), coefficients, part, interpolation, fill, corners=corner)
-        for row, (top, left) in enumerate(corner.tolist()):
-            whole = batched[row, top : top + part[0], left : left + part[1]]
-            np.testing.assert_array_equal(parts[row].permute(1, 2, 0).numpy(), whole)
+        corners = rng.integers(0, size, (6, 2))
+        part_hw = (out_height - int(corners[:, 0].max()), out_width - int(corners[:, 1].max()))
+        parts = warp_batch(to_nchw(images), coefficients, part_hw, interpolation, fill, corners=corners)
+        for row, (top, left) in enumerate(corners.tolist()):
+            expected_part = batched[row, top : top + part_hw[0], left : left + part_hw[1]]
+            np.testing.assert_array_equal(parts[row].permute(1, 2, 0).numpy(), expected_part)
 
 
 @pytest.mark.parametrize("interpolation", list(FILTERS))
 @pytest.mark.parametrize("channels", [2, 4, 5, 130])
-def test_any_number_of_channels(channels, interpolation):
+def test_warp_of_many_channels_equals_each_channel_alone(channels, interpolation):
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (3, 23, 31, channels), np.uint8)
-    coefficients = maps(rng, "mixed", 3, 23, 31)
-    batched = warp_batch(batch(images), coefficients, (20, 40), interpolation, 7).permute(0, 2, 3, 1).numpy()
+    coefficients = random_coefficients(rng, "mixed", 3, 23, 31)
+    batched = warp_batch(to_nchw(images), coefficients, (20, 40), interpolation, 7).permute(0, 2, 3, 1).numpy()
     for row, image in enumerate(images):
         arguments = coefficients[row].tolist(), (20, 40), interpolation, 7
         together = warp_image(image, *arguments)
-        apart = [warp_image(image[:, :, [channel]], *arguments) for channel in range(channels)]
-        np.testing.assert_array_equal(together, np.concatenate(apart, axis=2))
+        channels_alone = [warp_image(image[:, :, [channel]], *arguments) for channel in range(channels)]
+        np.testing.assert_array_equal(together, np.concatenate(channels_alone, axis=2))
         np.testing.assert_array_equal(batched[row], together)
 
 
-def test_what_lies_infinitely_far_away_is_filled():
+def test_warp_batch_fills_pixels_on_the_horizon():
     image = np.full((8, 8, 3), 200, np.uint8)
     horizon = [1.0, 0, 0, 0, 1, 0, -1 / 4.5, 0]  # w is 0 in the middle of column 4
     for interpolation in FILTERS:
-        result = warp_batch(batch(image[None]), np.array([horizon]), (8, 8), interpolation, 9)
+        result = warp_batch(to_nchw(image[None]), np.array([horizon]), (8, 8), interpolation, 9)
         assert (result[0, :, :, 4] == 9).all()
 
 
 @pytest.mark.parametrize("angle", [0, 90, 180, 270, -90, 450])
 @pytest.mark.parametrize("interpolation", list(FILTERS))
-def test_right_angles_only_move_pixels(angle, interpolation):
+def test_rotation_by_right_angles_only_moves_pixels(angle, interpolation):
     image = np.random.default_rng(0).integers(0, 256, (31, 44, 3), np.uint8)
     coefficients, sizes = rotation_coefficients(np.array([angle]), None, np.array([[31, 44]]), expand=True)
     size = tuple(sizes[0].tolist())
@@ -112,15 +112,14 @@ def test_right_angles_only_move_pixels(angle, interpolation):
 
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_fill_has_a_number_for_each_channel(channels, nested, make_batch):
-    for transform in (T.Pad(3, fill=(1, 2, 3)), T.RandomRotation(30, fill=(1, 2, 3)), T.RandomZoomOut((1, 2, 3))):
-        inner = T.RandomApply([T.RandomOrder([transform])]) if nested else transform
-        chain = T.Chain([inner])
-        ragged, draws = make_batch(chain, [np.zeros((9, 9, channels), np.uint8)])
-        name = type(transform).__name__
-        text = f"{name}(fill=(1, 2, 3)) has 3 values, one for each channel, but image 0 has {channels} "
-        with pytest.raises(ValueError, match=re.escape(text)):
-            compile_stage(chain, device="cpu", ragged="list")(ragged, draws)
+@pytest.mark.parametrize("transform", [T.Pad, T.RandomRotation, T.RandomZoomOut])
+def test_fill_with_values_for_other_channels_raises(transform, channels, nested, run_stage):
+    fill = {"fill": (1, 2, 3)}
+    transform = transform(**fill) if transform is T.RandomZoomOut else transform(30, **fill)
+    transforms = [T.RandomApply([T.RandomOrder([transform])]) if nested else transform]
+    text = f"{type(transform).__name__}(fill=(1, 2, 3)) has 3 values, one for each channel, but image 0 has {channels} "
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run_stage(transforms, [np.zeros((9, 9, channels), np.uint8)], ragged="list")
 
 
 CHAINS = [
@@ -134,7 +133,7 @@ CHAINS = [
 
 @pytest.mark.parametrize("number", range(len(CHAINS)))
 @pytest.mark.parametrize("same_size", [True, False])
-def test_a_window_of_a_warp_is_that_of_the_whole(number, same_size, make_images, make_batch):
+def test_window_of_a_warp_equals_that_of_the_entire_image(number, same_size, make_images, make_batch):
     chain = T.Chain(CHAINS[number])
     images = make_images(3, 10, low=50)
     if same_size:
@@ -143,7 +142,7 @@ def test_a_window_of_a_warp_is_that_of_the_whole(number, same_size, make_images,
     results = compile_stage(chain, device="cpu")(ragged, draws)
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     np.testing.assert_array_equal(batched, results)
-    # One transform after the other, each on the whole of what the one before made.
+    # Apply one transform after the other, each to the complete result of the one before.
     for row, image in enumerate(images):
         for place, transform in enumerate(chain.transforms):
             line = draws.part(draws.place_of(place), draws.place_of(place + 1)).take(np.array([row]))
@@ -165,8 +164,8 @@ MASK_CHAINS = [
 
 @pytest.mark.parametrize("number", range(len(MASK_CHAINS)))
 @pytest.mark.parametrize("channels", [1, 3, 300])
-def test_masks_of_many_channels_move_by_the_nearest_pixel(number, channels):
-    """Each channel as if it were alone, in both runners, and no value that was not there before."""
+def test_masks_of_many_channels_move_by_the_nearest_pixel_on_both_runners(number, channels):
+    """Each channel moves as if it were alone, and no new value appears."""
     chain = T.Chain(MASK_CHAINS[number])
     rng = np.random.default_rng(number)
     masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
@@ -179,6 +178,6 @@ def test_masks_of_many_channels_move_by_the_nearest_pixel(number, channels):
     allowed = {transform.outside.mask for transform in chain.transforms} | set(range(100, 130))
     assert set(results[0].unique().tolist()) <= allowed
     for channel in {0, channels // 2, channels - 1}:
-        one = [np.ascontiguousarray(mask[:, :, [channel]]) for mask in masks]
-        alone = torch.stack(single(RaggedImages.from_arrays(one), draws, kinds)[0])
+        channel_masks = [np.ascontiguousarray(mask[:, :, [channel]]) for mask in masks]
+        alone = torch.stack(single(RaggedImages.from_arrays(channel_masks), draws, kinds)[0])
         np.testing.assert_array_equal(alone[:, 0], results[0][:, channel])

@@ -1,20 +1,19 @@
-"""What a stage makes does not depend on what the user's process is about."""
+"""State of the user's process, such as autocast, inference mode or a fork, does not change a stage's results."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.masks import MaskStage
 
-CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), T.Normalize([0.5], [0.5])]
+NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
+CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), NORMALIZE]
 
 
 @pytest.fixture(params=["torch", "kornia", "dali"])
@@ -24,15 +23,10 @@ def backend(request) -> str:
     return request.param
 
 
-def made(make_images, make_batch, backend):
-    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3)])
-    return compile_stage(chain, device="cpu", backend=backend)(*make_batch(chain, make_images(0, 3)))
-
-
-def test_autocast(make_images, make_batch, backend):
-    expected = made(make_images, make_batch, backend)
+def test_stage_within_autocast_gives_the_same_images(make_images, run_stage, backend):
+    expected = run_stage(CHAIN, make_images(0, 3), backend=backend)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(made(make_images, make_batch, backend), expected)
+        assert torch.equal(run_stage(CHAIN, make_images(0, 3), backend=backend), expected)
 
 
 class Doubled(torch.nn.Module):
@@ -40,20 +34,20 @@ class Doubled(torch.nn.Module):
         return batch * 2
 
 
-LISTED = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
+AS_LIST = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
 
 
 @pytest.mark.parametrize(
-    ("ragged", "end"), [*((ragged, []) for ragged in LISTED), ("error", [Doubled()]), ("views", [Doubled()])]
+    ("ragged", "end"), [*((ragged, []) for ragged in AS_LIST), ("error", [Doubled()]), ("views", [Doubled()])]
 )
-def test_within_inference_mode_results_are_ordinary_tensors(make_images, make_batch, backend, ragged, end):
-    chain = T.Chain([*CHAIN[:-1], T.Normalize([0.5] * 3, [0.5] * 3), *end])
+def test_stage_within_inference_mode_returns_ordinary_tensors(make_images, make_batch, backend, ragged, end):
+    chain = T.Chain([*CHAIN, *end])
     images, draws = make_batch(chain, make_images(0, 3))
     stage = compile_stage(chain, device="cpu", backend=backend, ragged=ragged)
 
     def results():
         batch = stage(images, draws)
-        return LISTED[ragged](stage.call_modules(batch, [0]) if end else batch)
+        return AS_LIST[ragged](stage.call_modules(batch, [0]) if end else batch)
 
     with torch.inference_mode():
         inside = results()
@@ -64,18 +58,20 @@ def test_within_inference_mode_results_are_ordinary_tensors(make_images, make_ba
 
 @pytest.mark.parametrize(("kind", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
 @pytest.mark.parametrize("transforms", [[T.CenterCrop(20)], [T.Resize(20)], [T.CenterCrop(20), T.ToDtype("float32")]])
-def test_within_inference_mode_masks_are_ordinary_tensors(make_images, make_batch, transforms, kind, axes, channels):
+def test_mask_stage_within_inference_mode_returns_ordinary_tensors(
+    make_images, make_batch, transforms, kind, axes, channels
+):
     chain = T.Chain(transforms)
     pictures = [np.repeat(image, channels, axis=2) for image in make_images(0, 3, 1)]
     masks, draws = make_batch(chain, pictures)
     with torch.inference_mode():
-        each, together = MaskStage(torch.device("cpu"))(masks, draws, [(kind, axes)] * 3)
+        each, batch = MaskStage(torch.device("cpu"))(masks, draws, [(kind, axes)] * 3)
     assert len(each) == 3
     assert not any(mask.is_inference() for mask in each)
-    assert together is None or not together.is_inference()
+    assert batch is None or not batch.is_inference()
 
 
-def test_a_module_has_the_users_autocast(make_images, make_batch):
+def test_module_runs_within_the_users_autocast(make_images, make_batch):
     seen = []
 
     class Watching(torch.nn.Module):
@@ -120,5 +116,5 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["torch", "kornia"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_loader_in_a_forked_process(name):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, name], check=True, timeout=100)
+def test_loader_in_a_forked_process_gives_the_same_images(name):
+    run_python(FORKED, name, flags=("-W", "ignore"))
