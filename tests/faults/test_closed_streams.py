@@ -6,7 +6,7 @@ from helpers.matrix import matrix
 
 
 @matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])
-def test_what_is_printed_gets_into_no_sample_and_into_no_decoders_messages(start, tmp_path, closed, workers):
+def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(start, tmp_path, closed, workers):
     program = start(f"""
         for number in ({closed},):
             os.close(number)

@@ -75,7 +75,7 @@ PLACES = {
 
 
 @matrix(strength=1, place=PLACES, times=[1, 2])
-def test_the_program_ends_with_its_traceback_and_its_workers_with_it(start, place, times):
+def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start, place, times):
     program = start(PLACES[place])
     program.hear("here")
     program.signal(signal.SIGINT)

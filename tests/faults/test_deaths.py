@@ -188,7 +188,7 @@ def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, de
     assert deaths <= dataset.calls <= deaths + 1
 
 
-def test_kills_from_outside_are_forgiven_twice_more_than_deaths(tmp_path):
+def test_a_sample_may_be_killed_from_outside_once_more_than_it_may_crash(tmp_path):
     dataset = Deadly(80, tmp_path, 13, kill_from_outside, times=3)
     with loader(dataset) as loader_:
         assert numbers(loader_) == list(range(80))
@@ -208,7 +208,7 @@ def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(t
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_where_every_sample_hangs_each_worker_is_killed_three_times_at_most_before_it_is_told(tmp_path, workers):
+def test_a_dataset_that_hangs_costs_each_worker_at_most_three_kills_before_the_error(tmp_path, workers):
     class AllHang(Deadly):
         def __getitem__(self, index):
             time.sleep(1000)
@@ -221,7 +221,7 @@ def test_where_every_sample_hangs_each_worker_is_killed_three_times_at_most_befo
         assert len(loader_._session.engine.deaths.causes) <= 3 * workers
 
 
-def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
+def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path, monkeypatch):
     """Time counts while a worker has claimed a chunk, not while it waits for one."""
 
     class Later:
@@ -249,7 +249,7 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
         assert not loader_._session.engine.deaths.causes
 
 
-def test_too_many_deaths_end_the_epoch_and_say_of_what_and_where(tmp_path):
+def test_more_deaths_than_max_restarts_end_the_epoch_with_their_cause_and_sample(tmp_path):
     class AllDie(Deadly):
         def __getitem__(self, index):
             leave()

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 
-def test_workers_are_gone_within_a_second_when_the_program_is_killed_in_mid_epoch(start):
+def test_workers_end_within_a_second_when_the_program_is_killed_in_mid_epoch(start):
     program = start("""
         for batch, info in make(folder):
             if info.step == 3:
@@ -21,7 +21,7 @@ def test_workers_are_gone_within_a_second_when_the_program_is_killed_in_mid_epoc
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_workers_that_hang_are_gone_within_a_second_when_the_program_is_killed(start):
+def test_workers_that_hang_end_within_a_second_when_the_program_is_killed(start):
     program = start("""
         iterator = iter(numbers(hang_from_8))
         next(iterator)
@@ -35,7 +35,7 @@ def test_workers_that_hang_are_gone_within_a_second_when_the_program_is_killed(s
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_a_template_that_was_stopped_while_it_started_is_gone_when_the_program_is_killed(start):
+def test_a_template_that_was_stopped_while_it_started_ends_when_the_program_is_killed(start):
     program = start("""
         started = process._launch
         def launch(number, descriptors):
@@ -54,7 +54,7 @@ def test_a_template_that_was_stopped_while_it_started_is_gone_when_the_program_i
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
+def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normally(start, tmp_path):
     program = start("""
         from gpuload.workers import pool
         pool.CLOSE_GRACE_S = 60  # a loaded machine may take longer than the second that close() grants
@@ -107,7 +107,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_program_with_an_open_iterator_says_only_what_it_means_when_it_ends(start, how):
+def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start, how):
     code, exit_code, last_line = ENDS[how]
     program = start(f"""
         iterator = iter(numbers({"hang_from_8" if "hang" in how else "int"}))

@@ -83,7 +83,7 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
     """)
 
 
-def test_libraries_are_imported_from_the_construction_on(succeed_with):
+def test_the_fork_server_imports_libraries_when_a_loader_is_created(succeed_with):
     """The user's own modules are not, and without a library there is no process yet."""
     succeed_with("""
         write("library")
@@ -110,7 +110,7 @@ def test_libraries_are_imported_from_the_construction_on(succeed_with):
         ("import pathlib; 'server' in pathlib.Path('/proc/self/cmdline').read_text() and os._exit(3)", "status 3"),
     ],
 )
-def test_a_library_that_must_not_be_forked_is_left_out(succeed_with, code, reason):
+def test_the_fork_server_does_not_import_a_library_that_must_not_be_forked(succeed_with, code, reason):
     succeed_with(
         f"code, reason = {code!r}, {reason!r}"
         + """
@@ -130,7 +130,7 @@ loader.close()
     )
 
 
-def test_another_environment_has_another_server_and_sessions_go_on(succeed_with):
+def test_another_environment_starts_another_server_and_open_sessions_continue(succeed_with):
     succeed_with("""
         write("library")
         data = dataset_with("library", code="return int(os.environ.get('CHANGED', 0))")
@@ -154,7 +154,7 @@ def test_another_environment_has_another_server_and_sessions_go_on(succeed_with)
     """)
 
 
-def test_sessions_outlive_their_server(succeed_with):
+def test_sessions_continue_after_their_fork_server_was_killed(succeed_with):
     succeed_with("""
         logging.disable()
         write("library")
@@ -179,7 +179,7 @@ def test_sessions_outlive_their_server(succeed_with):
     """)
 
 
-def test_a_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
+def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
     succeed_with("""
         logging.disable()
         write("library", "import time; time.sleep(0.5)")
@@ -199,7 +199,7 @@ def test_a_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
     """)
 
 
-def test_a_stopped_server_is_replaced(succeed_with):
+def test_a_stopped_fork_server_is_replaced(succeed_with):
     succeed_with("""
         logging.disable()
         data = dataset_with()
@@ -216,7 +216,7 @@ def test_a_stopped_server_is_replaced(succeed_with):
     """)
 
 
-def test_without_a_session_it_ends_after_a_while(succeed_with):
+def test_the_fork_server_ends_after_its_idle_limit_without_a_session(succeed_with):
     succeed_with("""
         fork_server.IDLE_LIMIT_S = 0.3
         data = dataset_with()
@@ -234,7 +234,7 @@ def test_without_a_session_it_ends_after_a_while(succeed_with):
     """)
 
 
-def test_a_forked_child_of_the_program_has_its_own(succeed_with):
+def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
     succeed_with("""
         data = dataset_with()
         loader = load(data, persistent_workers=True)
@@ -280,7 +280,7 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
     """)
 
 
-def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(succeed_with):
+def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_module(succeed_with):
     succeed_with("""
         write("dependency", "value = 1", folder="old")
         import dependency
@@ -302,7 +302,7 @@ def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(s
     """)
 
 
-def test_where_a_library_has_taken_its_descriptors_the_template_is_an_interpreter_of_its_own(succeed_with):
+def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptors(succeed_with):
     succeed_with("""
         code = f"if os.getpid() != {os.getpid()}:\\n"
         code += "    for number in range(3, 100):\\n"
@@ -340,7 +340,7 @@ def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
     """)
 
 
-def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed_with):
+def test_atexit_functions_of_a_library_run_in_the_fork_server_alone(succeed_with):
     succeed_with("""
         write("library", f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())")
         data = dataset_with("library")
@@ -355,7 +355,7 @@ def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed
     """)
 
 
-def test_numbers_without_a_seed_differ_between_sessions(succeed_with):
+def test_unseeded_random_numbers_differ_between_sessions(succeed_with):
     succeed_with("""
         write("library", "import numpy.random")
         import library
@@ -374,7 +374,7 @@ def test_numbers_without_a_seed_differ_between_sessions(succeed_with):
     """)
 
 
-def test_in_a_worker_and_while_a_spawned_process_starts_there_is_none(succeed_with):
+def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(succeed_with):
     succeed_with("""
         import multiprocessing
         from gpuload.datasets.worker import THIS_PROCESS
@@ -401,7 +401,7 @@ def failing_fork(fork=os.fork):
 """
 
 
-def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
     succeed_with(f"""
         logging.disable()
         warnings.simplefilter("always")
@@ -442,7 +442,7 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with
     """)
 
 
-def test_a_template_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
     succeed_with(f"""
         logging.disable()
         pool.RETRY_INTERVAL_S = 0.2

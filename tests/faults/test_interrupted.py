@@ -10,7 +10,7 @@ IN_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.*\n)*?
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole(succeed, workers):
+def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed, workers):
     succeed(f"""
         def interrupt(index):
             if index == 11 and not os.path.exists(f"{{tmp}}/once"):
@@ -49,7 +49,7 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
     """)
 
 
-def test_after_a_ctrl_c_in_iter_the_next_one_begins_the_same_epoch(succeed):
+def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
     succeed("""
         class Slow(Numbers):
             def __getstate__(self):  # pickled in the main process, within iter()
@@ -72,7 +72,7 @@ def test_after_a_ctrl_c_in_iter_the_next_one_begins_the_same_epoch(succeed):
     """)
 
 
-def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
+def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
     succeed("""
         class Late(Exception): pass
         def late(*_): raise Late
@@ -95,7 +95,7 @@ def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
     """)
 
 
-def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
+def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
     succeed("""
         import gpuload.loader.session
         def interrupting(function):
@@ -142,7 +142,7 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
     """)
 
 
-def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
+def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
     succeed("""
         end = process.Template.end
         def interrupted(self, deadline):
@@ -183,7 +183,7 @@ def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
     """)
 
 
-def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
+def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
     program = start("""
         end = process.Template.end
         def interrupted(self, deadline):
@@ -210,7 +210,7 @@ def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
 
 
 @pytest.mark.parametrize("then", ["sys.exit(0)", "pass"])
-def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succeed, then):
+def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
     succeed(f"""
         def close(*_):
             loader.close()
@@ -233,7 +233,7 @@ def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succe
     """)
 
 
-def test_interrupts_at_any_moment_lose_no_sample_of_a_later_epoch_and_leave_nothing(start):
+def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
     program = start("""
         loader = make(folder)
         reference = make(folder, num_workers=0)

@@ -38,7 +38,7 @@ other.close()""",
 }
 
 
-def test_a_loader_that_is_collected_takes_all_with_it(succeed):
+def test_a_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
     """One program for all ways, so that each begins with what those before it left."""
     succeed(f"""
         before = left()
@@ -71,7 +71,7 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
 # -- several ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_loaders_side_by_side_give_what_each_gives_alone(succeed):
+def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(succeed):
     succeed("""
         expected = [list(make(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
         before = left()
@@ -82,7 +82,7 @@ def test_two_loaders_side_by_side_give_what_each_gives_alone(succeed):
     """)
 
 
-def test_an_epoch_of_another_loader_inside_the_loop(succeed):
+def test_an_epoch_of_another_loader_inside_the_loop_changes_no_batch(succeed):
     succeed("""
         train, check = make(folder, seed=0), make(folder, seed=1, shuffle=False)
         expected = list(make(folder, seed=0, num_workers=0)), list(make(folder, seed=1, shuffle=False, num_workers=0))
@@ -96,7 +96,7 @@ def test_an_epoch_of_another_loader_inside_the_loop(succeed):
     """)
 
 
-def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_one_and_it_says_so(succeed):
+def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(succeed):
     succeed("""
         loader = numbers()
         outer = iter(loader)
@@ -118,7 +118,7 @@ def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_one_and_it_s
     """)
 
 
-def test_after_close_an_iterator_says_so_and_the_loader_starts_anew(succeed):
+def test_close_ends_an_open_iterator_and_the_loader_starts_again(succeed):
     succeed("""
         loader = numbers()
         iterator = iter(loader)
@@ -137,7 +137,7 @@ def test_after_close_an_iterator_says_so_and_the_loader_starts_anew(succeed):
     """)
 
 
-def test_close_ends_all_that_it_can_whatever_one_worker_does(succeed):
+def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(succeed):
     succeed("""
         before = left()
         loader = numbers(num_workers=3)

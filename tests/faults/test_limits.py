@@ -116,7 +116,7 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_count_of_descriptors_is_what_workers_take():
+def test_workers_take_exactly_the_descriptors_that_limits_counts():
     steady, works, spare, left = run(
         """
         def loader():
@@ -142,7 +142,7 @@ def test_the_count_of_descriptors_is_what_workers_take():
 
 
 @pytest.mark.usefixtures("warm")
-def test_batches_that_the_user_keeps_take_no_open_files():
+def test_batches_that_the_user_keeps_hold_no_descriptors():
     found = run(
         """
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
@@ -165,7 +165,7 @@ def test_batches_that_the_user_keeps_take_no_open_files():
 # -- /dev/shm ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_dev_shm_does_not_matter():
+def test_a_loader_works_with_a_full_dev_shm():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a /dev/shm of its own")
@@ -267,7 +267,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
     assert good
 
 
-def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoch_works(group):
+def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_works(group):
     good, text, again, alive = run_in(
         group,
         """
@@ -289,7 +289,7 @@ def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoc
     assert alive == 2
 
 
-def test_little_memory_is_back_pressure_and_not_the_end(group):
+def test_little_memory_delays_workers_and_raises_no_error(group):
     good, most, wanted = run_in(
         group,
         """
@@ -309,7 +309,7 @@ def test_little_memory_is_back_pressure_and_not_the_end(group):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, workers):
+def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
     left: list[int | None] = [None]
     monkeypatch.setattr(session, "memory_left_bytes", lambda: left[0])
 

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are o
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_raise_names_the_sample_and_goes_on_with_the_next_batch(workers):
+def test_on_error_raise_names_the_sample_and_continues_with_the_next_batch(workers):
     with loader(Numbered(24, bad=[9]), num_workers=workers) as loader_:
         batches = iter(loader_)
         next(batches)
@@ -62,7 +62,7 @@ def test_raise_names_the_sample_and_goes_on_with_the_next_batch(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_skip_leaves_the_sample_out_and_lists_it(workers):
+def test_on_error_skip_drops_the_sample_and_lists_it(workers):
     loader_ = loader(Numbered(24, bad=[0, 9, 10]), num_workers=workers, on_error="skip", chunk_size=3)
     with (
         loader_,
@@ -86,7 +86,7 @@ def test_skip_leaves_the_sample_out_and_lists_it(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_replace_puts_another_sample_in_the_place(workers):
+def test_on_error_replace_returns_another_sample_in_its_place(workers):
     bad = {0, 9, 10, 11}
     with loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader_:
         batches = epoch(loader_)
@@ -101,7 +101,7 @@ def test_replace_puts_another_sample_in_the_place(workers):
         assert info.indices.tolist() == images[:, 0, 0, 0].tolist() == numbers
 
 
-def test_what_is_replaced_is_the_same_with_any_workers_chunks_and_batches():
+def test_replacements_are_the_same_for_any_workers_chunks_and_batches():
     dataset = Numbered(60, bad=range(0, 60, 5))
     chain = [T.RandomCrop(8), T.ColorJitter(0.4, 0.4, 0.4)]
 
@@ -120,7 +120,7 @@ def test_what_is_replaced_is_the_same_with_any_workers_chunks_and_batches():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_of_which_nothing_would_be_left_is_filled(workers):
+def test_on_error_skip_fills_a_batch_that_would_be_empty(workers):
     with loader(Numbered(64, bad=range(8, 16)), num_workers=workers, on_error="skip") as loader_:
         batches = epoch(loader_)
     assert [len(numbers) for _, numbers, _ in batches] == [8] * 8
@@ -132,7 +132,7 @@ def test_a_batch_of_which_nothing_would_be_left_is_filled(workers):
     ) or len(loader_.errors) > 8  # a substitute that failed as well is listed too
 
 
-def test_the_number_of_batches_stays_so_ranks_keep_step():
+def test_failed_samples_do_not_change_the_number_of_batches():
     for on_error in ("skip", "replace"):
         faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
         with loader(Numbered(40, bad=range(3, 37)), batch_size=4, faults=faults) as loader_:
@@ -140,7 +140,7 @@ def test_the_number_of_batches_stays_so_ranks_keep_step():
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_more_errors_than_the_rate_allows_end_the_epoch(on_error):
+def test_more_errors_than_max_error_rate_allows_end_the_epoch(on_error):
     with loader(Numbered(400, bad=range(100, 400)), on_error=on_error, num_workers=2) as loader_:
         seen = []
 
@@ -156,12 +156,12 @@ def test_more_errors_than_the_rate_allows_end_the_epoch(on_error):
         assert {entry.index for entry in loader_.errors} <= set(range(100, 400))
 
 
-def test_a_few_errors_in_a_small_dataset_are_no_high_rate():
+def test_ten_errors_in_a_small_dataset_do_not_exceed_max_error_rate():
     with loader(Numbered(16, bad=range(1, 11)), batch_size=16, on_error="skip") as loader_:
         assert epoch(loader_)[0][1] == [0, *range(11, 16)]
 
 
-def test_the_count_begins_anew_with_each_epoch():
+def test_the_error_count_restarts_with_each_epoch():
     with loader(Numbered(16, bad=range(1, 8)), batch_size=16, on_error="skip") as loader_:
         for _ in range(3):
             epoch(loader_)
@@ -169,7 +169,7 @@ def test_the_count_begins_anew_with_each_epoch():
     assert [entry.epoch for entry in loader_.errors[::7]] == [0, 1, 2]
 
 
-def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
+def test_a_dataset_of_one_bad_sample_raises_too_many_errors_that_names_it():
     with loader(Numbered(1, bad=[0]), on_error="replace") as loader_:
         with pytest.raises(
             gl.TooManyErrors, match=r"the sample at position 0 .* could not be replaced.*sample 0 \(/data/0.jpg\)"
@@ -179,7 +179,7 @@ def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
+def test_an_image_that_fails_in_a_late_transform_is_one_bad_sample(on_error):
     class Sizes(Numbered):
         def __getitem__(self, index):
             side = 8 if index in self.bad else SIDE
@@ -207,7 +207,7 @@ def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
         ),
     ],
 )
-def test_options_that_do_not_go_are_refused(options, kind, text):
+def test_wrong_options_of_errors_are_refused(options, kind, text):
     with pytest.raises(kind) as caught:
         loader(Numbered(4), **options)
     assert text in str(caught.value)
@@ -234,7 +234,7 @@ class Paths:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, on_error):
+def test_each_odd_file_is_loaded_or_is_one_bad_sample(odd_files, jpeg_folder, on_error):
     good = next(jpeg_folder.rglob("*.jpg"))
     chain = [T.Resize((32, 32))]
     refused = 0
@@ -266,7 +266,7 @@ def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, o
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
+def test_odd_files_together_are_loaded_or_listed_and_kill_no_worker(odd_files, jpeg_folder, on_error):
     good = [next(jpeg_folder.rglob("*.jpg"))] * 40
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
     chain = [T.Resize((32, 32))]
@@ -280,7 +280,7 @@ def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
     assert bad | set(seen) >= set(range(len(odd_files)))
 
 
-def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
+def test_max_error_rate_holds_for_batches_that_are_issued_ahead(monkeypatch):
     """As on CUDA, where the next batch is issued while the consumer has the current one."""
     from gpuload.stage.transfer import CpuTransfer
     from gpuload.workers.feed import Feed
@@ -310,7 +310,7 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
         assert len(loader_.errors) == told  # each failure is recorded once
 
 
-def test_a_warning_that_is_an_error_costs_no_batch():
+def test_a_warning_that_is_raised_as_an_error_loses_no_batch():
     with loader(Numbered(16, bad=[1]), on_error="skip") as loader_, warnings.catch_warnings():
         warnings.simplefilter("error")
         batches = iter(loader_)
@@ -320,7 +320,7 @@ def test_a_warning_that_is_an_error_costs_no_batch():
         assert [entry.index for entry in loader_.errors] == [1]
 
 
-def test_an_exception_without_a_text_is_an_error_like_others():
+def test_an_exception_whose_str_raises_is_one_bad_sample():
     class Mute(Exception):
         def __str__(self):
             raise KeyError("odd")
@@ -336,7 +336,7 @@ def test_an_exception_without_a_text_is_an_error_like_others():
     assert [entry.cause for entry in loader_.errors] == ["Mute: (its text is not available: KeyError)"]
 
 
-def test_rows_of_a_batch_that_is_wrapped_round_keep_their_order():
+def test_replaced_rows_of_a_padded_batch_keep_their_order():
     with loader(Numbered(9), batch_size=1, rank=4, world_size=8, uneven="pad") as whole:
         expected = [info.positions.tolist() for _, _, info in epoch(whole)]
     with loader(Numbered(9, bad=[8]), batch_size=1, rank=4, world_size=8, uneven="pad", on_error="replace") as replaced:

@@ -67,7 +67,7 @@ def test_objects_of_the_dataset_are_frozen_in_workers(succeed):
     """)
 
 
-def test_workers_go_on_without_their_template(succeed):
+def test_workers_continue_after_their_template_was_killed(succeed):
     succeed("""
         import logging
         logging.disable()
@@ -83,7 +83,7 @@ def test_workers_go_on_without_their_template(succeed):
     """)
 
 
-def test_a_worker_whose_template_is_gone_ends_with_an_unknown_status(succeed):
+def test_a_worker_that_dies_after_its_template_has_an_unknown_exit_status(succeed):
     succeed("""
         loader = numbers(length=400)
         batches = iter(loader)
@@ -101,7 +101,7 @@ def test_a_worker_whose_template_is_gone_ends_with_an_unknown_status(succeed):
     """)
 
 
-def test_ends_of_what_was_made_at_import_are_left_to_the_template(succeed, tmp_path):
+def test_exit_handlers_registered_at_import_run_in_the_template_alone(succeed, tmp_path):
     module = tmp_path / "own_module.py"
     module.write_text(
         "import atexit, os, tempfile\n"
@@ -135,7 +135,7 @@ def test_ends_of_what_was_made_at_import_are_left_to_the_template(succeed, tmp_p
     """)
 
 
-def test_finalizers_that_workers_made_run_at_their_ends(succeed, tmp_path):
+def test_finalizers_created_in_workers_run_when_they_exit(succeed, tmp_path):
     """And those of the template at its own: the standard library has one function for all of a process."""
     (tmp_path / "finalizing.py").write_text(
         """import os, weakref
@@ -166,7 +166,7 @@ finalizer = weakref.finalize(kept, told, "template")
     """)
 
 
-def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed, tmp_path):
+def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent(succeed, tmp_path):
     (tmp_path / "other").mkdir()
     succeed("""
         import logging, resource
@@ -197,7 +197,7 @@ def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed,
     """)
 
 
-def test_what_is_printed_at_import_is_printed_once(succeed, tmp_path):
+def test_text_printed_at_import_is_printed_once(succeed, tmp_path):
     (tmp_path / "printing.py").write_text(
         """print("imported", end=" ")
 class Data:
@@ -233,7 +233,7 @@ class Told:
 """
 
 
-def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_own(succeed, tmp_path):
+def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(succeed, tmp_path):
     (tmp_path / "other").mkdir()
     succeed(f"""
         import resource
@@ -292,7 +292,7 @@ def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_
     """)
 
 
-def test_what_forked_workers_draw_is_what_others_draw(succeed):
+def test_forked_workers_draw_the_same_random_numbers_as_separate_interpreters(succeed):
     succeed(f"""
         exec({EITHER_WAY!r})
         def draw(*_):
@@ -316,7 +316,7 @@ def test_what_forked_workers_draw_is_what_others_draw(succeed):
     """)
 
 
-def test_a_collate_fn_draws_other_numbers_in_each_worker_where_samples_draw_none(succeed):
+def test_a_collate_fn_draws_different_random_numbers_in_each_worker(succeed):
     succeed("""
         from torch.utils.data import TensorDataset
         def drawn(samples):
@@ -359,7 +359,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_where_something_must_not_be_shared_workers_have_interpreters_of_their_own(succeed, tmp_path, what):
+def test_workers_are_separate_interpreters_if_the_dataset_holds_what_forks_cannot_share(succeed, tmp_path, what):
     hold, told = UNFIT[what]
     if what in ("hdf5", "lmdb"):
         lacking.require("h5py", "lmdb")

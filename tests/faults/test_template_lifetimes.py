@@ -43,7 +43,7 @@ def team(code: str) -> str:
     return textwrap.dedent(TEAM) + textwrap.dedent(code)
 
 
-def test_all_that_was_stopped_is_gone_when_the_program_is_killed(start):
+def test_stopped_workers_template_and_fork_server_end_when_the_program_is_killed(start):
     program = start(
         team("""
         whole()
@@ -59,7 +59,7 @@ def test_all_that_was_stopped_is_gone_when_the_program_is_killed(start):
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
+def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed):
     succeed(
         team("""
         def pipes(pid):
@@ -90,7 +90,7 @@ def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
     )
 
 
-def test_after_many_deaths_nothing_has_piled_up(succeed):
+def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed):
     succeed(
         team("""
         def held():
@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
     )
 
 
-def test_a_worker_is_there_although_its_template_died_when_it_had_forked_it(succeed):
+def test_a_worker_is_used_although_its_template_died_after_the_fork(succeed):
     succeed(
         team("""
         accept, accepted = process.WorkerProcess.accept, []
@@ -165,7 +165,7 @@ def test_a_worker_is_there_although_its_template_died_when_it_had_forked_it(succ
 
 
 @pytest.mark.parametrize("timeout", [0.5, 0])
-def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
+def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed, timeout):
     """After the timeout, or after 30 seconds, here one."""
     succeed(
         team(f"""
@@ -200,7 +200,7 @@ def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
     )
 
 
-def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
+def test_close_ends_a_stopped_template_and_its_workers(succeed):
     succeed(
         team("""
         before = left()
@@ -218,7 +218,7 @@ def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
     )
 
 
-def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
+def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
     succeed("""
         class Data(Numbers):
             def __setstate__(self, state):
@@ -241,7 +241,7 @@ def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
     """)
 
 
-def test_signals_to_the_group_are_the_programs_alone(succeed):
+def test_signals_to_the_process_group_reach_the_program_alone(succeed):
     succeed(
         team("""
         heard = []
@@ -272,7 +272,7 @@ def test_signals_to_the_group_are_the_programs_alone(succeed):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_kills_at_random_moments_lose_and_repeat_nothing(succeed, seed):
+def test_kills_at_random_moments_lose_and_repeat_no_sample(succeed, seed):
     succeed(
         team(f"""
         from gpuload.workers import batch
@@ -372,7 +372,7 @@ print("good")
 """
 
 
-def test_the_first_process_of_a_container_reaps_its_own_alone():
+def test_pid_1_of_a_container_reaps_only_the_processes_of_gpuload():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a PID namespace")

@@ -73,7 +73,7 @@ def test_samples_of_one_image_and_small_values_are_plain(sample):
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3], ["a", None, 2.5], [True, np.int64(1), np.float32(2)]])
-def test_values_that_can_be_read_anywhere_are_plain(values):
+def test_values_of_builtin_and_numpy_types_are_plain(values):
     assert content(values={1: ValueColumn(values)}).is_plain(ROWS)
 
 
@@ -104,7 +104,7 @@ def test_values_that_can_be_read_anywhere_are_plain(values):
         {"fields": [{1: "labels"}]},
     ],
 )
-def test_what_is_unusual_is_not_plain(changes):
+def test_unusual_columns_are_not_plain(changes):
     assert not content(**changes).is_plain(ROWS)
 
 
@@ -124,7 +124,7 @@ def test_joined_chunks_have_offsets_in_the_memory_of_the_batch():
     np.testing.assert_array_equal(first.images[0].table, before)
 
 
-def test_names_that_are_one_string_stay_one():
+def test_joined_sources_that_are_strings_stay_a_string():
     whole = Columns.concat([content(), content(sources=SEPARATOR.join("def"))], [0, 1000])
     assert whole.sources == SEPARATOR.join("abcdef")
 
@@ -138,7 +138,7 @@ def test_names_that_are_one_string_stay_one():
         content(values={}),
     ],
 )
-def test_chunks_that_are_not_alike_are_not_plain_together(other):
+def test_joined_chunks_of_different_structures_are_not_plain(other):
     assert not Columns.concat([content(), other], [0, 1000]).is_plain(2 * ROWS)
 
 
@@ -172,7 +172,7 @@ def four() -> Columns:
     )
 
 
-def test_rows_are_picked_from_every_column():
+def test_take_picks_rows_from_every_column():
     found = four().take(np.array([1, 3]))
     assert found.rows == [2, 5]
     assert (found.structures, found.sources, found.fields) == (["b", "d"], ["b", "d"], [(1,)])
@@ -183,7 +183,7 @@ def test_rows_are_picked_from_every_column():
     assert (found.positions.tolist(), found.indices) == ([11, 13], [21, 23])
 
 
-def test_rows_may_be_picked_in_any_order_and_several_times():
+def test_take_accepts_rows_in_any_order_and_repeated():
     found = four().take(np.array([3, 0, 3]))
     assert found.images[0].table["offset"].tolist() == [3, 0, 3]
     assert list(found.images[1].rows_and_leaves()) == [(0, 9), (1, 8), (2, 9)]
@@ -192,12 +192,12 @@ def test_rows_may_be_picked_in_any_order_and_several_times():
     assert (again.source_list, again.values[1].values) == (["a"], ["a"])
 
 
-def test_all_rows_may_go():
+def test_take_of_no_rows_returns_empty_columns():
     found = four().take(np.empty(0, np.int64))
     assert (found.rows, found.images, found.values, found.source_list) == ([], [], {}, [])
 
 
-def test_joined_blocks_are_where_their_chunks_are():
+def test_joined_blocks_have_the_offsets_of_their_chunks():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     first, second = (Columns(range(n), [structure_of(0)], blocks={0: block((at, n))}) for at, n in ((8, 2), (4, 3)))
     first.sources, second.sources = [None] * 2, [None] * 3
@@ -208,7 +208,7 @@ def test_joined_blocks_are_where_their_chunks_are():
     assert found.array(memory[100:], 1, 100).tolist() == [[52, 53], [54, 55], [56, 57]]
 
 
-def test_a_block_becomes_values_in_memory_of_their_own():
+def test_unstack_turns_a_block_into_separate_copies():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     columns = Columns(range(3), [structure_of(0)], sources=[None] * 3, blocks={0: block((4, 3))})
     columns.unstack([0], memory)
@@ -217,7 +217,7 @@ def test_a_block_becomes_values_in_memory_of_their_own():
     assert not columns.blocks
 
 
-def test_blocks_that_are_not_alike_are_named():
+def test_leaves_with_mismatched_blocks_returns_the_leaves_that_differ():
     same, other = Columns(blocks={0: block((0, 2))}), Columns(blocks={0: block((0, 2)), 1: block((64, 2))})
     assert leaves_with_mismatched_blocks([same, other]) == {1}
     other.blocks[0].dtype = "uint16"

@@ -69,7 +69,7 @@ def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
     other.close()
 
 
-def test_memory_is_taken_only_when_it_is_written(ring: Ring):
+def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
     slot = ring.acquire(512 * 1024)
     assert resident_bytes(ring) == 0
     ring.view(slot)[: 256 * 1024] = 1
@@ -139,7 +139,7 @@ def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: Wo
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
-def test_where_the_system_cannot_populate_a_slot_it_is_written_all_the_same(ring: Ring, worker_ring, monkeypatch, code):
+def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worker_ring, monkeypatch, code):
     slot = ring.acquire(1000)
     assert slot is not None
     advised = Advised(OSError(code, os.strerror(code)))
@@ -152,7 +152,7 @@ def test_where_the_system_cannot_populate_a_slot_it_is_written_all_the_same(ring
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
-def test_another_error_of_populating_is_raised(worker_ring: WorkerRing, monkeypatch):
+def test_populate_raises_other_errors(worker_ring: WorkerRing, monkeypatch):
     monkeypatch.setattr(worker_ring, "_map", Advised(OSError(errno.EPERM, "not permitted")))
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
@@ -182,7 +182,7 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
     ring.close()
 
 
-def test_a_full_ring_gives_none_until_a_slot_is_released(ring: Ring):
+def test_a_full_ring_returns_none_until_a_slot_is_released(ring: Ring):
     slots = [ring.acquire(256 * 1024) for _ in range(4)]
     assert ring.acquire(1) is None
     ring.release(slots[2])
@@ -201,12 +201,12 @@ def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their
     assert ring.slots == 1
 
 
-def test_more_than_the_whole_ring_is_an_error(ring: Ring):
+def test_acquire_of_more_than_ring_bytes_raises_value_error(ring: Ring):
     with pytest.raises(ValueError, match=r"^1048577 bytes do not fit into a ring of 1048576 bytes$"):
         ring.acquire((1 << 20) + 1)
 
 
-def test_new_and_retired_slots_are_announced():
+def test_on_new_and_on_retire_are_called_once_for_each_slot():
     events: list[tuple[str, int]] = []
     ring = Ring(2 * GRANULE_BYTES)
     ring.on_new = lambda slot: events.append(("new", slot.offset))
@@ -219,7 +219,7 @@ def test_new_and_retired_slots_are_announced():
     assert events == [("new", 0), ("retired", 0), ("new", 0), ("retired", 0)]
 
 
-def test_slots_that_are_too_small_take_no_memory_beside_larger_ones():
+def test_free_slots_that_are_too_small_are_retired_when_a_larger_one_is_acquired():
     ring = Ring(1 << 30)
     small = [ring.acquire(10), ring.acquire(10)]
     for slot in small:
@@ -287,21 +287,21 @@ def machine():
     machine.ring.close()
 
 
-def test_a_slot_that_the_machine_has_no_memory_for_waits_until_another_is_released(machine: Machine):
+def test_acquire_without_memory_left_returns_none_until_a_slot_is_released(machine: Machine):
     slots = [machine.write(machine.ring.acquire(4 << 20)) for _ in range(2)]
     assert machine.ring.acquire(1) is None
     machine.ring.release(slots[0])
     assert machine.ring.acquire(1) is slots[0]
 
 
-def test_memory_that_was_promised_and_not_yet_written_counts(machine: Machine):
+def test_slots_that_are_not_yet_written_count_against_the_memory_limit(machine: Machine):
     first = machine.ring.acquire(4 << 20)
     assert machine.ring.acquire(6 << 20) is None
     assert machine.ring.slot_bytes == first.capacity_bytes
     assert machine.ring.acquire(4 << 20) is not None
 
 
-def test_the_machine_is_asked_only_when_a_new_slot_is_made(machine: Machine):
+def test_memory_left_is_called_only_for_a_new_slot(machine: Machine):
     slot = machine.ring.acquire(1000)
     asked = machine.asked
     for _ in range(100):
@@ -310,7 +310,7 @@ def test_the_machine_is_asked_only_when_a_new_slot_is_made(machine: Machine):
     assert machine.asked == asked == 1
 
 
-def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_for(machine: Machine):
+def test_free_slots_are_retired_if_a_larger_one_needs_their_memory(machine: Machine):
     slots = [machine.write(machine.ring.acquire(2 << 20)) for _ in range(4)]
     for slot in slots[1:]:
         machine.ring.release(slot)
@@ -318,7 +318,7 @@ def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_
     assert machine.ring.slots == 2
 
 
-def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
+def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figures(machine: Machine):
     machine.ring.release(machine.write(machine.ring.acquire(4 << 20)))
     with pytest.raises(gl.LimitError) as refusal:
         machine.ring.acquire(9 << 20)
@@ -331,7 +331,7 @@ def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
     assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking
 
 
-def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machine: Machine):
+def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
     assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
     assert machine.ring.acquire(30 << 20, min_bytes=1) is None  # while another may be released, no less will do
@@ -343,13 +343,13 @@ def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machin
         machine.ring.acquire(30 << 20, min_bytes=0)
 
 
-def test_without_a_limit_only_the_ring_is_one():
+def test_without_a_memory_limit_all_ring_bytes_can_be_acquired():
     ring = Ring(1 << 20, memory_left=lambda: None)
     assert ring.acquire(1 << 20) is not None
     ring.close()
 
 
-def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(machine: Machine, monkeypatch):
+def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: Machine, monkeypatch):
     monkeypatch.setattr(ring_module, "SPARE_S", -1.0)
     machine.limit = 3 * machine.ring.ring_bytes + MARGIN_BYTES
     assert machine.ring.spare_bytes() == machine.ring.ring_bytes
@@ -364,12 +364,12 @@ def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(
     ring.close()
 
 
-def test_what_is_spare_is_looked_up_once_in_a_while(machine: Machine):
+def test_spare_bytes_is_cached_for_a_while(machine: Machine):
     assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
     assert machine.asked == 1
 
 
-def test_a_ring_is_full_from_its_first_refusal_to_the_next_release_and_the_times_add_up(ring: Ring, monkeypatch):
+def test_full_s_adds_up_the_times_from_a_first_refusal_to_the_next_release(ring: Ring, monkeypatch):
     now_s = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now_s[0], monotonic=lambda: now_s[0])
     monkeypatch.setattr(ring_module, "time", clock)
@@ -388,7 +388,7 @@ def test_a_ring_is_full_from_its_first_refusal_to_the_next_release_and_the_times
     assert ring.refusals == 2
 
 
-def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
+def test_move_out_returns_a_copy_and_releases_the_slot(machine: Machine):
     slot = machine.write(machine.ring.acquire(1 << 20))
     copy = machine.ring.move_out(slot, 1000)
     assert machine.ring.acquire(1 << 20) is slot
@@ -396,7 +396,7 @@ def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
     assert copy.tolist() == [1] * 1000
 
 
-def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
+def test_move_out_without_memory_left_raises_limit_error(machine: Machine):
     slot = machine.write(machine.ring.acquire(5 << 20))
     with pytest.raises(gl.LimitError, match="decoded images need 4,194,304 more bytes of memory"):
         machine.ring.move_out(slot, 4 << 20)
@@ -404,7 +404,7 @@ def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
     assert machine.ring.move_out(slot, 2 << 20).nbytes == 2 << 20
 
 
-def test_what_came_in_other_memory_moves_in_where_slots_are_page_locked(machine: Machine):
+def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine):
     data, locked = np.arange(200, dtype=np.uint8), []
     assert machine.ring.move_in(data) is None  # they are not
     machine.ring.on_new = locked.append
@@ -428,7 +428,7 @@ def test_on_collected_calls_once_with_its_arguments():
     assert sorted(called) == [1, 2]
 
 
-def test_what_is_called_off_is_not_called():
+def test_on_collected_can_be_canceled():
     called, arrays = [], [np.zeros(3), np.zeros(3)]
     off = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
     off[0]()
@@ -438,7 +438,7 @@ def test_what_is_called_off_is_not_called():
     off[1]()  # too late, and no error
 
 
-def test_on_collected_keeps_nothing():
+def test_on_collected_keeps_no_entry_of_collected_objects():
     gc.collect()  # what earlier tests left behind would be taken off the list meanwhile
     before = len(ring_module._watched)
     for _ in range(100):
@@ -447,7 +447,7 @@ def test_on_collected_keeps_nothing():
     assert len(ring_module._watched) == before
 
 
-def test_nothing_is_called_once_the_interpreter_ends():
+def test_on_collected_calls_nothing_once_the_interpreter_exits():
     called, array, others = [], np.zeros(3), dict(ring_module._watched)
     on_collected(array, called.append, 1)
     ring_module._watched.clear()  # which it does at exit
@@ -460,7 +460,7 @@ def test_nothing_is_called_once_the_interpreter_ends():
 
 
 @several
-def test_a_thread_goes_there_and_comes_back():
+def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
     with run_on_cpus(LAST):
         assert os.sched_getaffinity(0) == LAST
         child = subprocess.run(
@@ -475,14 +475,14 @@ def test_a_thread_goes_there_and_comes_back():
     assert os.sched_getaffinity(0) == OWN
 
 
-def test_cpus_that_the_system_refuses_change_nothing():
+def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
     with run_on_cpus(frozenset({1 << 12})):
         assert os.sched_getaffinity(0) == OWN
     assert os.sched_getaffinity(0) == OWN
 
 
 @several
-def test_all_threads_of_a_process_are_moved():
+def test_move_processes_moves_all_threads_of_a_process():
     code = (
         "import os, threading\n"
         "done = threading.Event()\n"
@@ -508,7 +508,7 @@ def test_all_threads_of_a_process_are_moved():
 
 
 @several
-def test_new_slots_are_touched_near_the_cpus_of_the_ring():
+def test_on_new_is_called_on_the_cpus_near_the_ring():
     seen = []
     ring = Ring(1 << 20, near=LAST)
     ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))

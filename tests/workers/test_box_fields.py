@@ -76,7 +76,7 @@ def coco(tmp_path: Path) -> Callable[..., gl.Coco]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_photograph_that_exif_turns_is_warned_of_once(
+def test_boxes_for_the_exif_rotated_size_of_an_image_are_warned_of_once(
     coco: Callable[..., gl.Coco], tmp_path: Path, workers: int
 ) -> None:
     dataset = coco((WIDTH, HEIGHT), targets=())
@@ -94,7 +94,7 @@ def test_a_photograph_that_exif_turns_is_warned_of_once(
         boxes_of(stored, decode=gl.Decode(exif=True))
 
 
-def test_of_several_images_the_first_is_told() -> None:
+def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
     data = Items([sample((5, 5), jpeg(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
     with gl.Loader(data, 2, num_workers=0, device="cpu", ragged="list") as loader:
         with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
@@ -103,7 +103,7 @@ def test_of_several_images_the_first_is_told() -> None:
         list(loader)  # once is enough
 
 
-def test_strays_are_told_too() -> None:
+def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> None:
     def both() -> Any:
         image, target = sample((WIDTH, HEIGHT), jpeg(6))()
         return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
@@ -131,18 +131,18 @@ def test_strays_are_told_too() -> None:
         ),
     ],
 )
-def test_what_a_warning_advises(make: Callable[[], Any], remark: str) -> None:
+def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
         boxes_of(Items([make]))
 
 
-def test_boxes_of_torchvision_say_their_size_too() -> None:
+def test_torchvision_boxes_of_another_size_are_warned_of() -> None:
     boxes = torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
     with pytest.warns(RuntimeWarning, match=f"{re.escape(TURNED)}$"):
         boxes_of(Items([lambda: (gl.Encoded(jpeg(6)), {"boxes": boxes})]))
 
 
-def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Callable[..., gl.Coco]) -> None:
+def test_a_mask_for_the_exif_rotated_size_of_an_image_is_refused_with_the_remedy(coco: Callable[..., gl.Coco]) -> None:
     dataset = coco((WIDTH, HEIGHT))
     text = (
         'a mask must have the size of its image, 24×40 (height × width), but the mask sample[1]["masks"] has 40×24; '
@@ -155,7 +155,7 @@ def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Cal
         assert len(boxes_of(dataset, decode=gl.Decode(exif=True))) == 30
 
 
-def test_the_size_is_kept_in_a_cache(coco: Callable[..., gl.Coco]) -> None:
+def test_cached_boxes_keep_their_canvas_hw(coco: Callable[..., gl.Coco]) -> None:
     cached = gl.Cached(coco((WIDTH, HEIGHT), targets=()), 1 << 20)
     assert [cached[29][1]["boxes"].canvas_hw for _ in range(2)] == [(WIDTH, HEIGHT)] * 2
 

@@ -32,7 +32,7 @@ def told(table: CounterTable, worker: int = 0) -> dict[str, int]:
     return dict(zip(FIELDS, table.read()[worker].tolist(), strict=True))
 
 
-def test_a_row_adds_up(clock):
+def test_worker_counters_add_up_times_and_counts(clock):
     mine = WorkerCounters()
     clock(1_500)
     mine.begin()
@@ -46,7 +46,7 @@ def test_a_row_adds_up(clock):
     assert (found["Pillow"], found["simplejpeg"]) == (3, 0)
 
 
-def test_what_a_worker_is_at_counts_before_it_ends(clock):
+def test_busy_ns_includes_a_chunk_in_progress(clock):
     mine = WorkerCounters()
     mine.begin()
     clock(5_000)
@@ -64,7 +64,7 @@ def test_what_a_worker_is_at_counts_before_it_ends(clock):
     assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
 
 
-def test_a_worker_that_takes_anothers_place_goes_on(clock):
+def test_a_replaced_workers_row_continues_and_counts_a_restart(clock):
     with mmap.mmap(-1, 3 * ROW_BYTES) as memory:
         table = CounterTable(memory, ROW_BYTES, 2, first=6)
         before = table.open_row(7)
@@ -88,7 +88,7 @@ def test_a_worker_that_takes_anothers_place_goes_on(clock):
         assert told(table, 1) == found
 
 
-def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
+def test_start_ns_is_neither_busy_nor_idle_time(clock):
     with mmap.mmap(-1, 2 * ROW_BYTES) as memory:
         table = CounterTable(memory, 0, 2)
         table.mark_starting(1)
@@ -114,7 +114,7 @@ def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
         table.close()
 
 
-def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
+def test_queued_ns_counts_waiting_for_a_cpu_only_while_a_worker_is_busy():
     """Of a process that has to share its CPU with another one."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
@@ -143,7 +143,7 @@ def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
             os.sched_setaffinity(0, allowed)
 
 
-def test_workers_of_a_process_count_its_cpu_time():
+def test_cpu_ns_is_counted_in_worker_processes_only():
     with mmap.mmap(-1, ROW_BYTES) as memory:
         mine = WorkerCounters(memory)
         mine.begin()
@@ -155,7 +155,7 @@ def test_workers_of_a_process_count_its_cpu_time():
     assert home.cpu_ns == 0
 
 
-def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
+def test_board_row_writer_and_wanted_check_agree_with_write_and_cancel_before():
     board = Board(2, first=3)
     note, wanted = board.make_row_writer(4, 7), board.make_wanted_check(7)
     note(5)
@@ -172,7 +172,7 @@ def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     board.close()
 
 
-def test_counters_lie_behind_the_notes():
+def test_board_counters_do_not_overlap_its_notes():
     board = Board(2, first=3)
     theirs = Board(2, board.fd, first=3)
     try:

@@ -115,7 +115,7 @@ def test_attributes_that_change_during_some_epochs_are_changes():
     assert changes.pending == {("seen",): 2, ("best",): 1}
 
 
-def test_objects_of_a_dataset_are_inner_datasets_transforms_and_instances_of_the_users_classes():
+def test_find_objects_returns_inner_datasets_transforms_and_instances_of_user_classes():
     inner = Data()
     inner.config, inner.handle, inner.step = Resize(), threading.Lock(), torch.nn.ReLU()
     subset = torch.utils.data.Subset(inner, [0])
@@ -132,13 +132,13 @@ def test_objects_of_a_dataset_are_inner_datasets_transforms_and_instances_of_the
     }
 
 
-def test_modules_are_not_objects_of_a_dataset():
+def test_find_objects_skips_modules():
     data = Data()
     data.transforms = torch.utils.data
     assert ("transforms",) not in dict(find_objects(data))
 
 
-def test_objects_that_refer_to_each_other_are_found_once():
+def test_find_objects_returns_objects_that_refer_to_each_other_once():
     first, second = Resize(), Resize()
     first.other, second.other = second, first
     data = Data()
@@ -235,7 +235,7 @@ def test_arrow_table_that_is_replaced_is_seen():
     assert changed_data(changes) == ["dataset.table"]
 
 
-def test_values_that_are_no_data_are_not_compared(tmp_path):
+def test_locks_modules_functions_and_shared_memory_are_not_compared(tmp_path):
     data = Data()
     np.save(tmp_path / "a.npy", np.zeros(100))
 
@@ -287,7 +287,7 @@ def test_entries_of_a_subclass_are_compared_whatever_its_methods_do(count):
     assert changed_data(changes) == ["dataset"]
 
 
-def test_tensors_without_a_shape_are_compared_by_what_they_have():
+def test_nested_and_sparse_tensors_that_are_replaced_are_seen():
     data = Data()
     data.nested, data.sparse = (
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
@@ -347,7 +347,7 @@ def test_simple_changes_of_a_megabyte_reach_the_workers():
         assert {mosaic for mosaic, *_ in values(loader)} == {"last"}
 
 
-def test_epoch_that_is_broken_off_has_no_effect_on_the_changes_of_the_next():
+def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
     data = Data()
     with gl.Loader(data, 1, num_workers=2, device="cpu", collate_fn=list, prefetch_factor=4) as loader:
         next(iter(loader))
@@ -402,7 +402,7 @@ def read(loader):
 
 
 @pytest.mark.parametrize("count", [8, 200])
-def test_dataset_whose_list_and_array_are_reordered_reaches_the_workers_whole(count):
+def test_dataset_whose_list_and_array_are_reordered_reaches_new_workers_consistently(count):
     data = Pairs(count)
     with make_loader(data) as loader:
         _, pids = read(loader)
@@ -414,7 +414,7 @@ def test_dataset_whose_list_and_array_are_reordered_reaches_the_workers_whole(co
         assert loader.stats().faults.restarts == 0
 
 
-def test_simple_attribute_that_is_changed_beside_an_array_reaches_the_workers_with_it():
+def test_simple_attribute_changed_together_with_an_array_reaches_the_workers_with_it():
     data = Pairs()
     with make_loader(data) as loader:
         read(loader)
@@ -430,7 +430,7 @@ def test_labels_that_are_written_in_place_reach_the_workers():
         assert {label for _, label, _ in read(loader)[0]} == {7}
 
 
-def test_dataset_that_is_cut_to_its_hard_samples_is_served_as_such():
+def test_dataset_that_gets_shorter_is_loaded_with_its_new_length():
     data = Pairs()
     with make_loader(data) as loader:
         read(loader)
@@ -440,7 +440,7 @@ def test_dataset_that_is_cut_to_its_hard_samples_is_served_as_such():
 
 
 @pytest.mark.filterwarnings("ignore:dataset.labels has changed between epochs")
-def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next(tmp_path):
+def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next_epoch(tmp_path):
     data = Pairs()
     with make_loader(data, prefetch_factor=8) as loader:
         batches = iter(loader)
@@ -503,7 +503,7 @@ def test_dataset_that_cannot_be_sent_again_stays_as_it_is_with_one_warning():
         assert {name for *_, name in read(loader)[0]} == {"second"}
 
 
-def test_attribute_that_changes_again_and_again_is_named_once():
+def test_array_that_changes_between_epochs_repeatedly_is_warned_of_once():
     data = Pairs(8)
     with make_loader(data, 1) as loader:
         read(loader)

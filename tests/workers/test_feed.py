@@ -139,9 +139,7 @@ def expected(n: int, size: int) -> list[list[int]]:
     seed=st.integers(0, 2**32 - 1),
     spares=st.booleans(),
 )
-def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunks(
-    n, size, chunk, ahead, granules, seed, spares
-):
+def test_batches_are_complete_and_in_order_for_any_ring_and_chunk_size(n, size, chunk, ahead, granules, seed, spares):
     rng = np.random.default_rng(seed)
     ring = Ring(granules * GRANULE_BYTES)
     sizes = {7 * p: int(rng.integers(1, 2 * GRANULE_BYTES)) for p in range(n)}
@@ -255,7 +253,7 @@ def test_large_images_are_loaded_once_with_a_long_look_ahead():
     assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
 
 
-def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones():
+def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
     feed, engine = make()
     feed.begin(batches(40, 8, epoch=0))
     feed.release(feed.pop_batch())
@@ -273,7 +271,7 @@ def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones(
     assert feed.ring.slots == slots
 
 
-def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
+def test_slots_released_late_are_reused_before_the_ring_grows():
     """As on a GPU: the consumer has its batch while the copies out of the slots go on; they end one batch later."""
     ended = []
 
@@ -295,7 +293,7 @@ def in_own_memory(batches) -> list[int]:
 
 
 @pytest.mark.parametrize("ahead", [2, 8])
-def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_larger(ahead):
+def test_a_chunk_in_separate_memory_is_used_and_later_slots_are_larger(ahead):
     def fate(request):
         own = sum(in_own_memory(feed.batches)) + sum(asked.spare_bytes for asked in [*engine.queue, request])
         assert own <= feed.ring.ring_bytes
@@ -319,7 +317,7 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
     assert feed.ring.used_bytes == 0
 
 
-def test_the_slot_size_does_not_shrink_with_a_chunk_whose_slot_is_older():
+def test_slot_size_does_not_shrink_with_a_chunk_of_an_older_slot():
     """A chunk that was submitted before the estimate grew can be too large for its slot, and still need less."""
     size = SlotSize(1 << 30, chunk_size=4)
     size.grow_for(4_000_000, 4)
@@ -327,7 +325,7 @@ def test_the_slot_size_does_not_shrink_with_a_chunk_whose_slot_is_older():
     assert size.estimate(4) == 5_600_000
 
 
-def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_in_a_larger_slot():
+def test_a_chunk_larger_than_its_spare_bytes_is_requested_again_in_a_larger_slot():
     sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
     feed, engine = make(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
     feed.begin(batches(16, 8))
@@ -354,7 +352,7 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
     assert feed.ring.used_bytes == 0
 
 
-def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
+def test_separate_memory_of_abandoned_chunks_is_freed():
     feed, _ = make(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True)
     feed.begin(batches(80, 8))
     feed.pump(0)
@@ -364,13 +362,13 @@ def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
     assert feed.ring.used_bytes == 0
 
 
-def test_a_full_queue_loses_nothing():
+def test_a_full_queue_loses_no_chunk():
     feed, _ = make(capacity=1)
     feed.begin(batches(100, 16))
     assert drain(feed) == expected(100, 16)
 
 
-def test_a_lost_chunk_is_done_again_its_suspect_alone():
+def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone():
     lost_once = []
 
     def fate(request):
@@ -387,7 +385,7 @@ def test_a_lost_chunk_is_done_again_its_suspect_alone():
     assert again == [[28], [35], [42, 49]]
 
 
-def test_a_chunk_that_is_read_together_is_done_again_whole_before_it_is_split():
+def test_a_lost_chunk_that_is_read_together_is_requested_again_before_it_is_split():
     deaths = []
 
     def fate(request):
@@ -475,7 +473,7 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
     assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 14), (7, 28), (14, 21)]
 
 
-def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
+def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
     lost = []
 
     def fate(request):
@@ -492,7 +490,7 @@ def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
     assert len(feed.ring._busy) == 1
 
 
-def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fails():
+def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
     lost = []
 
     def fate(request):
@@ -530,7 +528,7 @@ class Declaring(Engine):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_the_first_batches_no_slot_is_made(seed):
+def test_no_slot_is_created_after_the_first_batches(seed):
     """Crops of photographs of 500 x 375, whose slots come back three batches later, as those of a GPU's batches do:
     each new slot would be page-locked, which holds everything up."""
     count, size = 100, 64

@@ -99,7 +99,7 @@ def test_a_warning_names_values_of_modules_that_workers_do_not_see(run):
     assert "SAME" not in said
 
 
-def test_what_worker_init_fn_sets_is_no_difference(run):
+def test_values_set_by_worker_init_fn_are_not_warned_of(run):
     printed, said = run(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
     assert printed == [[[[224, 7, 3]] * 2]]
     assert said == ""
@@ -126,12 +126,12 @@ def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("SIZE = 1\ndef f(SIZE): return SIZE", {}),
     ],
 )  # fmt: skip
-def test_values_that_code_refers_to_are_found(code, expected, tmp_path, monkeypatch):
+def test_module_values_returns_simple_values_that_code_refers_to(code, expected, tmp_path, monkeypatch):
     found = module_values([module("somebodys", code, tmp_path, monkeypatch).f])
     assert found == ({"somebodys": expected} if expected else {})
 
 
-def test_values_of_installed_packages_are_not_looked_at():
+def test_module_values_skips_installed_packages():
     def f():
         return np.pi, os.sep, json.decoder
 
@@ -156,7 +156,7 @@ REPLACEMENTS = {
 
 
 @pytest.mark.parametrize("kind", REPLACEMENTS)
-def test_functions_in_place_of_those_of_a_library_are_found(kind, monkeypatch):
+def test_library_values_names_the_owner_of_a_replaced_function(kind, monkeypatch):
     def f():
         return Image.open
 
@@ -172,7 +172,7 @@ def test_functions_in_place_of_those_of_a_library_are_found(kind, monkeypatch):
     ]
 
 
-def test_libraries_are_found_by_modules_functions_and_classes_that_code_names():
+def test_library_values_covers_modules_functions_and_classes_that_code_names():
     def f(image):
         import torch.nn
 
@@ -186,7 +186,7 @@ def test_libraries_are_found_by_modules_functions_and_classes_that_code_names():
     assert not {"json", "os", "gpuload", "builtins", __name__} & found.keys()
 
 
-def test_constants_of_libraries_are_compared_but_not_what_libraries_fill_themselves(monkeypatch):
+def test_library_values_contains_constants_but_not_registries(monkeypatch):
     values = library_values([Image.new("L", (1, 1))])["PIL.Image"]
     assert values["MAX_IMAGE_PIXELS"] == Image.MAX_IMAGE_PIXELS
     assert not {"ID", "MIME", "EXTENSION", "OPEN", "_initialized", "__name__"} & values.keys()
@@ -200,7 +200,7 @@ def test_constants_of_libraries_are_compared_but_not_what_libraries_fill_themsel
     assert describe_differences({}, {"PIL.Image": now}) == []
 
 
-def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
+def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_changed(run):
     program = """
         import json
         import numpy as np
@@ -233,7 +233,7 @@ def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
     )
 
 
-def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
+def test_describe_differences_names_both_values(tmp_path, monkeypatch):
     loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
     assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}, {}) == [
@@ -244,7 +244,7 @@ def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
     ]
 
 
-def test_simple_is_what_can_be_compared_at_a_glance():
+def test_is_simple_accepts_only_small_builtin_values():
     assert all(map(is_simple, (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ())))
     assert not any(map(is_simple, ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()})))
 
@@ -320,7 +320,7 @@ def test_settings_of_libraries_are_the_same_in_workers(run):
 
 
 @pytest.mark.parametrize("where", ["data", "program"])
-def test_settings_of_torch_are_those_of_workers_that_import_it_and_no_reason_to_import_it(run, where):
+def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run, where):
     program = """
         import json
         import torch
@@ -364,7 +364,7 @@ def test_settings_of_torch_are_those_of_workers_that_import_it_and_no_reason_to_
     assert said == ""
 
 
-def test_a_filter_that_makes_warnings_errors_does_not_reach_imports(run):
+def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run):
     """The program imported the module before it set the filter."""
     program = """
         import json, warnings
@@ -394,7 +394,7 @@ def test_a_filter_that_makes_warnings_errors_does_not_reach_imports(run):
 
 
 @pytest.mark.parametrize("where", ["program", "data"])
-def test_a_default_timeout_of_sockets_is_not_that_of_workers_sockets(run, where):
+def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run, where):
     line = "import socket; socket.setdefaulttimeout(0.05)"
     program = f"""
         import json
@@ -495,7 +495,7 @@ def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
     assert said == ""
 
 
-def test_a_relative_import_path_is_that_of_the_start_of_the_program(run):
+def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run):
     """As with Hydra, which changes to a folder for each run."""
     program = """
         import json, os, sys

@@ -92,7 +92,7 @@ def busy(feed: Feed) -> int:
     return len(feed.ring._busy)
 
 
-def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_their_draws_make():
+def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draws():
     feed, _ = made(6 * SIZE)
     for step in range(6):
         pump(feed)
@@ -123,7 +123,7 @@ def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_
     assert busy(feed) == 0
 
 
-def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
+def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
     feed, _ = made(SIZE)
     pump(feed)
     batch = feed.pop_ready_batch()
@@ -170,7 +170,7 @@ def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_
     feed.abandon()
 
 
-def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
+def test_a_late_plan_is_dropped_and_its_slot_is_released():
     feed, engine = made(2 * SIZE)
     engine.fate = "later"
     pump(feed)
@@ -186,7 +186,7 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     assert (busy(feed), feed.is_idle()) == (0, True)
 
 
-def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
+def test_pop_batch_uses_a_plan_that_is_complete():
     feed, _ = made(SIZE)
     while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
@@ -196,7 +196,7 @@ def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
     feed.release(batch)
 
 
-def test_a_batch_whose_plan_is_lost_does_without():
+def test_a_batch_whose_plan_is_lost_has_no_plan():
     feed, engine = made(SIZE)
     lost: list[Request] = []
 
@@ -214,7 +214,7 @@ def test_a_batch_whose_plan_is_lost_does_without():
     assert (busy(feed), feed.is_idle()) == (1, True)  # whose slot is the engine's affair
 
 
-def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
+def test_a_batch_that_workers_cannot_plan_has_no_plan():
     """There it is an error that names its images: they differ in channels."""
     feed, _ = made(SIZE, Pictures(grey=2))
     pump(feed)
@@ -225,7 +225,7 @@ def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
     assert busy(feed) == 0
 
 
-def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
+def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
     feed, engine = made(4 * SIZE)
     feed._slot_size.of = lambda rows: 1 << 16  # pyright: ignore[reportAttributeAccessIssue]
     asked: list[int] = []
@@ -250,7 +250,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     assert busy(feed) == 0
 
 
-def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
+def test_an_abandoned_epoch_releases_the_slots_of_its_plans():
     feed, engine = made()
     engine.fate = "later"
     pump(feed)
@@ -266,7 +266,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
     assert (count, busy(feed)) == (3, 0)
 
 
-def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
+def test_a_chunk_that_is_loaded_again_discards_the_plan_of_its_batch():
     feed, _ = made(SIZE)
     pump(feed)
     [batch] = feed._batches
@@ -283,7 +283,7 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     assert busy(feed) == 0
 
 
-def test_a_small_ring_is_for_pixels():
+def test_no_plan_is_requested_in_a_small_ring():
     feed, engine = made(SIZE, ring_bytes=1 << 18)
     feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
     feed.plans._need_bytes = 1 << 16
@@ -331,14 +331,14 @@ def test_a_plan_of_the_main_process_gets_no_slot_while_chunks_have_them_all():
     assert batch.planned is None
 
 
-def test_with_plans_in_work_as_many_more_batches_are_up_to_two():
+def test_batches_with_plans_in_progress_extend_the_look_ahead_by_up_to_two():
     feed, engine = made(20)
     engine.fate = "later"
     pump(feed)
     assert len(feed._batches) == 4  # two are ahead
 
 
-def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of_the_resize():
+def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():
     positions, sizes = np.arange(SIZE), np.tile([[40, 60]], (SIZE, 1))
     drawn = CHAIN.draw(epoch_key(3, 0), positions, sizes)
     regions = drawn.windows_tlhw[0]
@@ -366,7 +366,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
         np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)
 
 
-def test_a_worker_that_plans_nothing_does_not_load_what_plans_are_made_of():
+def test_a_worker_that_plans_nothing_does_not_import_the_fusing_package():
     code = "import sys, gpuload.workers.main, gpuload.workers.runner; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gpuload.workers.planned" in result.stdout

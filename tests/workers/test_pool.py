@@ -171,7 +171,7 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     )
 
 
-def test_pixels_are_streamed_past_the_caches_and_memory_is_kept_unless_the_user_set_that_himself(team, monkeypatch):
+def test_workers_set_glibc_tunables_unless_the_user_has_set_them(team, monkeypatch):
     kept = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
     stream = "glibc.cpu.x86_non_temporal_threshold"
     look = Calls(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
@@ -192,7 +192,7 @@ def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_workers_pull_so_nothing_waits_behind_a_slow_sample(team, tmp_path):
+def test_a_slow_sample_delays_no_chunk_of_another_worker(team, tmp_path):
     go = tmp_path / "go"
 
     def slow_at_0(index):
@@ -212,7 +212,7 @@ def test_workers_pull_so_nothing_waits_behind_a_slow_sample(team, tmp_path):
     assert team_.wait(1)[0].chunk == 1
 
 
-def test_an_error_in_the_dataset_is_a_value_and_the_other_samples_arrive(team):
+def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(team):
     def fail_at_2(index):
         if index == 2:
             raise KeyError("no such label")
@@ -228,7 +228,7 @@ def test_an_error_in_the_dataset_is_a_value_and_the_other_samples_arrive(team):
     assert 'raise KeyError("no such label")' in record.traceback
 
 
-def test_a_sample_that_cannot_be_sent_back_is_an_error_that_says_so(team):
+def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(team):
     team_ = team(Calls(lambda index: __import__("threading").Lock()))
     team_.ask(1, [5])
     [reply] = team_.wait(1)
@@ -237,7 +237,7 @@ def test_a_sample_that_cannot_be_sent_back_is_an_error_that_says_so(team):
     assert "lock" in record.cause
 
 
-def test_large_arrays_come_through_the_slot(team):
+def test_large_arrays_are_returned_in_the_slot(team):
     team_ = team(Calls(lambda index: np.full((1000, 50), index, np.float32)))
     team_.ask(1, [3, 4])
     [reply] = team_.wait(1)
@@ -249,7 +249,7 @@ def test_large_arrays_come_through_the_slot(team):
     assert (four == 4).all()
 
 
-def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
+def test_a_description_too_long_for_a_message_is_returned_in_the_slot(team):
     team_ = team(Calls(lambda index: "x" * 100_000))
     team_.ask(1, [0, 1])
     [reply] = team_.wait(1)
@@ -258,7 +258,7 @@ def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
     assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
-def test_what_does_not_fit_the_slot_is_not_written_and_the_need_is_told(team):
+def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(team):
     team_ = team(Calls(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
     team_.ask(1, [0])
     [reply] = team_.wait(1)
@@ -287,7 +287,7 @@ def owned(pid: int | str = "self") -> int:
     return sum(OWN in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(OWN)
 
 
-def test_what_does_not_fit_the_slot_comes_in_memory_of_its_own_and_leaves_nothing(team):
+def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(team):
     team_ = team(Calls(large))
     for chunk in range(1, 31):
         team_.ask(chunk, [chunk, 100], spare_bytes=8 << 20)
@@ -304,7 +304,7 @@ def test_what_does_not_fit_the_slot_comes_in_memory_of_its_own_and_leaves_nothin
     assert owned(*team_.pool.pids) == 0
 
 
-def test_memory_that_comes_with_a_reply_that_nobody_waits_for_is_free(team):
+def test_separate_memory_of_an_unexpected_reply_is_freed(team):
     team_ = team(Calls(large))
     team_.ask(1, [1, 2], spare_bytes=8 << 20)
     del team_.pool._in_flight[1]  # as if it had been declared lost
@@ -313,7 +313,7 @@ def test_memory_that_comes_with_a_reply_that_nobody_waits_for_is_free(team):
     assert owned() == 0
 
 
-def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_and_nothing_else(team, tmp_path):
+def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk(team, tmp_path):
     def dies_once(index):
         import os
         import signal
@@ -342,7 +342,7 @@ def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_
     assert [set(image) for image in pixels(team_, reply)] == [{3}, {4}]
 
 
-def test_where_this_process_has_too_many_files_open_a_larger_slot_is_asked_for(team):
+def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(team):
     team_ = team(Calls(large))
     wait_until(lambda: team_.pool.collect_events(0.01) or team_.pool.ready, "the worker is ready")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -358,7 +358,7 @@ def test_where_this_process_has_too_many_files_open_a_larger_slot_is_asked_for(t
     assert team_.pool.deaths.causes == []
 
 
-def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):
+def test_a_canceled_chunk_ends_at_its_next_sample(team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -381,7 +381,7 @@ def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):
 # -- deaths ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_worker_replaced(team):
+def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(team):
     def die_at_7(index):
         import os
         import signal
@@ -400,7 +400,7 @@ def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_
     assert team_.pool.pids != [before]
 
 
-def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
+def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(team):
     """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
@@ -462,7 +462,7 @@ class Hesitates:
         main._process_request = hesitate
 
 
-def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(team, tmp_path):
+def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(team, tmp_path):
     team_ = team(Hesitates(2, tmp_path), workers=2)
     while not team_.pool.ready:
         team_.pool.collect_events(0.01)
@@ -479,7 +479,7 @@ def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(tea
     assert len(team_.ring._busy) == 1  # that of the last chunk
 
 
-def test_idle_workers_are_replaced_where_the_slots_that_they_might_write_to_are_needed(team):
+def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(team):
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
     while not team_.pool.ready:
@@ -508,7 +508,7 @@ def chunks_on_board(team_) -> set[int]:
     return {team_.pool._board.read(worker).chunk for worker in range(team_.pool.size)}
 
 
-def test_workers_that_die_too_often_end_the_run(team):
+def test_more_deaths_than_max_restarts_raise_worker_error(team):
     def die(index):
         import os
 
@@ -525,7 +525,7 @@ def test_workers_that_die_too_often_end_the_run(team):
         team_.wait(3, Lost)
 
 
-def test_a_dataset_that_a_worker_cannot_unpack_ends_the_run_with_its_traceback(team):
+def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(team):
     class Refuses:
         def __reduce__(self):
             return (int, ("not a number",))
@@ -551,7 +551,7 @@ def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
     assert "in hang_at_3" in lost.stack
 
 
-def test_a_crash_tells_where_it_happened(team):
+def test_a_crash_is_reported_with_its_python_stack(team):
     def crashes(index):
         import ctypes
 
@@ -566,7 +566,7 @@ def test_a_crash_tells_where_it_happened(team):
     assert "Extension modules" not in lost.stack
 
 
-def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
+def test_a_kill_by_another_process_is_reported_as_external(team, tmp_path):
     started = tmp_path / "started"
 
     def waits(index):
@@ -584,7 +584,7 @@ def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
     assert (lost.cause, lost.killed_externally) == ("killed by SIGKILL", True)
 
 
-def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypatch, tmp_path):
+def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(team, monkeypatch, tmp_path):
     begun = tmp_path / "begun"
 
     def hang(index):
@@ -610,7 +610,7 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     assert len(warned) == 1  # once for a sample
 
 
-def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, monkeypatch, tmp_path):
+def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(team, monkeypatch, tmp_path):
     begun = tmp_path / "begun"
 
     class Slow:
@@ -653,7 +653,7 @@ def who(index):
     return str((os.getpid(), get_worker_info().id, get_worker_info().num_workers))
 
 
-def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team):
+def test_resize_adds_and_removes_workers_and_reuses_their_numbers(team):
     team_ = team(Calls(who), max_workers=3)
     [first] = team_.pool.pids
     team_.pool.resize(3)
@@ -684,7 +684,7 @@ def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team)
     assert team_.pool.deaths.causes == []
 
 
-def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
+def test_a_leaving_worker_finishes_its_chunk_first(team):
     team_ = team(Calls(lambda index: index), workers=3)
     team_.pool.collect_events(0.0)
     for chunk in range(1, 51):
@@ -698,7 +698,7 @@ def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
     assert team_.pool.deaths.causes == []
 
 
-def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
+def test_chunks_do_not_wait_for_a_worker_that_is_being_added(team, tmp_path):
     go = tmp_path / "go"
 
     def init(number):
@@ -715,7 +715,7 @@ def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
     steady(team_, 2)
 
 
-def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
+def test_resize_up_again_keeps_or_replaces_a_leaving_worker(team):
     team_ = team(Calls(lambda index: index), workers=2)
     team_.values([1], chunk=1)
     for chunk in range(2, 40, 2):
@@ -729,7 +729,7 @@ def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
     assert team_.pool.deaths.causes == []
 
 
-def test_a_worker_that_dies_while_it_is_to_leave_loses_its_chunk_and_is_not_replaced(team, tmp_path):
+def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -756,7 +756,7 @@ def test_a_worker_that_dies_while_it_is_to_leave_loses_its_chunk_and_is_not_repl
     assert (len(team_.pool.pids), team_.pool.is_steady) == (1, True)
 
 
-def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, monkeypatch):
+def test_an_added_worker_that_cannot_be_started_is_warned_of_once(team, monkeypatch):
     team_ = team(Calls(lambda index: index), max_workers=4)
     team_.values([1], chunk=1)
 
@@ -776,7 +776,7 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
     assert team_.pool.deaths.causes == []
 
 
-def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_warning(team, tmp_path):
+def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(team, tmp_path):
     fails = tmp_path / "fails"
 
     def init(worker):
@@ -802,7 +802,7 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
     assert team_.pool.deaths.causes == []
 
 
-def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path):
+def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -824,7 +824,7 @@ def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path)
     assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
 
 
-def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
+def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(team):
     """So that workers that share a CPU with other programs are not taken for workers that wait for a disk."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
@@ -857,7 +857,7 @@ def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
         os.sched_setaffinity(0, allowed)
 
 
-def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():
+def test_close_while_workers_start_and_leave_leaves_no_process_or_descriptor():
     gc.collect()  # what earlier tests left behind
     before = open_now()
     team_ = Team(Calls(lambda index: index), workers=2, max_workers=3)
@@ -937,7 +937,7 @@ def start_parent(between: str = "") -> tuple[subprocess.Popen[str], list[int]]:
     return parent, [int(word) for word in parent.stdout.readline().split()]
 
 
-def test_workers_hanging_in_foreign_code_die_with_a_parent_that_is_killed():
+def test_workers_that_hang_in_c_code_die_with_their_killed_parent():
     parent, pids = start_parent()
     assert len(pids) == 2
     assert all(alive(pid) for pid in pids)
@@ -946,7 +946,7 @@ def test_workers_hanging_in_foreign_code_die_with_a_parent_that_is_killed():
     wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
 
 
-def test_workers_die_with_their_parent_although_a_child_that_it_forked_lives_on(tmp_path):
+def test_workers_die_with_their_parent_although_a_forked_child_of_it_lives_on(tmp_path):
     mark = tmp_path / "forked"
     parent, pids = start_parent(FORK.format(mark=str(mark)))
     wait_until(lambda: mark.exists() and mark.read_text() != "", "the child runs")
@@ -961,7 +961,7 @@ def test_workers_die_with_their_parent_although_a_child_that_it_forked_lives_on(
         parent.stdout.close()
 
 
-def test_a_forked_child_that_closes_the_pool_leaves_its_parents_workers_alone(team):
+def test_close_in_a_forked_child_keeps_its_parents_workers(team):
     team_ = team(Calls(lambda index: index))
     team_.values([0])
     pids = team_.pool.pids
@@ -978,7 +978,7 @@ def test_a_forked_child_that_closes_the_pool_leaves_its_parents_workers_alone(te
     assert team_.pool.pids == pids
 
 
-def test_workers_leave_the_announced_end_of_a_job_to_their_parent(team):
+def test_workers_ignore_sigterm(team):
     team_ = team(Calls(lambda index: index))
     team_.values([1], chunk=1)
     [pid] = team_.pool.pids
@@ -987,7 +987,7 @@ def test_workers_leave_the_announced_end_of_a_job_to_their_parent(team):
     assert team_.pool.pids == [pid]
 
 
-def test_workers_ignore_a_ctrl_c_of_the_terminal(team):
+def test_workers_ignore_sigint(team):
     team_ = team(Calls(lambda index: index))
     [pid] = team_.pool.pids
     os.kill(pid, signal.SIGINT)  # it may still be starting
@@ -1048,7 +1048,7 @@ def run_script(tmp_path: Path, *, as_module: bool) -> str:
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the_script_is_found(tmp_path, as_module):
+def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directory(tmp_path, as_module):
     out = run_script(tmp_path, as_module=as_module)
     assert "[42, 'helped'" in out.replace("[[", "[")
     assert "elsewhere" not in out
@@ -1073,7 +1073,7 @@ def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the
         ),
     ],
 )
-def test_where_workers_cannot_be_started_the_message_names_the_remedy(monkeypatch, attribute, value, text):
+def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch, attribute, value, text):
     monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(RuntimeError, match=text):
         check_platform()
@@ -1098,7 +1098,7 @@ class Share:
         return iter(range(info.id, 100, info.num_workers))
 
 
-def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_asked(team, tmp_path):
+def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(team, tmp_path):
     team_ = team(Share(str(tmp_path / "pickled")), 3, queue_per_worker=True)
     for chunk, worker in enumerate((2, 0, 2)):
         slot = team_.ring.acquire(1 << 20)
@@ -1112,7 +1112,7 @@ def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_
     assert (tmp_path / "pickled").read_text() == "once\n"
 
 
-def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team, tmp_path):
+def test_queue_per_worker_loses_only_the_dead_workers_chunks(team, tmp_path):
     team_ = team(Share(str(tmp_path / "pickled")), 2, queue_per_worker=True)
     for worker in (0, 1):  # both have said hello, and noted that they are idle
         ask_for(team_, worker, worker)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workers.cluster import Cluster, RayError
+from workers.fake_ray import Cluster, RayError
 
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
@@ -36,12 +36,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         ),
     ],
 )
-def test_wrong_arguments_are_refused(given, kind, text):
+def test_ray_workers_with_wrong_arguments_are_refused(given, kind, text):
     with pytest.raises(kind, match=re.escape(text)):
         gl.RayWorkers(**given)
 
 
-def test_a_loader_takes_them_in_the_place_of_processes():
+def test_a_loader_accepts_ray_workers_instead_of_num_workers():
     loader = gl.Loader(range(100), 10, workers=gl.RayWorkers(count=1000))  # many, and no warning
     assert loader.num_workers == 1000
     with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) cannot be combined"):
@@ -108,7 +108,7 @@ def numbers(batches) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
-def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are(cluster):
+def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
     def records(act, **options):
         with loader(Numbers(24, 5, act), on_error="skip", **options) as loader_:
             assert numbers(loader_) == [number for number in range(24) if number != 5]
@@ -129,7 +129,7 @@ def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are
     assert "in hang" in stack
 
 
-def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
+def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
     with loader(Numbers(400)) as loader_:
         epoch = iter(loader_)
         seen = numbers([next(epoch)])
@@ -156,7 +156,7 @@ class Shifted(Numbers):
         return index + self.shift + int(self.table[index])
 
 
-def test_changes_to_the_dataset_reach_all_actors_and_those_that_replace_them(cluster):
+def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster):
     data = Shifted(100)
     with loader(data) as loader_:
         assert numbers(loader_) == list(range(100))
@@ -171,7 +171,7 @@ def test_changes_to_the_dataset_reach_all_actors_and_those_that_replace_them(clu
         assert len(cluster.actors) == 5  # data is sent to new actors
 
 
-def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_without_it(cluster):
+def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
     with loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader_:
         cluster.nodes_in_turn = ["a", "a", "b"]
         epoch = iter(loader_)
@@ -184,7 +184,7 @@ def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_wit
         assert len(loader_._session.engine.deaths.causes) == 1
 
 
-def test_too_many_deaths_end_the_epoch(cluster):
+def test_more_deaths_than_max_restarts_end_the_epoch(cluster):
     told = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
     with (
         loader(Numbers(64, 5, leave), faults=gl.Faults(max_restarts=1)) as loader_,
@@ -203,7 +203,7 @@ def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
         assert "no answer for 2 seconds" in loader_._session.engine.deaths.causes[0]
 
 
-def test_an_object_that_is_lost_is_made_again(cluster, monkeypatch):
+def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
     whole, lost = cluster.get, []
 
     def get(call):
@@ -219,7 +219,7 @@ def test_an_object_that_is_lost_is_made_again(cluster, monkeypatch):
         assert not loader_._session.engine.deaths.causes
 
 
-def test_the_error_of_a_workers_start_comes_with_its_kind_and_its_machine(cluster):
+def test_an_error_of_worker_init_fn_keeps_its_type_and_names_the_machine(cluster):
     with loader(worker_init_fn=lambda worker: refuse()) as loader_:
         with pytest.raises(
             LookupError, match=r"(?s)worker_init_fn raised.*nobody reads this.*a machine of the Ray"
@@ -228,7 +228,7 @@ def test_the_error_of_a_workers_start_comes_with_its_kind_and_its_machine(cluste
         assert isinstance(caught.value, gl.WorkerError)
 
 
-def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypatch):
+def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 0.1)
     cluster.nodes_in_turn = [None]
     with (
@@ -240,7 +240,7 @@ def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypat
         next(iter(loader_))
 
 
-def test_other_versions_are_told_or_refused(cluster, monkeypatch):
+def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
     def with_versions(**others):
         monkeypatch.setattr(
             Host,
@@ -260,7 +260,7 @@ def test_other_versions_are_told_or_refused(cluster, monkeypatch):
         list(loader_)
 
 
-def test_when_ray_is_shut_down_the_epoch_says_so(cluster):
+def test_a_shutdown_of_ray_in_mid_epoch_raises_worker_error(cluster):
     with loader() as loader_:
         epoch = iter(loader_)
         next(epoch)
@@ -269,7 +269,7 @@ def test_when_ray_is_shut_down_the_epoch_says_so(cluster):
             list(epoch)
 
 
-def test_workers_have_numbers_and_an_iterable_dataset_goes_on_with_another_actor(cluster):
+def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster):
     class Stream:
         def __iter__(self):
             info = gl.get_worker_info()
@@ -285,7 +285,7 @@ def test_workers_have_numbers_and_an_iterable_dataset_goes_on_with_another_actor
     assert not any(actor.alive for actor in cluster.actors)
 
 
-def test_slots_on_the_other_machine_are_released_and_each_worker_has_three_chunks_at_most(cluster):
+def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks(cluster):
     pictures = [(np.full((64, 64, 3), number % 256, np.uint8), number) for number in range(200)]
     with loader(pictures, count=2, per_actor=2) as loader_:
         for images, labels in loader_:
@@ -295,7 +295,7 @@ def test_slots_on_the_other_machine_are_released_and_each_worker_has_three_chunk
         assert not actor.host._in_flight
 
 
-def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, monkeypatch):
+def test_a_chunk_too_large_for_its_slot_is_sent_and_read_once(cluster, monkeypatch):
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: pytest.fail(f"done again: {need_bytes} bytes"))
     pictures = [(np.full((600, 600, 3), number, np.uint8), number) for number in range(40)]
     whole = cluster.get
@@ -317,7 +317,7 @@ def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, mon
         assert loader_._session.ring.used_bytes == 0
 
 
-def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
+def test_memory_and_locks_shared_with_local_processes_are_refused(cluster):
     import multiprocessing
 
     import torch
@@ -347,7 +347,7 @@ def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
             list(epoch)
 
 
-def test_both_slots_of_an_actor_come_back_from_a_dead_worker_and_an_idle_one_that_may_have_their_chunks(cluster):
+def test_an_actor_recovers_both_slots_from_a_dead_worker_and_an_idle_one(cluster):
     with loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader_:
         epoch = iter(loader_)
         loader_._session.feed.await_engine()

@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("indices", [SHUFFLED, IN_ORDER], ids=["shuffled", "in order"])
-def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
+def test_row_copier_returns_the_same_chunk_as_the_three_steps(tmp_path, name, indices):
     settings, transforms = CASES[name]
     rows, ordinary = runners(stored(tmp_path, **settings), *transforms)
     assert rows._row_copier is not None
@@ -135,7 +135,7 @@ def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
     ],
     ids=["too large", "from the end", "before the first", "no numbers", "too small to crop"],
 )
-def test_what_is_not_ordinary_is_told_as_ever(tmp_path, indices, transforms, status):
+def test_row_copier_returns_the_same_errors_as_the_three_steps(tmp_path, indices, transforms, status):
     rows, ordinary = runners(stored(tmp_path), *transforms)
     keys = np.array(indices) if all(isinstance(key, int) for key in indices) else indices
     (found, slot, _), (expected, other, _) = done(rows, keys), done(ordinary, keys)
@@ -144,7 +144,7 @@ def test_what_is_not_ordinary_is_told_as_ever(tmp_path, indices, transforms, sta
     assert done(rows, [1, 2], room=64)[0] == done(ordinary, [1, 2], room=64)[0]
 
 
-def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
+def test_row_copier_returns_the_status_of_the_three_steps_if_a_chunk_is_too_large_or_unwanted(tmp_path):
     rows, ordinary = runners(stored(tmp_path))
     assert done(rows, IN_ORDER, room=1000)[0] == done(ordinary, IN_ORDER, room=1000)[0]
     assert done(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
@@ -154,7 +154,7 @@ def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["rows", "three steps", "plain samples"])
-def test_the_part_of_a_slot_that_a_chunk_takes_is_populated_before_it_is_written(tmp_path, kind):
+def test_a_slot_is_populated_up_to_the_chunks_size_before_it_is_written(tmp_path, kind):
     if kind == "plain samples":
         runner, _ = runners([np.full(300, number) for number in range(COUNT)])
     else:  # a block follows the pixels
@@ -198,7 +198,7 @@ def own_files() -> int:
     ],
     ids=["pixels", "pixels, then a block", "a block behind the pixels", "a long description behind the pixels"],
 )
-def test_what_does_not_fit_the_slot_is_in_memory_of_its_own(tmp_path, labels, room, ordinary):
+def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, labels, room, ordinary):
     runner = runners(stored(tmp_path, labels=labels))[ordinary]
     expected, roomy, _ = done(runner, IN_ORDER, room=1 << 18)
     reply, _, noted = done(runner, IN_ORDER, room=room, spare=expected.nbytes)
@@ -222,7 +222,7 @@ def test_what_does_not_fit_the_slot_is_in_memory_of_its_own(tmp_path, labels, ro
         ("map_file", OSError(errno.ENOMEM, "no addresses")),
     ],
 )
-def test_where_there_is_no_such_memory_a_larger_slot_is_asked_for(tmp_path, monkeypatch, name, error):
+def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_path, monkeypatch, name, error):
     def refuse(*args):
         raise error
 
@@ -234,7 +234,7 @@ def test_where_there_is_no_such_memory_a_larger_slot_is_asked_for(tmp_path, monk
     assert own_files() == 0
 
 
-def test_memory_of_a_chunk_that_is_not_wanted_any_more_is_free(tmp_path):
+def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
     rows, ordinary = runners(stored(tmp_path))
     for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # at the first row that is written
         wanted = iter(answers)
@@ -243,7 +243,7 @@ def test_memory_of_a_chunk_that_is_not_wanted_any_more_is_free(tmp_path):
         assert own_files() == 0
 
 
-def test_a_file_that_is_written_to_is_an_error_of_each_sample(tmp_path):
+def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
     dataset = stored(tmp_path)
     os.truncate(dataset.path, 500)
     rows, ordinary = runners(dataset)
@@ -260,7 +260,7 @@ class Own(gl.ArrayFile):
         return image, -label
 
 
-def test_datasets_and_jobs_that_it_leaves_alone(tmp_path):
+def test_row_copier_is_not_used_for_other_datasets_and_jobs(tmp_path):
     assert runners(stored(tmp_path), collate_fn=list)[0]._row_copier is None
     assert runners(stored(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
     assert runners(Own(stored(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
@@ -272,7 +272,7 @@ def test_datasets_and_jobs_that_it_leaves_alone(tmp_path):
         assert content_of(found, slot) == content_of(expected, other)
 
 
-def test_a_loader_gives_the_same_batches_from_a_list(tmp_path):
+def test_a_loader_returns_the_same_batches_from_an_array_file_and_a_list(tmp_path):
     dataset = stored(tmp_path)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0, "device": "cpu", "seed": 3}
     chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]

@@ -57,7 +57,7 @@ def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[n
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 8 << 20])
-def test_pixels_are_those_of_the_originals_however_many_are_cut_at_once(cut_bytes, monkeypatch):
+def test_cuttable_files_have_the_pixels_of_their_originals_for_any_cut_bytes(cut_bytes, monkeypatch):
     monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
     calls: list[int] = []
     cut = SampleReader.cut_files
@@ -76,7 +76,7 @@ def test_pixels_are_those_of_the_originals_however_many_are_cut_at_once(cut_byte
 
 
 @pytest.mark.filterwarnings("ignore:sample 4:RuntimeWarning")
-def test_a_broken_file_fails_alone():
+def test_a_truncated_cuttable_file_fails_alone():
     expected, *_ = epoch(CUTTABLE)
     found, _, failed = epoch(CUTTABLE, broken=True)
     assert failed == [4, 9]
@@ -87,7 +87,7 @@ def test_a_broken_file_fails_alone():
 
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
-def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
+def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
     cut_files = decoder.cut_files
 
     def refuse_one(wanted: Any) -> Any:

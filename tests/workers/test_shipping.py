@@ -44,7 +44,7 @@ def trip(obj):
         list(map(os.close, fds))
 
 
-def test_arrays_arrive_writable_and_without_changing_the_original():
+def test_shipped_arrays_are_writable_and_separate_from_the_original():
     original = np.arange(100_000)
     (arrived,), _ = trip([original])
     assert np.array_equal(arrived, original)
@@ -52,7 +52,7 @@ def test_arrays_arrive_writable_and_without_changing_the_original():
     assert original[0] == 0
 
 
-def test_an_array_is_stored_once_however_many_workers_map_it():
+def test_a_shipped_array_is_stored_once_for_all_workers():
     fds = ship({"a": np.zeros(10_000_000, np.uint8)}, {})
     try:
         assert os.fstat(fds[0]).st_size < 10_010_000
@@ -62,7 +62,7 @@ def test_an_array_is_stored_once_however_many_workers_map_it():
         list(map(os.close, fds))
 
 
-def test_classes_functions_and_lambdas_of_the_moment_are_sent_by_value():
+def test_local_classes_and_lambdas_are_sent_by_value():
     class Local:
         def __init__(self):
             self.f = lambda x: x + 1
@@ -72,7 +72,7 @@ def test_classes_functions_and_lambdas_of_the_moment_are_sent_by_value():
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_memmap_is_sent_as_its_place_in_the_file(tmp_path, mode):
+def test_a_memmap_is_sent_as_its_location_in_the_file(tmp_path, mode):
     path = tmp_path / "data.bin"
     data = np.arange(3_000_000, dtype=np.int32)
     path.write_bytes(b"\0" * 5000 + data.tobytes())
@@ -91,7 +91,7 @@ def test_a_memmap_is_sent_as_its_place_in_the_file(tmp_path, mode):
     assert np.fromfile(path, np.int32, 1, offset=5000)[0] == 0
 
 
-def test_a_memmap_with_negative_strides_arrives_too(tmp_path):
+def test_a_memmap_with_negative_strides_is_sent(tmp_path):
     path = tmp_path / "data.bin"
     np.arange(100, dtype=np.int32).tofile(path)
     arrived, _ = trip(np.memmap(path, np.int32, "r")[::-1])
@@ -158,7 +158,7 @@ def test_a_large_tensor_is_sent_out_of_band(dtype):
 
 
 @pytest.mark.parametrize("bit", ["conjugate", "negative"])
-def test_values_of_a_large_tensor_with_a_bit_are_sent_out_of_band(bit):
+def test_values_of_a_large_conjugate_or_negative_tensor_are_sent_out_of_band(bit):
     """torch would pickle the memory, which does not hold the values, and the bit."""
     conjugate = torch.complex(torch.arange(300_000.0), torch.arange(300_000.0)).conj()
     tensor = conjugate if bit == "conjugate" else conjugate.imag
@@ -169,7 +169,7 @@ def test_values_of_a_large_tensor_with_a_bit_are_sent_out_of_band(bit):
     assert size < tensor.nbytes + 50_000
 
 
-def test_what_cannot_be_sent_is_refused_with_the_remedy():
+def test_an_object_that_cannot_be_pickled_is_refused_with_the_remedy():
     with pytest.raises(TypeError) as refusal:
         ship(threading.Lock(), {})
     assert str(refusal.value) == (
@@ -243,32 +243,32 @@ def test_the_attribute_that_cannot_be_sent_is_named(dataset, named):
     assert where(job(dataset)).startswith(named)
 
 
-def test_what_is_beside_the_dataset_is_named():
+def test_a_collate_fn_that_cannot_be_sent_is_named():
     lock = threading.Lock()
     assert where(replace(job([1]), collate_fn=lambda samples: lock)) == "collate_fn (a function)"
     assert where(Node(parts=[LOCK])) == "parts (a list)"
 
 
-def test_a_transform_is_named_by_its_place_in_the_chain(tmp_path):
+def test_a_transform_that_cannot_be_sent_is_named_by_its_index(tmp_path):
     with open(tmp_path / "log", "w") as file:
         found = where(job([1], [T.Resize(8), T.CenterCrop(8), Blur(fn=functools.partial(print, file=file))]))
     assert found == "transforms[2].fn (a functools.partial)"
 
 
-def test_an_object_that_refuses_by_itself_is_named_with_its_reason():
+def test_an_object_whose_getstate_raises_is_named_with_the_error():
     with pytest.raises(
         TypeError, match=r"^dataset\.inner \(a .*Fussy\) cannot be sent .*: RuntimeError: not me\. Create"
     ):
         ship(job(Node(inner=Fussy())), {})
 
 
-def test_the_part_at_fault_is_found_among_references_back_to_the_whole():
+def test_the_attribute_that_cannot_be_sent_is_named_among_circular_references():
     dataset = Node(a=Node(), lock=LOCK)
     dataset.a.owner = dataset
     assert where(job(dataset)) == "dataset.lock (a _thread.lock)"
 
 
-def test_what_is_nested_too_deep_is_refused():
+def test_a_list_nested_too_deep_is_refused():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
@@ -278,7 +278,7 @@ def test_what_is_nested_too_deep_is_refused():
         deep = deep[0]
 
 
-def test_nothing_was_started_when_the_refusal_comes(monkeypatch):
+def test_a_dataset_that_cannot_be_sent_raises_before_a_process_starts(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     ring = Ring(1 << 20)
     with pytest.raises(TypeError, match=r"^dataset\.lock \(a _thread\.lock\) cannot be sent"):
@@ -289,7 +289,7 @@ def test_nothing_was_started_when_the_refusal_comes(monkeypatch):
 # -- lists of bytes, and what is not shared ---------------------------------------------------------------------------
 
 
-def test_large_lists_of_bytes_are_found_and_others_are_not():
+def test_find_lists_returns_only_large_lists_of_bytes():
     class Data:
         pass
 
@@ -300,7 +300,7 @@ def test_large_lists_of_bytes_are_found_and_others_are_not():
     assert found.keys() == {id(large), id(data.in_dict["train"])}
 
 
-def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
+def test_a_large_list_that_each_worker_copies_is_warned_of(monkeypatch):
 
     class Data:
         def __init__(self):
@@ -385,13 +385,13 @@ def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restart
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_two_tensors_of_one_memory_are_so_in_the_worker_too():
+def test_two_tensors_that_share_memory_share_it_in_workers():
     whole = torch.zeros(10).share_memory_()
     both_ways((whole, whole[:5]), lambda pair: int(pair[0][2]), lambda pair, value: pair[1][2].fill_(value))
 
 
 @pytest.mark.processes
-def test_the_other_sharing_strategy_of_torch(tmp_path):
+def test_tensors_of_the_file_system_sharing_strategy_are_shared(tmp_path):
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         tensor = torch.zeros(5000).share_memory_()
@@ -436,7 +436,7 @@ OF_MULTIPROCESSING = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", OF_MULTIPROCESSING)
-def test_what_multiprocessing_shares(tmp_path, name):
+def test_values_and_arrays_of_multiprocessing_are_shared(tmp_path, name):
     make, read, write = OF_MULTIPROCESSING[name]
     both_ways(make(), read, write, tmp_path)
 
@@ -458,7 +458,7 @@ def test_a_lock_and_a_queue_work_across_workers():
 
 
 @pytest.mark.processes
-def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
+def test_a_lock_of_the_fork_context_is_refused_with_the_remedy():
     for shared in (multiprocessing.get_context("fork").Value("i"), multiprocessing.get_context("fork").Lock()):
         expected = (
             r'dataset\.store.* cannot be sent to the worker processes: .*\. A lock of multiprocessing\'s "fork" context'
@@ -469,7 +469,7 @@ def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
 
 
 @pytest.mark.processes
-def test_a_managers_dict_and_one_within_it():
+def test_dicts_of_a_manager_are_shared():
     with SPAWN.Manager() as manager:
         outer = manager.dict()
         outer["inner"] = manager.dict()
@@ -524,7 +524,7 @@ def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
 
 
 @pytest.mark.processes
-def test_a_mapping_without_a_name_is_refused():
+def test_an_array_over_an_anonymous_mapping_is_refused():
     array = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with pytest.raises(TypeError, match=r"(?s)dataset\.store \(a numpy\.ndarray\) .*a mapping that.*forks share"):
         iter(gl.Loader(Cache(array, first, set_first), num_workers=1, device="cpu"))
@@ -532,7 +532,7 @@ def test_a_mapping_without_a_name_is_refused():
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_a_tensor_over_a_mapping_without_a_name_is_copied():
+def test_a_tensor_over_an_anonymous_mapping_is_copied():
     """It may be a batch that somebody kept."""
     tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
     with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), set_first), num_workers=1, device="cpu") as loader:
@@ -541,7 +541,7 @@ def test_a_tensor_over_a_mapping_without_a_name_is_copied():
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_no_descriptor_stays_and_the_tracker_says_nothing():
+def test_shared_memory_leaves_no_descriptor_and_no_warning_of_the_resource_tracker():
     program = """
 import os, torch, multiprocessing, gpuload as gl, numpy as np
 from multiprocessing import shared_memory

@@ -56,7 +56,7 @@ def do(source: Source, *indices: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
+def test_source_reads_ahead_for_chunks_ahead_chunks_after_a_slow_one(kind: type[Slow]) -> None:
     dataset = kind(2e-9 * SLOW_NS)
     source = Source(dataset, 0)
     do(source, 1, 2)
@@ -79,7 +79,7 @@ def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
     assert not source.reads_ahead
 
 
-def test_a_quick_dataset_is_told_no_more_than_the_first_ones() -> None:
+def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
     source = Source(dataset := Slow(0.0), 0)
     for _ in range(3):
         source.open(request(1, 2))
@@ -89,7 +89,7 @@ def test_a_quick_dataset_is_told_no_more_than_the_first_ones() -> None:
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_nobody_knows_of_the_first_chunks_whether_they_come_from_a_disk(kind: type[Slow]) -> None:
+def test_source_names_the_samples_of_the_first_three_chunks(kind: type[Slow]) -> None:
     """So they are named: the first one as it begins, and the two that follow."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
     told: list[list[int]] = []
@@ -107,7 +107,7 @@ def test_nobody_knows_of_the_first_chunks_whether_they_come_from_a_disk(kind: ty
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: type[Slow]) -> None:
+def test_will_need_gets_a_few_samples_at_a_time(kind: type[Slow]) -> None:
     source = Source(dataset := kind(0.0), 0)
     do(source, 0)
     dataset.told.clear()
@@ -130,7 +130,7 @@ def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: t
     assert dataset.told[-1] == [60, 61, 62, 63], "nor where nothing follows"
 
 
-def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
+def test_an_index_error_of_will_need_skips_only_its_samples() -> None:
     class Picky(Slow):
         def will_need(self, indices: list[int]) -> None:
             if 5 in indices:
@@ -145,7 +145,7 @@ def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
     assert dataset.told == [[0, 1, 2, 3, 4], [8, 9, 10, 11]]
 
 
-def test_keys_of_any_kind_are_named() -> None:
+def test_will_need_gets_keys_of_any_type() -> None:
     source = Source(dataset := Slow(0.0), 0)
     source.store_next_keys(replace(request(1), indices=[(1, 2), "three", (4,)]))
     source.open(replace(request(7), indices=[("seven",)]))(0)
@@ -160,7 +160,7 @@ class Drawing(Slow):
         random.random()
 
 
-def test_what_a_dataset_draws_does_not_depend_on_naming() -> None:
+def test_random_numbers_of_a_dataset_do_not_depend_on_will_need() -> None:
     found = []
     for following in (None, request(7, 8)):
         source = Source(Drawing(0.0), 0)
@@ -170,7 +170,7 @@ def test_what_a_dataset_draws_does_not_depend_on_naming() -> None:
     assert found[0] == found[1]
 
 
-def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> None:
+def test_source_reads_ahead_while_quick_reads_come_from_a_disk(tmp_path: Path) -> None:
     path = tmp_path / "blocks"
     path.write_bytes(bytes(1 << 20))
 
@@ -200,7 +200,7 @@ def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> 
     assert not source.reads_ahead
 
 
-def test_an_error_ends_it_and_not_the_worker() -> None:
+def test_an_error_of_will_need_ends_reading_ahead_but_not_the_worker() -> None:
     dataset = Slow(0.0)
     source = Source(dataset, 0)
     source._slow_chunks_left = 1
@@ -210,7 +210,7 @@ def test_an_error_ends_it_and_not_the_worker() -> None:
     assert not source.reads_ahead
 
 
-def test_the_next_request_is_looked_at_and_left() -> None:
+def test_peek_request_leaves_the_request_in_the_queue() -> None:
     queue, memory = Queue(), memoryview(bytearray(MESSAGE_BYTES))
     try:
         assert peek_request(queue.read_end, memory) is None
@@ -241,7 +241,7 @@ class Written(Slow):
 
 
 @pytest.mark.processes
-def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
+def test_workers_call_will_need_with_the_next_chunks(tmp_path: Path) -> None:
     # Four chunks at a time: with two, the worker takes the second before the third is sent.
     options = {"num_workers": 1, "prefetch_factor": 4, "device": "cpu", "chunk_size": 4}
     loader = gl.Loader(Written(str(tmp_path / "told")), 4, **options)
@@ -261,7 +261,7 @@ def archived(path: Path, nbytes: int) -> gl.TarShards:
     return gl.TarShards(path, fields="bin")
 
 
-def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
+def test_large_samples_of_an_archive_are_read_one_by_one(tmp_path: Path) -> None:
     source = Source(archived(tmp_path / "x.tar", 70_000), 0)
     get = source.open(request(1, 2, 0))
     assert get(0) == b"\1" * 70_000
@@ -275,7 +275,7 @@ def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
         source.open(request(0, 3))(1)
 
 
-def test_what_cannot_be_read_with_others_is_read_by_itself(tmp_path: Path) -> None:
+def test_small_samples_of_a_truncated_archive_are_read_one_by_one(tmp_path: Path) -> None:
     source = Source(archived(tmp_path / "x.tar", 700), 0)
     get = source.open(request(0, 1, 2))
     os.truncate(tmp_path / "x.tar", 2 * 1536)

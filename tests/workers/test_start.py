@@ -44,7 +44,7 @@ def clock(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def test_imports_are_told_apart_by_module_and_sum_up(clock):
+def test_stopwatch_attributes_import_times_to_modules(clock):
     stopwatch = Stopwatch(lambda: clock.now)
     clock.now += 128
     with stopwatch.measure():
@@ -66,7 +66,7 @@ def test_imports_are_told_apart_by_module_and_sum_up(clock):
     assert type(own.__spec__.loader) is type(own.__loader__) is SourceFileLoader
 
 
-def test_nothing_shows_in_tracebacks_or_remains(clock):
+def test_stopwatch_leaves_no_frame_in_tracebacks_and_no_import_hook(clock):
     before = importlib._bootstrap._find_and_load
     frames = []
     for context in (Stopwatch().measure(), pytest.MonkeyPatch.context()):
@@ -77,7 +77,7 @@ def test_nothing_shows_in_tracebacks_or_remains(clock):
     assert importlib._bootstrap._find_and_load is before
 
 
-def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch):
+def test_stopwatch_measures_nothing_if_the_import_function_is_missing(clock, monkeypatch):
     monkeypatch.setattr("gpuload.workers.start.importlib", SimpleNamespace(_bootstrap=SimpleNamespace()))
     stopwatch = Stopwatch(lambda: clock.now)
     with stopwatch.measure():
@@ -85,7 +85,7 @@ def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch
     assert Start.unpack(stopwatch.pack(), started_at=0.0) == Start()
 
 
-def test_what_it_says():
+def test_start_describes_its_times_and_advises_on_the_slowest_import():
     start = Start(9.0, 0.25, {"torchvision": 4.0, "torch": 3.0, "own": 0.5, "yaml": 0.25, "re": 0.001}, 0.125)
     assert start.describe() == (
         "interpreter 0.25 s, imports 7.75 s (torchvision 4.00 s, torch 3.00 s, own 0.50 s, others 0.25 s), "
@@ -122,7 +122,7 @@ def slow(monkeypatch, tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["PIL.Image", "PIL.ImageMode"])
-def test_what_pillow_imports_with_its_first_image_is_there(monkeypatch, tmp_path, module):
+def test_pillows_plugins_are_imported_if_the_dataset_imports_pil_image(monkeypatch, tmp_path, module):
     """Unless the dataset has no use for Pillow's images."""
     text = f"""
         import sys, {module}
@@ -152,7 +152,7 @@ def all_ready(loader):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fit", [True, False], ids=["forked", "fresh"])
-def test_stats_have_the_start(slow, fit):
+def test_stats_start_describes_the_sessions_first_workers(slow, fit):
     with loader_of(slow(fit)) as loader:
         batches = iter(loader)
         assert loader.stats().start == Start()
@@ -171,7 +171,7 @@ def test_stats_have_the_start(slow, fit):
     assert first.as_dict()["start"]["imports_s"] == start.imports_s
 
 
-def test_without_workers_there_is_no_start(slow):
+def test_stats_start_is_empty_without_workers(slow):
     with loader_of(slow(True), workers=0) as loader:
         list(loader)
         assert loader.stats().start == Start()

@@ -7,7 +7,7 @@ import pytest
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_works_in_a_thread_wherever_it_was_made(succeed):
+def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
     succeed("""
         before = left()
         results = []
@@ -62,7 +62,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
+def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers):
     succeed(f"""
         def slow(index):
             while index >= 8:
@@ -111,7 +111,7 @@ DAEMONS = {
 
 
 @pytest.mark.parametrize("where", DAEMONS)
-def test_a_daemon_thread_that_iterates_while_the_program_ends_says_nothing(succeed, where):
+def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(succeed, where):
     function, wait = DAEMONS[where]
     succeed(f"""
         inside = threading.Event()
@@ -126,7 +126,7 @@ def test_a_daemon_thread_that_iterates_while_the_program_ends_says_nothing(succe
     """)
 
 
-def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
+def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
     succeed("""
         started = process._launch
         def launch(number, descriptors):
@@ -146,7 +146,7 @@ def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent(succeed, end):
+def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(succeed, end):
     succeed(f"""
         loader, reference = make(folder), list(make(folder, num_workers=0))
         iterator = iter(loader)
@@ -189,7 +189,7 @@ signal.signal(signal.SIGCHLD, reap)""",
 
 
 @pytest.mark.parametrize("how", REAPERS)
-def test_deaths_are_noticed_where_the_exit_status_is_lost(succeed, how):
+def test_dead_workers_are_replaced_where_their_exit_status_is_lost(succeed, how):
     succeed(f"""
         exec({REAPERS[how]!r})
         def die_once(index):
