@@ -43,10 +43,10 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
     """)
     code, error = program.end()
     assert (code, (tmp_path / "good").exists()) == (0, True), error
-    told = list(tmp_path.glob("*.worker"))
-    assert len(told) == 2 * workers
-    for file in told:
-        *links, own = file.read_text().split()
+    worker_files = list(tmp_path.glob("*.worker"))
+    assert len(worker_files) == 2 * workers
+    for file in worker_files:
+        *links, new_descriptor = file.read_text().split()
         assert all(link == "/dev/null" for number, link in enumerate(links) if str(number) in closed)
         assert not any("memfd" in link for link in links)
-        assert int(own) > 2
+        assert int(new_descriptor) > 2

@@ -20,12 +20,12 @@ IN_A_FINALIZER = re.compile(
 # Where the program is when the signal comes, which goes to all processes of its group.
 PLACES = {
     "in the loop body": """
-        for batch in numbers():
+        for batch in number_loader():
             say("here")
             hang()
     """,
     "in next() while workers hang": """
-        for batch in numbers(hang_from_8):
+        for batch in number_loader(hang_from_8):
             wait_for_the_hang()
             say("here")
     """,
@@ -34,7 +34,7 @@ PLACES = {
             if index == 8:
                 say("here")
                 hang()
-        for batch in numbers(slow, num_workers=0):
+        for batch in number_loader(slow, num_workers=0):
             pass
     """,
     "while workers start": """
@@ -52,18 +52,18 @@ PLACES = {
             say("here")
             return result
         process._launch = launch
-        for batch in numbers():
+        for batch in number_loader():
             say("too late")
             hang()
     """,
     "in a with block": """
-        with numbers(hang_from_8) as loader:
+        with number_loader(hang_from_8) as loader:
             for batch in loader:
                 wait_for_the_hang()
                 say("here")
     """,
     "in close()": """
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
@@ -77,7 +77,7 @@ PLACES = {
 @matrix(strength=1, place=PLACES, times=[1, 2])
 def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start, place, times):
     program = start(PLACES[place])
-    program.hear("here")
+    program.wait_for_line("here")
     program.signal(signal.SIGINT)
     if times == 2:
         time.sleep(0.05)  # as fingers do it; whatever the program is at by then, and be it over

@@ -22,7 +22,7 @@ from gpuload.workers import pool as pool_module
 pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
-class Deadly:
+class DeadlySample:
     """Sample i is the number i; sample `at` calls `act` as long as fewer than `times` calls of it began."""
 
     def __init__(self, samples: int, folder: Path, at: int, act, times: int = 10**9) -> None:
@@ -44,15 +44,15 @@ class Deadly:
         return len(os.listdir(self.folder))
 
 
-def kill_from_outside():
+def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave():
+def exit_with_7():
     os._exit(7)
 
 
-def read_nothing():
+def read_null():
     ctypes.string_at(0)
 
 
@@ -64,11 +64,11 @@ def hang_in_c():
     ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 
-def numbers(loader):
-    return [number for _, labels in loader for number in labels.tolist()]
+def loaded_numbers(batches):
+    return [number for _, labels in batches for number in labels.tolist()]
 
 
-def loader(dataset, workers=2, batch_size=8, **options):
+def make_loader(dataset, workers=2, batch_size=8, **options):
     return gl.Loader(dataset, batch_size, num_workers=workers, device="cpu", **options)
 
 
@@ -84,16 +84,16 @@ class DeadlyStream:
         end = self.ends[process] if process < len(self.ends) else None
         for number in range(8):
             if number == end:
-                leave()
+                exit_with_7()
             yield number
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_against_it(tmp_path, batch_size):
     dataset = DeadlyStream(tmp_path, [6, 1, 2, 3])
-    with loader(dataset, 1, batch_size) as loader_:
-        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
-        assert len(loader_.errors) == 0
+    with make_loader(dataset, 1, batch_size) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == list(range(8))
+        assert len(loader.errors) == 0
     assert len(os.listdir(tmp_path)) == 5
 
 
@@ -111,7 +111,7 @@ class DeadlyState(DeadlyStream):
         process = len(os.listdir(self.folder))
         if process < len(self.ends) and self.ends[process] < state["number"]:
             Path(self.folder, str(os.getpid())).touch()
-            leave()
+            exit_with_7()
         self.number = state["number"]
 
     def __iter__(self):
@@ -123,15 +123,15 @@ class DeadlyState(DeadlyStream):
 
 
 def test_deaths_while_an_iterable_dataset_resumes_do_not_count_against_a_sample(tmp_path):
-    with loader(DeadlyState(tmp_path, [6, 1, 2, 3]), 1, 1) as loader_:
-        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
+    with make_loader(DeadlyState(tmp_path, [6, 1, 2, 3]), 1, 1) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == list(range(8))
     assert len(os.listdir(tmp_path)) == 5
 
 
 def test_a_sample_of_an_iterable_dataset_that_kills_two_workers_is_bad(tmp_path):
     dataset = DeadlyStream(tmp_path, [6, 1, 6])
-    with loader(dataset, 1, 1) as loader_, pytest.raises(gl.SampleError) as caught:
-        list(loader_)
+    with make_loader(dataset, 1, 1) as loader, pytest.raises(gl.SampleError) as caught:
+        list(loader)
     assert caught.value.position == 6
     assert caught.value.cause == "WorkerError: 2 workers died while processing only this sample: exited with status 7"
 
@@ -139,43 +139,43 @@ def test_a_sample_of_an_iterable_dataset_that_kills_two_workers_is_bad(tmp_path)
 def test_too_many_deaths_name_the_sample_that_the_workers_were_on_the_way_to(tmp_path):
     dataset = DeadlyStream(tmp_path, [6, 1, 1])
     with (
-        loader(dataset, 1, 1, faults=gl.Faults(max_restarts=2)) as loader_,
+        make_loader(dataset, 1, 1, faults=gl.Faults(max_restarts=2)) as loader,
         pytest.raises(gl.WorkerError, match=r"exited with status 7 on the way to sample 6 \(position 6\)"),
     ):
-        list(loader_)
+        list(loader)
 
 
-@pytest.mark.parametrize("act", [kill_from_outside, leave, read_nothing, abort])
+@pytest.mark.parametrize("act", [kill_self, exit_with_7, read_null, abort])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
-    dataset = Deadly(80, tmp_path, 13, act, times=1)
-    with loader(dataset, workers) as loader_:
-        assert numbers(loader_) == list(range(80))
-        assert len(loader_.errors) == 0
+    dataset = DeadlySample(80, tmp_path, 13, act, times=1)
+    with make_loader(dataset, workers) as loader:
+        assert loaded_numbers(loader) == list(range(80))
+        assert len(loader.errors) == 0
     assert dataset.calls == 1
 
 
 @pytest.mark.parametrize(
     ("act", "deaths", "cause"),
     [
-        (read_nothing, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
-        (leave, 3, "2 workers died while processing only this sample: exited with status 7"),
-        (kill_from_outside, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
+        (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
+        (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
+        (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, deaths, cause, on_error):
-    dataset = Deadly(80, tmp_path, 13, act)
-    with loader(dataset, on_error=on_error) as loader_:
-        batches = iter(loader_)
+    dataset = DeadlySample(80, tmp_path, 13, act)
+    with make_loader(dataset, on_error=on_error) as loader:
+        batches = iter(loader)
         next(batches)
         if on_error == "raise":
             with pytest.raises(gl.SampleError, match=r"sample 13, at position 13 .*" + cause):
                 next(batches)
-        seen = numbers(batches)
-        [entry] = loader_.errors
+        seen = loaded_numbers(batches)
+        [entry] = loader.errors
         assert (entry.index, entry.position, entry.cause) == (13, 13, f"WorkerError: {cause}")
-        assert ("in read_nothing" in entry.traceback) == (act is read_nothing)
+        assert ("in read_null" in entry.traceback) == (act is read_null)
     expected = [number for number in range(8, 80) if number != 13]
     if on_error == "raise":
         assert seen == list(range(16, 80))
@@ -189,18 +189,18 @@ def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, de
 
 
 def test_a_sample_may_be_killed_from_outside_once_more_than_it_may_crash(tmp_path):
-    dataset = Deadly(80, tmp_path, 13, kill_from_outside, times=3)
-    with loader(dataset) as loader_:
-        assert numbers(loader_) == list(range(80))
+    dataset = DeadlySample(80, tmp_path, 13, kill_self, times=3)
+    with make_loader(dataset) as loader:
+        assert loaded_numbers(loader) == list(range(80))
     assert dataset.calls == 3
 
 
 @pytest.mark.parametrize("act", [hang_in_c, lambda: time.sleep(1000)])
 def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(tmp_path, act):
-    dataset = Deadly(40, tmp_path, 13, act)
-    with loader(dataset, timeout=0.4, on_error="skip") as loader_:
-        assert numbers(loader_) == [number for number in range(40) if number != 13]
-        [entry] = loader_.errors
+    dataset = DeadlySample(40, tmp_path, 13, act)
+    with make_loader(dataset, timeout=0.4, on_error="skip") as loader:
+        assert loaded_numbers(loader) == [number for number in range(40) if number != 13]
+        [entry] = loader.errors
     assert entry.cause == (
         "WorkerError: 2 workers died while processing only this sample: no progress for timeout=0.4 seconds"
     )
@@ -209,16 +209,16 @@ def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(t
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_dataset_that_hangs_costs_each_worker_at_most_three_kills_before_the_error(tmp_path, workers):
-    class AllHang(Deadly):
+    class AllHang(DeadlySample):
         def __getitem__(self, index):
             time.sleep(1000)
 
-    with loader(AllHang(80, tmp_path, 0, leave), workers, 64, timeout=0.2) as loader_:
+    with make_loader(AllHang(80, tmp_path, 0, exit_with_7), workers, 64, timeout=0.2) as loader:
         with pytest.raises(
             gl.SampleError, match=r"WorkerError: 2 workers died .*: no progress for timeout=0.2 seconds"
         ):
-            next(iter(loader_))
-        assert len(loader_._session.engine.deaths.causes) <= 3 * workers
+            next(iter(loader))
+        assert len(loader._session.engine.deaths.causes) <= 3 * workers
 
 
 def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path, monkeypatch):
@@ -231,39 +231,39 @@ def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path,
         monotonic_ns = staticmethod(lambda: time.monotonic_ns() + 3600 * 10**9)
         perf_counter = staticmethod(time.perf_counter)
 
-    dataset = Deadly(64, tmp_path, -1, leave)
-    with loader(dataset, timeout=60, batch_size=4) as loader_:
+    dataset = DeadlySample(64, tmp_path, -1, exit_with_7)
+    with make_loader(dataset, timeout=60, batch_size=4) as loader:
         seen = []
-        for _, labels in loader_:
+        for _, labels in loader:
             seen += labels.tolist()
-            feed, pool = loader_._session.feed, loader_._session.engine
+            feed, pool = loader._session.feed, loader._session.engine
             feed.await_engine()  # a worker that is slow to start is another matter
             wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._in_flight, "workers wait for chunks")
             with monkeypatch.context() as patch:
                 patch.setattr(pool_module, "time", Later)
-                looks = pool._checked_at
+                checked_at = pool._checked_at
                 pool.collect_events(0.0)
-                assert pool._checked_at > looks + 3500
-                pool._checked_at = looks
+                assert pool._checked_at > checked_at + 3500
+                pool._checked_at = checked_at
         assert seen == list(range(64))
-        assert not loader_._session.engine.deaths.causes
+        assert not loader._session.engine.deaths.causes
 
 
 def test_more_deaths_than_max_restarts_end_the_epoch_with_their_cause_and_sample(tmp_path):
-    class AllDie(Deadly):
+    class AllDie(DeadlySample):
         def __getitem__(self, index):
-            leave()
+            exit_with_7()
 
-    with loader(AllDie(80, tmp_path, 0, leave), 1, faults=gl.Faults(max_restarts=2)) as loader_:
+    with make_loader(AllDie(80, tmp_path, 0, exit_with_7), 1, faults=gl.Faults(max_restarts=2)) as loader:
         expected = (
             r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 7 at sample 0 "
             r"\(position 0\) \(3 times\)\. .*num_workers=0.*Faults\(max_restarts=…\)"
         )
         with pytest.raises(gl.WorkerError, match=expected):
-            next(iter(loader_))
+            next(iter(loader))
         # The next epoch starts with new workers, and with a new count.
         with pytest.raises(gl.WorkerError, match="died 3 times"):
-            next(iter(loader_))
+            next(iter(loader))
 
 
 def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
@@ -271,26 +271,26 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
     generator = random.Random(0)
     faults = gl.Faults(max_restarts=10**6)
     options = {"transforms": [T.CenterCrop(32)], "faults": faults, "info": True, "chunk_size": 2}
-    with gl.Loader(dataset, 5, True, num_workers=2, device="cpu", **options) as loader_:
+    with gl.Loader(dataset, 5, True, num_workers=2, device="cpu", **options) as loader:
         deaths = 0
         for _ in range(6):
             seen = []
-            for step, (_, info) in enumerate(loader_):
+            for step, (_, info) in enumerate(loader):
                 seen += info.indices.tolist()
                 if step % 3 == 1:
-                    pids = loader_._session.engine.pids
+                    pids = loader._session.engine.pids
                     deaths += 1
                     with contextlib.suppress(ProcessLookupError):  # it has died already, and is not replaced yet
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
-        assert len(loader_.errors) == 0
+        assert len(loader.errors) == 0
     assert deaths >= 18
 
 
 KILLS = 100
 
 
-class Unnoted(Deadly):
+class Unnoted(DeadlySample):
     """Its workers die at the second chunk that they take, before they note it, until a hundred have died."""
 
     def __getitem__(self, index):
@@ -300,28 +300,28 @@ class Unnoted(Deadly):
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do, taken = main._process_request, []
+        process_request, taken_chunks = main._process_request, []
 
         def die_or_do(request, *others):
-            taken.append(request.chunk)
-            if len(taken) == 2 and self.calls < KILLS:
+            taken_chunks.append(request.chunk)
+            if len(taken_chunks) == 2 and self.calls < KILLS:
                 Path(self.folder, str(os.getpid())).touch()
-                kill_from_outside()
-            return do(request, *others)
+                kill_self()
+            return process_request(request, *others)
 
         main._process_request = die_or_do
 
 
 @pytest.mark.slow
 def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two(tmp_path):
-    dataset = Unnoted(48, tmp_path, -1, leave)
+    dataset = Unnoted(48, tmp_path, -1, exit_with_7)
     options = {"ring_bytes": 2 * GRANULE_BYTES, "chunk_size": 4, "faults": gl.Faults(max_restarts=10**6)}
-    with loader(dataset, **options) as loader_:
+    with make_loader(dataset, **options) as loader:
         while dataset.calls < KILLS:
-            assert numbers(loader_) == list(range(48))
-        assert numbers(loader_) == list(range(48))
-        assert len(loader_.errors) == 0
-        pool, ring = loader_._session.engine, loader_._session.ring
+            assert loaded_numbers(loader) == list(range(48))
+        assert loaded_numbers(loader) == list(range(48))
+        assert len(loader.errors) == 0
+        pool, ring = loader._session.engine, loader._session.ring
         wait_until(lambda: pool.collect_events(0.01) or not pool.recover_slots(), "no slot is written off")
         assert ring.used_bytes == 0
         slots = [ring.acquire(GRANULE_BYTES) for _ in range(3)]
@@ -348,9 +348,9 @@ class DrawsTogether:
 
 
 def test_samples_that_are_read_together_have_the_same_random_numbers_after_a_workers_death(tmp_path):
-    found = []
+    epochs = []
     for marker in ("", str(tmp_path / "died")):
         with gl.Loader(DrawsTogether(marker), 10, num_workers=2, device="cpu", seed=3, chunk_size=5) as loader:
-            found.append([batch.tolist() for batch in loader])
+            epochs.append([batch.tolist() for batch in loader])
             assert loader.stats().faults.restarts == bool(marker)
-    assert found[0] == found[1]
+    assert epochs[0] == epochs[1]

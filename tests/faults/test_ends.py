@@ -10,12 +10,12 @@ import pytest
 
 def test_workers_end_within_a_second_when_the_program_is_killed_in_mid_epoch(start):
     program = start("""
-        for batch, info in make(folder):
+        for batch, info in jpeg_loader(folder):
             if info.step == 3:
                 say("here")
                 time.sleep(1000)
     """)
-    program.hear("here")
+    program.wait_for_line("here")
     assert len(program.processes()) == 4  # with the template and the fork server
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
@@ -23,14 +23,14 @@ def test_workers_end_within_a_second_when_the_program_is_killed_in_mid_epoch(sta
 
 def test_workers_that_hang_end_within_a_second_when_the_program_is_killed(start):
     program = start("""
-        iterator = iter(numbers(hang_from_8))
+        iterator = iter(number_loader(hang_from_8))
         next(iterator)
         wait_for_the_hang()
         say("here")
         for batch in iterator:
             pass
     """)
-    program.hear("here")
+    program.wait_for_line("here")
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
@@ -43,12 +43,12 @@ def test_a_template_that_was_stopped_while_it_started_ends_when_the_program_is_k
             os.kill(result.pid, signal.SIGSTOP)
             return result
         process._launch = launch
-        iterator = iter(numbers())
+        iterator = iter(number_loader())
         wait_until(lambda: all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "T" for pid in children()), "stop")
         say("here")
         time.sleep(1000)
     """)
-    program.hear("here")
+    program.wait_for_line("here")
     assert len(program.processes()) == 1
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
@@ -108,14 +108,14 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start, how):
-    code, exit_code, last_line = ENDS[how]
+    ending, exit_code, last_line = ENDS[how]
     program = start(f"""
-        iterator = iter(numbers({"hang_from_8" if "hang" in how else "int"}))
+        iterator = iter(number_loader({"hang_from_8" if "hang" in how else "int"}))
         next(iterator)
-        {code}
+        {ending}
     """)
-    found, error = program.end()
-    assert found == exit_code
+    status, error = program.end()
+    assert status == exit_code
     if last_line:
         assert error.startswith("Traceback")
         assert error.count("Traceback") == 1

@@ -29,7 +29,7 @@ SETUP = """
         return importlib.import_module(module).Data()
     def load(data, **options):
         return gl.Loader(data, 4, num_workers=2, chunk_size=2, device="cpu", **options)
-    def whole(loader):
+    def check_epoch(loader):
         assert torch.cat(list(loader)).tolist() == list(range(40))
     def is_gone(pid):
         with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
     succeed_with("""
         write("library")
         data = dataset_with("library")
-        before = left()
+        before = held_resources()
         loaders = [load(data) for _ in range(3)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
@@ -59,7 +59,7 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
             loader.close()
         assert templates() == []
         assert len(servers()) == 1
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -95,7 +95,7 @@ def test_the_fork_server_imports_libraries_when_a_loader_is_created(succeed_with
         load(dataset_with("library", "second", module="other"))
         wait_until(lambda: importers("second") == servers(), "it is imported by the same process")
         assert importers("own") == importers("other") == templates() == []
-        whole(plain)
+        check_epoch(plain)
         assert len(servers()) == 1
         plain.close()
     """)
@@ -119,12 +119,12 @@ write("good")
 write("odd", f"if os.getpid() != {os.getpid()}: {code}")
 loader = load(dataset_with("odd", "good"))
 good = load(dataset_with("good", module="other"))
-whole(good)
+check_epoch(good)
 assert any("the fork server does not import odd: " in text and reason in text for text in logged), logged
 assert importers("good")[-1:] == servers(), (importers("good"), servers())
-whole(good)
+check_epoch(good)
 good.close()
-whole(loader)
+check_epoch(loader)
 loader.close()
 """
     )
@@ -160,22 +160,22 @@ def test_sessions_continue_after_their_fork_server_was_killed(succeed_with):
         write("library")
         data = dataset_with("library")
         loader = load(data, persistent_workers=True)
-        whole(loader)
+        check_epoch(loader)
         [server], made, team = servers(), templates(), loader._session.engine.pids
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: is_gone(server), "it is dead")
-        whole(loader)
+        check_epoch(loader)
         assert loader._session.engine.pids == team
         assert loader._session.engine.deaths.causes == []
         other = load(data)
-        whole(other)
+        check_epoch(other)
         assert len(importers("library")) == 2
         os.kill(made[0], signal.SIGKILL)  # the new one comes from the new server
-        whole(loader)
+        check_epoch(loader)
         wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "there is another")
         loader.close()
         other.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
 
 
@@ -184,7 +184,7 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with)
         logging.disable()
         write("library", "import time; time.sleep(0.5)")
         data = dataset_with("library")
-        before = left()
+        before = held_resources()
         loader = load(data)
         batches = iter(loader)
         wait_until(servers, "its command line is there")
@@ -195,7 +195,7 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with)
         assert importers("library") == [server, *servers()]
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -204,12 +204,12 @@ def test_a_stopped_fork_server_is_replaced(succeed_with):
         logging.disable()
         data = dataset_with()
         loader = load(data, timeout=0.5)
-        whole(loader)
+        check_epoch(loader)
         loader.close()
         [server] = servers()
         os.kill(server, signal.SIGSTOP)
         loader = load(data, timeout=0.5)
-        whole(loader)
+        check_epoch(loader)
         assert server not in servers()
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
@@ -221,15 +221,15 @@ def test_the_fork_server_ends_after_its_idle_limit_without_a_session(succeed_wit
         fork_server.IDLE_LIMIT_S = 0.3
         data = dataset_with()
         loader = load(data, persistent_workers=True)
-        whole(loader)
+        check_epoch(loader)
         [server] = servers()
         time.sleep(1)
-        whole(loader)
+        check_epoch(loader)
         assert servers() == [server]
         loader.close()
         wait_until(lambda: is_gone(server), "it has ended")
         with load(data) as other:
-            whole(other)
+            check_epoch(other)
             assert len(servers()) == 1 and servers() != [server]
     """)
 
@@ -238,7 +238,7 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
     succeed_with("""
         data = dataset_with()
         loader = load(data, persistent_workers=True)
-        whole(loader)
+        check_epoch(loader)
         own = servers()
         pid = os.fork()
         if pid == 0:
@@ -246,7 +246,7 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
             try:
                 assert fork_server._server is None and servers() == []
                 other = load(data)
-                whole(other)
+                check_epoch(other)
                 assert len(servers()) == 1 and servers() != own
                 other.close()
                 fork_server.close()
@@ -254,10 +254,10 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0) == (pid, 0)
-        whole(loader)
+        check_epoch(loader)
         assert servers() == own
         loader.close()
-        whole(load(data))
+        check_epoch(load(data))
         assert servers() == own
     """)
 
@@ -272,11 +272,11 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
             def __len__(self): return len(self.tensors)
             def __getitem__(self, index): return self.tensors[index]
         data = Shared()
-        before = left()
+        before = held_resources()
         with gl.Loader(data, 4, num_workers=2, device="cpu") as loader:
             assert torch.cat(list(loader))[:, 0].tolist() == list(range(600))
             assert len(children(servers()[0])) == 1  # it was forked
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -310,7 +310,7 @@ def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptor
         code += "        except OSError: os.dup2(os.open('/dev/null', os.O_RDONLY), number)\\n"
         write("library", code)
         with load(dataset_with("library")) as loader:
-            whole(loader)
+            check_epoch(loader)
             assert started_as("template") == templates() and len(templates()) == 1
         wanted = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
         assert any(text.startswith(wanted) for text in logged), logged
@@ -322,7 +322,7 @@ def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imp
         write("library", "import warnings; warnings.warn('this library is old', FutureWarning)")
         warnings.filterwarnings("ignore", "this library is old")
         with load(dataset_with("library")) as loader:
-            whole(loader)
+            check_epoch(loader)
         assert len(importers("library")) == 1
     """)
 
@@ -346,7 +346,7 @@ def test_atexit_functions_of_a_library_run_in_the_fork_server_alone(succeed_with
         data = dataset_with("library")
         for _ in range(2):
             with load(data) as loader:
-                whole(loader)
+                check_epoch(loader)
         [server] = servers()
         ended = lambda: sorted(path.name for path in Path(tmp).glob("ended-*"))
         assert ended() == []
@@ -384,7 +384,7 @@ def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(suc
             setattr(owner, name, True)
             with load(data) as loader:
                 assert servers() == []
-                whole(loader)
+                check_epoch(loader)
                 assert servers() == [] and len(started_as("template")) == 1
             setattr(owner, name, False)
         with load(data):
@@ -438,7 +438,7 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_wit
         except gl.WorkerError as error:
             assert "could not be forked" in str(error), error
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
 
 
@@ -453,16 +453,16 @@ def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_w
         engine = lambda: loader._session.engine
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            whole(loader)
+            check_epoch(loader)
             Path(tmp, "block").touch()
             os.kill(templates()[0], signal.SIGKILL)
             wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
-            whole(loader)
+            check_epoch(loader)
             assert templates() == []
             Path(tmp, "block").unlink()
             wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "there is another")
         assert "the workers' template could not be forked: " in str(caught[0].message), caught
-        whole(loader)
+        check_epoch(loader)
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-IN_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.*\n)*?KeyboardInterrupt: \n")
+IN_EPOCH_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.*\n)*?KeyboardInterrupt: \n")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -19,7 +19,7 @@ def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed
                     wait_until(lambda: os.path.exists(f"{{tmp}}/waits"), "the main process waits")
                 ctrl_c()
                 time.sleep(0.2 if {workers} else 1)  # the main process waits for this sample
-        loader = numbers(interrupt, num_workers={workers})
+        loader = number_loader(interrupt, num_workers={workers})
         iterator = iter(loader)
         seen = []
         when_waiting_for_workers(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
@@ -39,12 +39,12 @@ def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed
                     "Begin a new epoch with iter()"
                 ), error
         assert loader.epoch == 0
-        expected = left()
+        expected = held_resources()
         assert torch.cat(list(loader)).tolist() == list(range(40))
         assert loader.epoch == (1 if seen else 0)  # what nothing was taken from is no epoch
-        assert left() == expected
+        assert held_resources() == expected
         del iterator
-        assert left() == expected
+        assert held_resources() == expected
         assert torch.cat(list(loader)).tolist() == list(range(40))
     """)
 
@@ -58,7 +58,7 @@ def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
                     ctrl_c()
                     hang()
                 return self.__dict__
-        before = left()
+        before = held_resources()
         loader = gl.Loader(Slow(), 4, num_workers=2, device="cpu", info=True)
         loader.set_epoch(5)
         try:
@@ -66,7 +66,7 @@ def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
             raise AssertionError
         except KeyboardInterrupt:
             pass
-        assert left() == before, (left(), before)
+        assert held_resources() == before, (held_resources(), before)
         batch, info = next(iter(loader))
         assert (batch.tolist(), info.epoch, loader.epoch) == ([0, 1, 2, 3], 5, 5)
     """)
@@ -77,7 +77,7 @@ def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
         class Late(Exception): pass
         def late(*_): raise Late
         signal.signal(signal.SIGALRM, late)
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
@@ -106,11 +106,11 @@ def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
                     ctrl_c()
                 return result
             return interrupted
-        before = left()
+        before = held_resources()
         for module, name in ((process, "_launch"), (process.Template, "__init__"), (gpuload.loader.session, "Feed")):
             original, armed = getattr(module, name), []
             setattr(module, name, interrupting(original))
-            loader = numbers()
+            loader = number_loader()
             try:
                 iter(loader)
                 raise AssertionError
@@ -118,14 +118,14 @@ def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
                 pass
             assert torch.cat(list(loader)).tolist() == list(range(40))
             loader.close()
-            assert left() == before, (name, left())
+            assert held_resources() == before, (name, held_resources())
             setattr(module, name, original)
 
         def die_once(index):
             if index == 17 and not os.path.exists(f"{tmp}/once"):
                 open(f"{tmp}/once", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        loader = numbers(die_once)
+        loader = number_loader(die_once)
         iterator = iter(loader)
         process.Template.fork, armed = interrupting(process.Template.fork), [True]
         next(iterator)
@@ -138,7 +138,7 @@ def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
         assert torch.cat(list(loader)).tolist() == list(range(40))
         loader.close()
         del iterator
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
     """)
 
 
@@ -150,16 +150,16 @@ def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
             end(self, deadline)
             ctrl_c()
         process.Template.end = interrupted
-        before = left()
+        before = held_resources()
         def close():
-            loader = numbers()
+            loader = number_loader()
             iter(loader)
             loader.close()
         def leave():
-            with numbers() as loader:
+            with number_loader() as loader:
                 iter(loader)
         def anew():
-            loader = numbers()
+            loader = number_loader()
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             iter(loader)
@@ -169,9 +169,9 @@ def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
                 raise AssertionError(way)
             except KeyboardInterrupt:
                 pass
-            assert left() == before, (way, left())
+            assert held_resources() == before, (way, held_resources())
         def leave_interrupted():
-            with numbers() as loader:
+            with number_loader() as loader:
                 for batch in loader:
                     ctrl_c()
         try:
@@ -179,7 +179,7 @@ def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
             raise AssertionError
         except KeyboardInterrupt as error:
             assert error.__context__ is None  # the first; those that came in close() would say the same
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -190,19 +190,19 @@ def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
             ctrl_c()
             end(self, deadline)
         process.Template.end = interrupted
-        before = left()
+        before = held_resources()
         def collect():
-            loader = numbers()
+            loader = number_loader()
             iter(loader)
         def drop():
-            loader = numbers()
+            loader = number_loader()
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             del iterator
             assert workers() == []
         for way in (collect, drop):
             way()
-            assert left() == before, (way, left())
+            assert held_resources() == before, (way, held_resources())
     """)
     exit_code, error = program.end()
     assert exit_code == 0, error
@@ -216,7 +216,7 @@ def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
             loader.close()
             {then}
         signal.signal(signal.SIGTERM, close)
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         def kill():
             wait_for_the_hang()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -235,14 +235,14 @@ def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
 
 def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
     program = start("""
-        loader = make(folder)
-        reference = make(folder, num_workers=0)
+        loader = jpeg_loader(folder)
+        reference = jpeg_loader(folder, num_workers=0)
         list(reference)
         list(loader)
         began = time.monotonic()
         list(loader)
         duration = time.monotonic() - began
-        before = left()
+        before = held_resources()
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         moments = random.Random(0)
         times = broken = 0
@@ -259,14 +259,14 @@ def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
                 broken += 1
             else:
                 reference.set_epoch(loader.epoch)
-                assert same(seen, reference)
+                assert equal_epochs(seen, reference)
         signal.setitimer(signal.ITIMER_REAL, 0)
         seen = list(loader)
         reference.set_epoch(loader.epoch)
-        assert same(seen, reference)
-        assert left() == before, (left(), before)
+        assert equal_epochs(seen, reference)
+        assert held_resources() == before, (held_resources(), before)
     """)
     exit_code, error = program.end()
     # Python itself looks for signals when it enters a `__del__`, and then only shows what the handler raised.
-    assert IN_DEL.sub("", error) == "", error
+    assert IN_EPOCH_DEL.sub("", error) == "", error
     assert exit_code == 0

@@ -12,19 +12,19 @@ COLLECTED = {
     "in a cycle with its iterator": "loader.iterator = iter(loader); next(loader.iterator)\ndel loader",
     "in a cycle in mid-batch": "node = [iter(loader)]; node.append(node); next(node[0])\ndel loader, node",
     "in a generator that was left": """def batches():
-    for batch in numbers():
+    for batch in number_loader():
         yield batch
         return
 list(batches())
 del loader""",
     "in a generator that is closed": """def batches():
-    yield from numbers()
+    yield from number_loader()
 generator = batches(); next(generator)
 generator.close()
 del loader, generator""",
     "interrupted": """def interrupt(index):
     if index == 8: raise KeyboardInterrupt
-home = numbers(interrupt, num_workers=0)
+home = number_loader(interrupt, num_workers=0)
 with contextlib.suppress(KeyboardInterrupt):
     for batch in home: pass
 iterator = iter(loader); next(iterator)
@@ -32,7 +32,7 @@ del home, loader, iterator, batch""",
     "with a copy that lives on": """import copy
 next(iter(loader))
 other = copy.copy(loader)
-del loader; gc.collect(); assert left()[1] == 0
+del loader; gc.collect(); assert held_resources()[1] == 0
 assert torch.cat(list(other)).tolist() == list(range(40))
 other.close()""",
 }
@@ -41,11 +41,11 @@ other.close()""",
 def test_a_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
     """One program for all ways, so that each begins with what those before it left."""
     succeed(f"""
-        before = left()
+        before = held_resources()
         for how, code in {COLLECTED!r}.items():
-            names = dict(globals(), loader=numbers())
+            names = dict(globals(), loader=number_loader())
             exec(code, names)
-            after = left()
+            after = held_resources()
             assert after == before, (how, after, before)
             names.clear()
     """)
@@ -57,7 +57,7 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
             open(f"{tmp}/{index}", "w").close()
             while index == 8 and not os.path.exists(f"{tmp}/go"):
                 time.sleep(0.002)
-        loader = numbers(slow, num_workers=1, chunk_size=4)
+        loader = number_loader(slow, num_workers=1, chunk_size=4)
         for batch in loader:
             wait_until(lambda: os.path.exists(f"{tmp}/8"), "the worker is at sample 8")
             break
@@ -73,32 +73,33 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
 
 def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(succeed):
     succeed("""
-        expected = [list(make(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
-        before = left()
-        both = list(zip(make(folder, seed=0), make(folder, seed=1)))
-        assert same([one for one, _ in both], expected[0])
-        assert same([other for _, other in both], expected[1])
-        assert left() == before
+        expected = [list(jpeg_loader(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
+        before = held_resources()
+        both = list(zip(jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1)))
+        assert equal_epochs([one for one, _ in both], expected[0])
+        assert equal_epochs([other for _, other in both], expected[1])
+        assert held_resources() == before
     """)
 
 
 def test_an_epoch_of_another_loader_inside_the_loop_changes_no_batch(succeed):
     succeed("""
-        train, check = make(folder, seed=0), make(folder, seed=1, shuffle=False)
-        expected = list(make(folder, seed=0, num_workers=0)), list(make(folder, seed=1, shuffle=False, num_workers=0))
+        train, check = jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1, shuffle=False)
+        expected = list(jpeg_loader(folder, seed=0, num_workers=0))
+        expected_inside = list(jpeg_loader(folder, seed=1, shuffle=False, num_workers=0))
         seen = []
         for step, batch in enumerate(train):
             seen.append(batch)
             if step in (2, 7):
                 check.set_epoch(0)
-                assert same(check, expected[1])
-        assert same(seen, expected[0])
+                assert equal_epochs(check, expected_inside)
+        assert equal_epochs(seen, expected)
     """)
 
 
 def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(succeed):
     succeed("""
-        loader = numbers()
+        loader = number_loader()
         outer = iter(loader)
         next(outer)
         assert torch.cat(list(loader)).tolist() == list(range(40))
@@ -120,7 +121,7 @@ def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(suc
 
 def test_close_ends_an_open_iterator_and_the_loader_starts_again(succeed):
     succeed("""
-        loader = numbers()
+        loader = number_loader()
         iterator = iter(loader)
         next(iterator)
         before = len(workers())
@@ -139,8 +140,8 @@ def test_close_ends_an_open_iterator_and_the_loader_starts_again(succeed):
 
 def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(succeed):
     succeed("""
-        before = left()
-        loader = numbers(num_workers=3)
+        before = held_resources()
+        loader = number_loader(num_workers=3)
         list(loader)
         stuck, broken, plain = loader._session.engine._team.values()
         wait = stuck._process.wait
@@ -161,5 +162,5 @@ def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(succeed
         with contextlib.suppress(ChildProcessError):
             os.waitpid(stuck.pid, 0)
         stuck = broken = plain = wait = end = None
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
     """)

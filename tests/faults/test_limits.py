@@ -38,7 +38,7 @@ class Numbered:
     def __getitem__(self, i):
         return gl.Image(np.broadcast_to(np.uint8(i % 251), self.sizes.get(i, self.shape))), i
 
-def right(batch):
+def is_right(batch):
     images, numbers = batch
     return (images.amin((1, 2, 3)) == numbers % 251).all() and (images.amax((1, 2, 3)) == numbers % 251).all()
 
@@ -75,19 +75,21 @@ def left_exactly(free):
 '''
 
 
-def run(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
+def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
     """Run a program that prints JSON; its errors are ours."""
     command = [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(gl.__file__).parent.parent)
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(gl.__file__).parent.parent
+    )
+    assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 # -- open files -------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_open_files_are_refused_before_any_worker_exists():
-    found = run(
+    result = run_program(
         """
         import subprocess
         loader = gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
@@ -102,10 +104,10 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
         same, alive = descriptors() == before, templates()
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        print(json.dumps([text, started == [], same, alive, all(map(right, loader)), len(started)]))
+        print(json.dumps([text, started == [], same, alive, all(map(is_right, loader)), len(started)]))
         """
     )
-    text, none_started, same, alive, works_later, started = found
+    text, none_started, same, alive, works_later, started = result
     assert text.startswith("num_workers=3 needs 40 file descriptors in this process (5 per worker and 25 others), ")
     assert "but only 20 of the " in text
     assert none_started
@@ -117,7 +119,7 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
 
 @pytest.mark.usefixtures("warm")
 def test_workers_take_exactly_the_descriptors_that_limits_counts():
-    steady, works, spare, left = run(
+    steady, works, spare, left = run_program(
         """
         def loader():
             return gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
@@ -130,7 +132,7 @@ def test_workers_take_exactly_the_descriptors_that_limits_counts():
         limits.SPARE_DESCRIPTORS = 0
         left_exactly(limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS)
         with loader() as third:
-            works = all(map(right, third))
+            works = all(map(is_right, third))
             left = limits.descriptors_left()
         print(json.dumps([steady, bool(works), limits.SPARE_DESCRIPTORS, left]))
         """
@@ -143,7 +145,7 @@ def test_workers_take_exactly_the_descriptors_that_limits_counts():
 
 @pytest.mark.usefixtures("warm")
 def test_batches_that_the_user_keeps_hold_no_descriptors():
-    found = run(
+    result = run_program(
         """
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         with gl.Loader(Numbered(800), 2, num_workers=2, device="cpu", shuffle=True) as loader:
@@ -151,14 +153,14 @@ def test_batches_that_the_user_keeps_hold_no_descriptors():
             kept = []
             for batch in loader:
                 kept.append(batch)
-            print(json.dumps([len(kept), all(map(right, kept)), len(descriptors()) - before,
+            print(json.dumps([len(kept), all(map(is_right, kept)), len(descriptors()) - before,
                               sorted(int(n) for _, numbers in kept for n in numbers) == list(range(800))]))
         """
     )
-    batches, right, opened, each_once = found
+    batches, is_right, opened, each_once = result
     assert batches == 400
     assert opened <= limits.POOL_DESCRIPTORS + 2 * limits.WORKER_DESCRIPTORS
-    assert right
+    assert is_right
     assert each_once
 
 
@@ -169,12 +171,12 @@ def test_a_loader_works_with_a_full_dev_shm():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a /dev/shm of its own")
-    space = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-    mount = (*space, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    command = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+    mount = (*command, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
     tried = subprocess.run([*mount, "true"], capture_output=True, text=True)
     if tried.returncode:
         lacking.skip("a /dev/shm of its own", tried.stderr.strip())
-    found = run(
+    result = run_program(
         """
         with open("/dev/shm/filler", "wb", buffering=0) as filler:
             try:
@@ -183,14 +185,14 @@ def test_a_loader_works_with_a_full_dev_shm():
             except OSError as error:
                 full = error.errno
         with gl.Loader(Numbered(64), 8, num_workers=2, device="cpu") as loader:
-            good = all(map(right, loader))
+            good = all(map(is_right, loader))
             maps = [open(f"/proc/{pid}/maps") for pid in ["self", *children(), *templates(), *workers()]]
             mapped = [line for lines in maps for line in lines if "/dev/shm" in line]
             print(json.dumps([full, bool(good), os.listdir("/dev/shm"), mapped, os.statvfs("/dev/shm").f_bfree]))
         """,
         before=mount,
     )
-    assert found == [28, True, ["filler"], [], 0]  # 28: no space left on device
+    assert result == [28, True, ["filler"], [], 0]  # 28: no space left on device
 
 
 # -- the memory of a control group ------------------------------------------------------------------------------------
@@ -200,17 +202,19 @@ def test_a_loader_works_with_a_full_dev_shm():
 def group():
     """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
     groups = ((folder, limits.MEMORY_FILES[version]) for folder, version in limits.control_groups("/", "memory"))
-    found = next(((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None)
-    if found is None:
+    folder_and_limit = next(
+        ((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None
+    )
+    if folder_and_limit is None:
         lacking.skip("a control group", "this process is in none that counts memory")
-    folder, limit_name = found
-    made = Path(folder, f"gpuload-test-{os.getpid()}")
+    folder, limit_name = folder_and_limit
+    group = Path(folder, f"gpuload-test-{os.getpid()}")
     try:
-        made.mkdir()
+        group.mkdir()
     except OSError as error:
         lacking.skip("a control group", error)
     try:
-        limit = made / limit_name
+        limit = group / limit_name
         if not limit.exists():
             lacking.skip("a control group", f"{folder} does not hand it on to groups within it")
         try:
@@ -219,8 +223,8 @@ def group():
             lacking.skip("a control group", error)
         yield limit
     finally:
-        wait_until(lambda: not (made / "cgroup.procs").read_text(), "its processes are gone")
-        made.rmdir()
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "its processes are gone")
+        group.rmdir()
 
 
 IN_GROUP = '''
@@ -245,12 +249,12 @@ list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize
 '''
 
 
-def run_in(group: Path, program: str) -> dict:
-    return run(IN_GROUP + textwrap.dedent(program), group)
+def run_in_group(group: Path, program: str) -> dict:
+    return run_program(IN_GROUP + textwrap.dedent(program), group)
 
 
 def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
-    text, alive, good = run_in(
+    text, alive, good = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 150)
@@ -258,7 +262,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
         text = attempt(lambda: iter(loader))
         alive = templates()
         leave_mb(sys.argv[1], 400)
-        print(json.dumps([text, alive, all(map(right, loader))]))
+        print(json.dumps([text, alive, all(map(is_right, loader))]))
         """,
     )
     assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for an output batch)")
@@ -268,7 +272,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
 
 
 def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_works(group):
-    good, text, again, alive = run_in(
+    good, text, again, alive = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
@@ -276,9 +280,9 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
         options = {"transforms": [T.Resize((16, 16))]}
         loader = gl.Loader(data, 4, num_workers=2, device="cpu", **options)
         batches = iter(loader)
-        good = all(right(next(batches)) for _ in range(5))
+        good = all(is_right(next(batches)) for _ in range(5))
         text = attempt(lambda: next(batches))
-        again = [attempt(lambda: bool(right(batch))) for _, batch in zip(range(5), loader)]
+        again = [attempt(lambda: bool(is_right(batch))) for _, batch in zip(range(5), loader)]
         print(json.dumps([good, text, again, len(workers())]))
         """,
     )
@@ -290,7 +294,7 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
 
 
 def test_little_memory_delays_workers_and_raises_no_error(group):
-    good, most, wanted = run_in(
+    good, most, wanted = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
@@ -299,7 +303,7 @@ def test_little_memory_delays_workers_and_raises_no_error(group):
                        chunk_size=2) as loader:
             good, most = True, 0
             for batch in loader:
-                good = good and bool(right(batch))
+                good = good and bool(is_right(batch))
                 most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
         print(json.dumps([good, most, 9 * 8 * 3_300_000]))
         """,
@@ -338,7 +342,7 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
 @pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
-    seen = run(
+    seen = run_program(
         """
         def tree_bytes(pids):
             total = 0
@@ -355,7 +359,7 @@ def test_a_slow_consumer_does_not_let_memory_grow():
         with gl.Loader(Numbered(4800, sizes=sizes), 16, ring_bytes=ring_bytes, prefetch_factor=8, **options) as loader:
             most, trees, good = 0, [], True
             for step, batch in enumerate(loader):
-                good = good and bool(right(batch))
+                good = good and bool(is_right(batch))
                 time.sleep(0.002)  # a training step; the workers run ahead of it
                 if step % 50 == 20:  # as far as they can, however slow they are
                     feed, pool = loader._session.feed, loader._session.engine

@@ -19,8 +19,8 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, wh
             if index in (17, 29) and not os.path.exists(f"{{tmp}}/{{index}}"):
                 open(f"{{tmp}}/{{index}}", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        before = left()
-        loader = numbers(die)
+        before = held_resources()
+        loader = number_loader(die)
         batches = iter(loader)
         wait_until(templates, "its command line is there")
         [first] = templates()
@@ -44,7 +44,7 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, wh
         assert templates() != [first]
         assert torch.cat(list(loader)).tolist() == list(range(40))
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -71,7 +71,7 @@ def test_workers_continue_after_their_template_was_killed(succeed):
     succeed("""
         import logging
         logging.disable()
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         batches = iter(loader)
         seen = [next(batches)]
         team = set(loader._session.engine.pids)
@@ -85,7 +85,7 @@ def test_workers_continue_after_their_template_was_killed(succeed):
 
 def test_a_worker_that_dies_after_its_template_has_an_unknown_exit_status(succeed):
     succeed("""
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         batches = iter(loader)
         next(batches)
         engine = loader._session.engine
@@ -171,7 +171,7 @@ def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent
     succeed("""
         import logging, resource
         logging.disable()
-        class Told:
+        class FunctionData:
             def __len__(self): return 400
             def __getitem__(self, index):
                 if index == 100 and not os.path.exists(f"{tmp}/once"):
@@ -181,7 +181,7 @@ def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent
                 limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
                 return str((*found, limit, os.environ["OMP_NUM_THREADS"], os.readlink("/proc/self/fd/1")))
         os.environ["OLD"] = "1"
-        loader = gl.Loader(Told(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
+        loader = gl.Loader(FunctionData(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
         batches = iter(loader)
         first = next(batches)
         os.chdir(f"{tmp}/other")
@@ -220,8 +220,8 @@ class Data:
 # -- what a fork has in common with an interpreter of its own ---------------------------------------------------------
 
 # A dataset whose template has a second thread, if it is to have no forks.
-EITHER_WAY = """
-class Told:
+FORKED_OR_NOT = """
+class FunctionData:
     def __init__(self, forked, function):
         self.forked, self.function = forked, function
     def __setstate__(self, state):
@@ -237,7 +237,7 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(succ
     (tmp_path / "other").mkdir()
     succeed(f"""
         import resource
-        exec({EITHER_WAY!r})
+        exec({FORKED_OR_NOT!r})
         def describe(index):
             if index in (0, 100):
                 with contextlib.suppress(FileExistsError):
@@ -268,7 +268,7 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(succ
         limit(resource.RLIMIT_STACK, 4 << 20)
         os.environ["OMP_NUM_THREADS"] = "7"
         options = {{"num_workers": 1, "device": "cpu", "chunk_size": 1, "prefetch_factor": 1, "collate_fn": list}}
-        loaders = [gl.Loader(Told(forked, describe), 4, **options) for forked in (True, False)]
+        loaders = [gl.Loader(FunctionData(forked, describe), 4, **options) for forked in (True, False)]
         both = [iter(loader) for loader in loaders]
         firsts = [next(batches)[0] for batches in both]
         assert firsts[0] == firsts[1], firsts
@@ -294,7 +294,7 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(succ
 
 def test_forked_workers_draw_the_same_random_numbers_as_separate_interpreters(succeed):
     succeed(f"""
-        exec({EITHER_WAY!r})
+        exec({FORKED_OR_NOT!r})
         def draw(*_):
             return [random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()]
         samples, inits, hashes = {{}}, {{}}, {{}}
@@ -304,7 +304,7 @@ def test_forked_workers_draw_the_same_random_numbers_as_separate_interpreters(su
                 Path(f"{{tmp}}/{{worker}} hash").write_text(str(hash("text")))
             logged = log_of_workers()
             options = {{"num_workers": 2, "device": "cpu", "collate_fn": list, "seed": 3, "worker_init_fn": note}}
-            with gl.Loader(Told(forked, draw), 4, **options) as loader:
+            with gl.Loader(FunctionData(forked, draw), 4, **options) as loader:
                 samples[forked] = list(loader)
             inits[forked] = [Path(f"{{tmp}}/{{worker}}").read_text() for worker in (0, 1)]
             hashes[forked] = {{Path(f"{{tmp}}/{{worker}} hash").read_text() for worker in (0, 1)}}
@@ -360,7 +360,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("what", UNFIT)
 def test_workers_are_separate_interpreters_if_the_dataset_holds_what_forks_cannot_share(succeed, tmp_path, what):
-    hold, told = UNFIT[what]
+    hold, reason = UNFIT[what]
     if what in ("hdf5", "lmdb"):
         lacking.require("h5py", "lmdb")
         import h5py
@@ -391,7 +391,7 @@ class Data:
             assert templates() == []
             assert len(workers()) == 2
         [text] = [text for text in logged if "separate interpreter" in text]
-        assert {told!r} in text, text
+        assert {reason!r} in text, text
     """)
 
 

@@ -178,10 +178,10 @@ def own_module(folder, at_import: str, check: str) -> str:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_that_was_used_in_the_template_works_in_the_workers(succeed, tmp_path, library):
-    packages, at_import, check, said = LIBRARIES[library]
+    packages, at_import, check, logged = LIBRARIES[library]
     lacking.require(*packages)
     program = own_module(tmp_path, at_import, check)
-    succeed(program + f"    assert {said!r} in way, way\n")
+    succeed(program + f"    assert {logged!r} in way, way\n")
 
 
 # What the dataset's module does when it is imported, and what the log says.
@@ -198,7 +198,7 @@ FILESYSTEMS = {
 @pytest.mark.parametrize("opened", FILESYSTEMS)
 def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(succeed, tmp_path, opened):
     lacking.require("fsspec", "aiohttp")
-    at_import, said = FILESYSTEMS[opened]
+    at_import, logged = FILESYSTEMS[opened]
     at_import = f"""
 import os
 import fsspec
@@ -211,4 +211,4 @@ def content(index):
 """
     program = own_module(tmp_path, at_import, "content(index) == b'file %d' % index")
     with served({str(index): b"file %d" % index for index in range(40)}) as server:
-        succeed(f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {said!r} in way, way\n")
+        succeed(f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {logged!r} in way, way\n")

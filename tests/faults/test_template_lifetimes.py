@@ -33,8 +33,8 @@ TEAM = """
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pool().collect_events(0.0) or (state(pid) in "gone" and is_steady()), "there is another")
-    loader = numbers(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
-    def whole():
+    loader = number_loader(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
+    def check_epoch():
         assert torch.cat(list(loader)).tolist() == list(range(40))
 """
 
@@ -46,14 +46,14 @@ def team(code: str) -> str:
 def test_stopped_workers_template_and_fork_server_end_when_the_program_is_killed(start):
     program = start(
         team("""
-        whole()
+        check_epoch()
         for pid in (*workers(), *templates(), *servers()):
             os.kill(pid, signal.SIGSTOP)
         say("here")
         time.sleep(1000)
     """)
     )
-    program.hear("here")
+    program.wait_for_line("here")
     assert len(program.processes()) == 4  # workers, template and fork server
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
@@ -72,7 +72,7 @@ def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed):
                     flags = int(info.split("flags:")[1].split()[0], 8)
                     ends[link] = "write" if flags & os.O_ACCMODE == os.O_WRONLY else "read"
             return ends
-        whole()
+        check_epoch()
         [template] = templates()
         for _ in range(3):
             others = set(workers())
@@ -84,7 +84,7 @@ def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed):
             assert sum(map(len, held)) == len(set().union(*held))  # no two have an end of the same one
             assert sorted(held[0].values()) == ["read", "write", "write"]  # its lifeline, and where it writes statuses
             assert [list(each.values()) for each in held[1:]] == [["read"], ["read"]]
-        whole()
+        check_epoch()
         loader.close()
     """)
     )
@@ -93,27 +93,27 @@ def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed):
 def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed):
     succeed(
         team("""
-        def held():
+        def open_counts():
             return len(os.listdir("/proc/self/fd")), [len(os.listdir(f"/proc/{pid}/fd")) for pid in templates()]
         def zombies():
             return [pid for one in ("self", *templates()) for pid in children(one) if state(pid) == "Z"]
-        whole()
-        before = held()
+        check_epoch()
+        before = open_counts()
         for _ in range(50):
             kill(pool().pids[0])
-            assert (held(), zombies()) == (before, [])
+            assert (open_counts(), zombies()) == (before, [])
         team = set(pool().pids)
         for number in range(10):
             kill(templates()[0])
-            assert held()[0] == before[0]
+            assert open_counts()[0] == before[0]
             assert zombies() == []
             assert children() == servers()  # the workers of one that was killed are not given to this process
             if number == 5:  # from a template that none of the others came from
                 kill(pool().pids[0])
         assert len(team & set(pool().pids)) == 1
-        whole()
+        check_epoch()
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
     )
 
@@ -131,13 +131,13 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
                 wait_until(lambda: state(self.pid) == "gone", "it is gone")
             return error
         process.WorkerProcess.accept = accept_and_kill
-        before = left()
-        whole()
+        before = held_resources()
+        check_epoch()
         assert len(forks) == 22
         causes = pool().deaths.causes  # some have had the time to take a chunk
         assert len(causes) == 20 and all(cause.startswith("killed by SIGKILL") for cause in causes), causes
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
     )
 
@@ -154,12 +154,12 @@ def test_a_worker_is_used_although_its_template_died_after_the_fork(succeed):
             accepted.append(self)
             return accept(self, *answer)
         process.WorkerProcess.accept = accept_when_the_template_is_dead
-        before = left()
-        whole()
+        before = held_resources()
+        check_epoch()
         assert accepted[0].pid in pool().pids
         assert pool().deaths.causes == ["killed by SIGKILL"]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
     )
 
@@ -176,8 +176,8 @@ def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed, timeout):
             if index in (17, 29) and not os.path.exists(f"{{tmp}}/{{index}}"):
                 open(f"{{tmp}}/{{index}}", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        loader = numbers(die, timeout={timeout}, faults=gl.Faults(max_restarts=10**6))
-        before = left()
+        loader = number_loader(die, timeout={timeout}, faults=gl.Faults(max_restarts=10**6))
+        before = held_resources()
         batches = iter(loader)
         seen = [next(batches)]
         [first] = templates()
@@ -195,7 +195,7 @@ def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed, timeout):
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
         assert templates() != [first]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
     )
 
@@ -203,7 +203,7 @@ def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed, timeout):
 def test_close_ends_a_stopped_template_and_its_workers(succeed):
     succeed(
         team("""
-        before = left()
+        before = held_resources()
         batches = iter(loader)
         next(batches)
         [template] = templates()
@@ -213,7 +213,7 @@ def test_close_ends_a_stopped_template_and_its_workers(succeed):
         assert len(pool()._team) == 2
         loader.close()  # before its limit, KILL_WAIT_S
         assert state(template) in ("gone", "Z")
-        assert left() == before
+        assert held_resources() == before
     """)
     )
 
@@ -228,7 +228,7 @@ def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
                         raise OSError(11, "Resource temporarily unavailable")
                     os.fork = fork
         warnings.simplefilter("ignore", RuntimeWarning)  # about the worker that was the first to fail
-        before = left()
+        before = held_resources()
         loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
         try:
             next(iter(loader))
@@ -237,7 +237,7 @@ def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
             assert re.match("worker [01] could not be forked", str(error)), error
             assert "Resource temporarily unavailable" in str(error), error
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
@@ -257,13 +257,13 @@ def test_signals_to_the_process_group_reach_the_program_alone(succeed):
             send()
             return forked
         process.Template.fork = fork_amid_signals
-        whole()
+        check_epoch()
         [template], first = templates(), set(workers())
         send()
-        whole()
+        check_epoch()
         assert (templates(), set(workers())) == ([template], first)
         kill(min(first))
-        whole()
+        check_epoch()
         assert (templates(), len(set(workers()) & first)) == ([template], 1)
         assert set(heard) == {signal.SIGINT, signal.SIGTERM}
         loader.close()
@@ -278,7 +278,7 @@ def test_kills_at_random_moments_lose_and_repeat_no_sample(succeed, seed):
         from gpuload.workers import batch
         batch.DEATHS_ALONE = 100  # as it happens, a sample is alone with a worker that is killed three times
         generator, killed = random.Random({seed}), []
-        whole()
+        check_epoch()
         def kill_some():
             deadline = time.monotonic() + LIMIT_S
             while len(killed) < 20 and time.monotonic() < deadline:
@@ -291,15 +291,15 @@ def test_kills_at_random_moments_lose_and_repeat_no_sample(succeed, seed):
         killer = threading.Thread(target=kill_some, daemon=True)
         killer.start()
         while killer.is_alive():
-            whole()
-        whole()
+            check_epoch()
+        check_epoch()
         assert len(killed) == 20
         wait_until(is_steady, "all that died was replaced")
         team = pool().pids
         assert len(team) == 2
         loader.close()
         wait_until(lambda: all(state(pid) in ("gone", "Z") for pid in team), "they have ended")
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
     )
 

@@ -9,46 +9,46 @@ import pytest
 
 def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
     succeed("""
-        before = left()
+        before = held_resources()
         results = []
         def in_thread(work):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join(LIMIT_S)
             assert not thread.is_alive()
-        def whole(loader):
+        def check_epoch(loader):
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
 
-        in_thread(lambda: whole(numbers()))
-        assert left() == before
+        in_thread(lambda: check_epoch(number_loader()))
+        assert held_resources() == before
 
-        loader = numbers()
-        in_thread(lambda: whole(loader))
-        whole(loader)  # the workers outlive the thread that started them
+        loader = number_loader()
+        in_thread(lambda: check_epoch(loader))
+        check_epoch(loader)  # the workers outlive the thread that started them
         in_thread(lambda: next(iter(loader)))
-        whole(loader)
+        check_epoch(loader)
 
         kept = []
         in_thread(lambda: kept.append(iter(loader)))
         assert torch.cat(list(kept[0])).tolist() == list(range(40))
         kept.clear()
         in_thread(loader.close)
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
 
-        loader = numbers()
+        loader = number_loader()
         iterator = iter(loader)
         next(iterator)
         names = [loader, iterator]
         del loader, iterator
         in_thread(names.clear)  # collected elsewhere
-        assert left() == before
+        assert held_resources() == before
         assert results == [True] * 4, results
     """)
 
 
 def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
     succeed("""
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         for _ in range(3):
             iterator, seen = iter(loader), [[] for _ in range(4)]
             def consume(mine):
@@ -70,8 +70,8 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
                 time.sleep(0.01)
                 if {workers} == 0 and os.path.exists(f"{{tmp}}/go"):
                     break
-        before = left()
-        loader = numbers(slow, num_workers={workers})
+        before = held_resources()
+        loader = number_loader(slow, num_workers={workers})
         errors, seen = [], []
         def consume():
             try:
@@ -99,7 +99,7 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
         thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator has ended: its Loader was closed meanwhile"], errors
-        wait_until(lambda: left() == before, left())
+        wait_until(lambda: held_resources() == before, held_resources())
     """)
 
 
@@ -116,7 +116,7 @@ def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(suc
     succeed(f"""
         inside = threading.Event()
         def consume():
-            loader = numbers({function}, length=1000)
+            loader = number_loader({function}, length=1000)
             while True:
                 for batch in loader:
                     inside.set()
@@ -135,7 +135,7 @@ def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
             return result
         process._launch = launch
         results = []
-        thread = threading.Thread(target=lambda: results.append(torch.cat(list(numbers())).tolist()))
+        thread = threading.Thread(target=lambda: results.append(torch.cat(list(number_loader())).tolist()))
         thread.start()
         thread.join(LIMIT_S)
         assert results == [list(range(40))], results
@@ -148,7 +148,7 @@ def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
 def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(succeed, end):
     succeed(f"""
-        loader, reference = make(folder), list(make(folder, num_workers=0))
+        loader, reference = jpeg_loader(folder), list(jpeg_loader(folder, num_workers=0))
         iterator = iter(loader)
         seen = [next(iterator) for _ in range(3)]
         pids = workers()
@@ -161,18 +161,19 @@ def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(suc
                 except RuntimeError as error:
                     assert "belong to the process that this one was forked from" in str(error)
                     assert str(error).endswith("create a new Loader in the child")
-            assert left()[2] <= 1, left()  # what the decoder writes its messages to, and nothing of the parent's Loader
-            mine = make(folder)
-            assert same(mine, reference)
+            # One mapping is that for the decoder's messages; none belongs to the parent's Loader.
+            assert held_resources()[2] <= 1, held_resources()
+            mine = jpeg_loader(folder)
+            assert equal_epochs(mine, reference)
             assert len(workers()) == 2
             mine.close()
-            open_one = iter(make(folder))  # ends with the child
+            open_one = iter(jpeg_loader(folder))  # ends with the child
             next(open_one)
             {end}
         _, status = os.waitpid(child, 0)
         assert status == 0
         assert sorted(workers()) == sorted(pids)
-        assert same(seen + list(iterator), reference)
+        assert equal_epochs(seen + list(iterator), reference)
         assert sorted(workers()) == sorted(pids)
     """)
 
@@ -196,11 +197,11 @@ def test_dead_workers_are_replaced_where_their_exit_status_is_lost(succeed, how)
             if index == 17 and not os.path.exists(f"{{tmp}}/once"):
                 open(f"{{tmp}}/once", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        before = left()
-        loader = numbers(die_once)
+        before = held_resources()
+        loader = number_loader(die_once)
         assert torch.cat(list(loader)).tolist() == list(range(40))
         assert os.path.exists(f"{{tmp}}/once")
         assert len(workers()) == 2
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)

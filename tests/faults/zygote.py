@@ -63,7 +63,7 @@ def ctrl_c():
     os.killpg(0, signal.SIGINT)
 
 
-def make(folder, **options):
+def jpeg_loader(folder, **options):
     """A Loader over the folder of JPEGs."""
     options = {"num_workers": 2, "device": "cpu", "info": True, "shuffle": True, "batch_size": 4, **options}
     return gl.Loader(gl.ImageFolder(folder), transforms=[T.RandomResizedCrop(32)], **options)
@@ -83,13 +83,13 @@ class Numbers:
         return self.length
 
 
-def numbers(function=int, length=40, **options):
+def number_loader(function=int, length=40, **options):
     options = {"batch_size": 4, "num_workers": 2, "chunk_size": 2, "device": "cpu", **options}
     return gl.Loader(Numbers(function, length), **options)
 
 
 def hang_from_8(index):
-    """For `numbers`: hang with the interpreter's lock held, so that no Python code can end it."""
+    """For `number_loader`: hang with the interpreter's lock held, so that no Python code can end it."""
     import ctypes
 
     if index >= 8:
@@ -129,7 +129,7 @@ def wait_for_the_hang():
     wait_until(Path(f"{tmp}/hangs").exists, "a worker hangs")
 
 
-def same(batches, expected):
+def equal_epochs(batches, expected):
     """Whether two epochs with ``info=True`` are the same, to the last bit."""
     batches, expected = list(batches), list(expected)
     return len(batches) == len(expected) and all(
@@ -148,12 +148,12 @@ def children(pid="self"):
 
 def started_as(role):
     """The child processes that were started as this."""
-    found = []
+    pids = []
     for pid in children():
         with contextlib.suppress(OSError):  # it has ended
             if role in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def servers():
@@ -163,18 +163,18 @@ def servers():
 
 def templates():
     """The processes that workers are forked from: children of a fork server, or of this process."""
-    return started_as("template") + [pid for one in servers() for pid in children(one)]
+    return started_as("template") + [pid for server in servers() for pid in children(server)]
 
 
 def workers():
     """The processes of workers, which are children of a template, or of this one."""
-    made = templates()
-    return [pid for pid in children() if pid not in [*made, *servers()]] + [
-        pid for one in made for pid in children(one)
+    template_pids = templates()
+    return [pid for pid in children() if pid not in [*template_pids, *servers()]] + [
+        pid for template in template_pids for pid in children(template)
     ]
 
 
-def left():
+def held_resources():
     """What this process holds: descriptors by what they are, child processes, mappings of gpuload's memory. The fork
     server, which outlives sessions, is ended first."""
     gc.collect()

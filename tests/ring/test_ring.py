@@ -32,9 +32,9 @@ from gpuload.ring.ring import (
     run_on_cpus,
 )
 
-OWN = frozenset(os.sched_getaffinity(0))
-LAST = frozenset({max(OWN)})
-several = lacking.mark("two CPUs", len(OWN) < 2)
+ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
+LAST_CPU = frozenset({max(ALLOWED_CPUS)})
+needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
 POPULATE = 23
 PAGE = mmap.PAGESIZE
 
@@ -46,7 +46,7 @@ def can_populate() -> bool:
     return False
 
 
-populating = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
+needs_populate = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
     assert resident_bytes(ring) == 256 * 1024
 
 
-class Advised:
+class FakeMapping:
     """A mapping that notes what it is advised, and fails with an error."""
 
     def __init__(self, error: OSError | None = None):
@@ -95,24 +95,24 @@ def worker_ring(ring: Ring):
     return WorkerRing(ring.fd, ring.ring_bytes)
 
 
-def faults() -> int:
+def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-@populating
+@needs_populate
 def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: WorkerRing):
     """Neither where another process has written, nor where none has."""
     slot = ring.acquire(1 << 20)
     assert slot is not None
     ring.view(slot)[: 1 << 19] = 1
     worker_ring.populate(slot, 1 << 20)
-    before = faults()
+    before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
-    assert faults() - before < (1 << 20) / PAGE / 8
+    assert page_faults() - before < (1 << 20) / PAGE / 8
     assert (ring.view(slot)[::PAGE] == 2).all()
 
 
-@populating
+@needs_populate
 def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_ring: WorkerRing):
     ring.acquire(1000)
     slot = ring.acquire(512 * 1024)
@@ -122,38 +122,38 @@ def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_rin
 
 
 def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, monkeypatch):
-    advised = Advised()
-    monkeypatch.setattr(worker_ring, "_map", advised)
+    mapping = FakeMapping()
+    monkeypatch.setattr(worker_ring, "_map", mapping)
     first, second = Slot(0, GRANULE_BYTES), Slot(GRANULE_BYTES, GRANULE_BYTES)
     for slot, nbytes in ((first, 0), (first, PAGE + 1), (first, 2 * PAGE), (second, 1), (first, 2 * PAGE + 1)):
         worker_ring.populate(slot, nbytes)
-    assert advised.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
+    assert mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
 
 
 def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, monkeypatch):
-    advised = Advised()
-    monkeypatch.setattr(worker_ring, "_map", advised)
+    mapping = FakeMapping()
+    monkeypatch.setattr(worker_ring, "_map", mapping)
     for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
         worker_ring.populate(Slot(0, capacity_bytes), PAGE)
-    assert advised.calls == [(0, PAGE)] * 3
+    assert mapping.calls == [(0, PAGE)] * 3
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
 def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worker_ring, monkeypatch, code):
     slot = ring.acquire(1000)
     assert slot is not None
-    advised = Advised(OSError(code, os.strerror(code)))
+    mapping = FakeMapping(OSError(code, os.strerror(code)))
     with monkeypatch.context() as patched:
-        patched.setattr(worker_ring, "_map", advised)
+        patched.setattr(worker_ring, "_map", mapping)
         for _ in range(2):
             worker_ring.populate(slot, 1000)
-    assert len(advised.calls) == 1
+    assert len(mapping.calls) == 1
     worker_ring.view(slot)[:1000] = 3
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
 def test_populate_raises_other_errors(worker_ring: WorkerRing, monkeypatch):
-    monkeypatch.setattr(worker_ring, "_map", Advised(OSError(errno.EPERM, "not permitted")))
+    monkeypatch.setattr(worker_ring, "_map", FakeMapping(OSError(errno.EPERM, "not permitted")))
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
 
@@ -194,9 +194,9 @@ def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their
     for slot in slots:
         ring.view(slot)[:] = 7
         ring.release(slot)
-    whole = ring.acquire(ring.ring_bytes)
-    assert whole is not None
-    assert (whole.offset, whole.capacity_bytes) == (0, ring.ring_bytes)
+    large = ring.acquire(ring.ring_bytes)
+    assert large is not None
+    assert (large.offset, large.capacity_bytes) == (0, ring.ring_bytes)
     assert resident_bytes(ring) == 0
     assert ring.slots == 1
 
@@ -267,11 +267,11 @@ class Machine:
 
     def __init__(self, limit: int):
         self.limit = limit
-        self.asked = 0
+        self.memory_calls = 0
         self.ring = Ring(64 << 20, memory_left=self.left)
 
     def left(self) -> int:
-        self.asked += 1
+        self.memory_calls += 1
         return self.limit - resident_bytes(self.ring)
 
     def write(self, slot: Slot) -> Slot:
@@ -303,11 +303,11 @@ def test_slots_that_are_not_yet_written_count_against_the_memory_limit(machine: 
 
 def test_memory_left_is_called_only_for_a_new_slot(machine: Machine):
     slot = machine.ring.acquire(1000)
-    asked = machine.asked
+    memory_calls = machine.memory_calls
     for _ in range(100):
         machine.ring.release(slot)
         assert machine.ring.acquire(1000) is slot
-    assert machine.asked == asked == 1
+    assert machine.memory_calls == memory_calls == 1
 
 
 def test_free_slots_are_retired_if_a_larger_one_needs_their_memory(machine: Machine):
@@ -366,7 +366,7 @@ def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: 
 
 def test_spare_bytes_is_cached_for_a_while(machine: Machine):
     assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
-    assert machine.asked == 1
+    assert machine.memory_calls == 1
 
 
 def test_full_s_adds_up_the_times_from_a_first_refusal_to_the_next_release(ring: Ring, monkeypatch):
@@ -430,12 +430,12 @@ def test_on_collected_calls_once_with_its_arguments():
 
 def test_on_collected_can_be_canceled():
     called, arrays = [], [np.zeros(3), np.zeros(3)]
-    off = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
-    off[0]()
-    off[0]()
+    cancels = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
+    cancels[0]()
+    cancels[0]()
     arrays.clear()
     assert called == [1]
-    off[1]()  # too late, and no error
+    cancels[1]()  # too late, and no error
 
 
 def test_on_collected_keeps_no_entry_of_collected_objects():
@@ -448,10 +448,10 @@ def test_on_collected_keeps_no_entry_of_collected_objects():
 
 
 def test_on_collected_calls_nothing_once_the_interpreter_exits():
-    called, array, others = [], np.zeros(3), dict(ring_module._watched)
+    called, array, watched = [], np.zeros(3), dict(ring_module._watched)
     on_collected(array, called.append, 1)
     ring_module._watched.clear()  # which it does at exit
-    ring_module._watched.update(others)
+    ring_module._watched.update(watched)
     del array
     assert called == []
 
@@ -459,29 +459,29 @@ def test_on_collected_calls_nothing_once_the_interpreter_exits():
 # -- near CPUs --------------------------------------------------------------------------------------------------------
 
 
-@several
+@needs_two_cpus
 def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
-    with run_on_cpus(LAST):
-        assert os.sched_getaffinity(0) == LAST
+    with run_on_cpus(LAST_CPU):
+        assert os.sched_getaffinity(0) == LAST_CPU
         child = subprocess.run(
             [sys.executable, "-Sc", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, check=True
         )
         with run_on_cpus(frozenset()):
-            assert os.sched_getaffinity(0) == LAST
-    assert os.sched_getaffinity(0) == OWN
-    assert child.stdout.split() == [str(max(OWN)).encode()]
-    with pytest.raises(KeyError), run_on_cpus(LAST):
+            assert os.sched_getaffinity(0) == LAST_CPU
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
+    assert child.stdout.split() == [str(max(ALLOWED_CPUS)).encode()]
+    with pytest.raises(KeyError), run_on_cpus(LAST_CPU):
         raise KeyError
-    assert os.sched_getaffinity(0) == OWN
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
 
 def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
     with run_on_cpus(frozenset({1 << 12})):
-        assert os.sched_getaffinity(0) == OWN
-    assert os.sched_getaffinity(0) == OWN
+        assert os.sched_getaffinity(0) == ALLOWED_CPUS
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
 
-@several
+@needs_two_cpus
 def test_move_processes_moves_all_threads_of_a_process():
     code = (
         "import os, threading\n"
@@ -497,25 +497,25 @@ def test_move_processes_moves_all_threads_of_a_process():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "CPU": str(max(OWN))},
+        env={**os.environ, "CPU": str(max(ALLOWED_CPUS))},
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
-        move_processes([child.pid, 1 << 29], LAST)  # the other one has ended
+        move_processes([child.pid, 1 << 29], LAST_CPU)  # the other one has ended
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "True True\n"
 
 
-@several
+@needs_two_cpus
 def test_on_new_is_called_on_the_cpus_near_the_ring():
     seen = []
-    ring = Ring(1 << 20, near=LAST)
+    ring = Ring(1 << 20, near=LAST_CPU)
     ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
     assert slot is not None
     ring.release(slot)
     ring.acquire(1 << 16)  # the same again
-    assert seen == [(threading.get_ident(), LAST)]
-    assert os.sched_getaffinity(0) == OWN
+    assert seen == [(threading.get_ident(), LAST_CPU)]
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
     ring.close()

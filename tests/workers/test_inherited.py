@@ -30,23 +30,23 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def run(tmp_path):
+def run_program(tmp_path):
     """Runs a program in a folder with these files; returns what it printed as JSON, and its standard error."""
 
-    def run(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
+    def run_program(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
         for name, text in files.items():
             path = tmp_path / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
         (tmp_path / "train.py").write_text(textwrap.dedent(program))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd()]))}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *start, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 
-    return run
+    return run_program
 
 
 # -- values of modules ------------------------------------------------------------------------------------------------
@@ -88,24 +88,24 @@ MODULES = {
 }
 
 
-def test_a_warning_names_values_of_modules_that_workers_do_not_see(run):
-    printed, said = run(LOOP.format("[{}]"), **MODULES)
+def test_a_warning_names_values_of_modules_that_workers_do_not_see(run_program):
+    printed, stderr = run_program(LOOP.format("[{}]"), **MODULES)
     assert printed == [[[[1, 2, 3]] * 2]]
-    assert said.count("RuntimeWarning") == 1
-    assert "config.SIZE is 224 here and 1 in workers" in said
-    assert "cfg.depth is 7 here and 2 in workers" in said
-    assert "worker_init_fn" in said
-    assert "UNUSED" not in said
-    assert "SAME" not in said
+    assert stderr.count("RuntimeWarning") == 1
+    assert "config.SIZE is 224 here and 1 in workers" in stderr
+    assert "cfg.depth is 7 here and 2 in workers" in stderr
+    assert "worker_init_fn" in stderr
+    assert "UNUSED" not in stderr
+    assert "SAME" not in stderr
 
 
-def test_values_set_by_worker_init_fn_are_not_warned_of(run):
-    printed, said = run(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
+def test_values_set_by_worker_init_fn_are_not_warned_of(run_program):
+    printed, stderr = run_program(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
     assert printed == [[[[224, 7, 3]] * 2]]
-    assert said == ""
+    assert stderr == ""
 
 
-def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def import_module_from(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     (folder / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -127,8 +127,8 @@ def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )  # fmt: skip
 def test_module_values_returns_simple_values_that_code_refers_to(code, expected, tmp_path, monkeypatch):
-    found = module_values([module("somebodys", code, tmp_path, monkeypatch).f])
-    assert found == ({"somebodys": expected} if expected else {})
+    values = module_values([import_module_from("somebodys", code, tmp_path, monkeypatch).f])
+    assert values == ({"somebodys": expected} if expected else {})
 
 
 def test_module_values_skips_installed_packages():
@@ -181,9 +181,15 @@ def test_library_values_covers_modules_functions_and_classes_that_code_names():
     class Rows(torch.utils.data.TensorDataset):
         pass
 
-    found = library_values([f, Rows(torch.zeros(1))])
-    assert found.keys() >= {"PIL.Image", "PIL.ImageOps", "torch.nn", "torch.nn.functional", "torch.utils.data.dataset"}
-    assert not {"json", "os", "gpuload", "builtins", __name__} & found.keys()
+    libraries = library_values([f, Rows(torch.zeros(1))])
+    assert libraries.keys() >= {
+        "PIL.Image",
+        "PIL.ImageOps",
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data.dataset",
+    }
+    assert not {"json", "os", "gpuload", "builtins", __name__} & libraries.keys()
 
 
 def test_library_values_contains_constants_but_not_registries(monkeypatch):
@@ -192,15 +198,15 @@ def test_library_values_contains_constants_but_not_registries(monkeypatch):
     assert not {"ID", "MIME", "EXTENSION", "OPEN", "_initialized", "__name__"} & values.keys()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
     monkeypatch.setattr(Image, "WARN_POSSIBLE_FORMATS", True)
-    now = library_values([Image.new("L", (1, 1))])["PIL.Image"]
+    changed_values = library_values([Image.new("L", (1, 1))])["PIL.Image"]
     assert describe_differences({}, {"PIL.Image": values, "not_there": {"X": 1}}) == [
         f"PIL.Image.MAX_IMAGE_PIXELS is {values['MAX_IMAGE_PIXELS']} here and 5 in workers",
         "PIL.Image.WARN_POSSIBLE_FORMATS is False here and True in workers",
     ]
-    assert describe_differences({}, {"PIL.Image": now}) == []
+    assert describe_differences({}, {"PIL.Image": changed_values}) == []
 
 
-def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_changed(run):
+def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_changed(run_program):
     program = """
         import json
         import numpy as np
@@ -224,17 +230,19 @@ def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_c
                 print(json.dumps(list(loader)))
             Image.open, Image.WARN_POSSIBLE_FORMATS = open_it, True
     """
-    printed, said = run(program)
+    printed, stderr = run_program(program)
     assert printed == [[[["PIL.Image", 3]]]] * 2
-    assert said.count("RuntimeWarning") == 1
+    assert stderr.count("RuntimeWarning") == 1
     assert (
         "PIL.Image.WARN_POSSIBLE_FORMATS is True here and False in workers; PIL.Image.open is a function of __main__ "
-        "here and of PIL.Image in workers. Workers import modules again" in said
+        "here and of PIL.Image in workers. Workers import modules again" in stderr
     )
 
 
 def test_describe_differences_names_both_values(tmp_path, monkeypatch):
-    loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
+    loaded = import_module_from(
+        "somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch
+    )
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
     assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}, {}) == [
         "somebodys.SIZE is 224 here and 1 in workers",
@@ -310,17 +318,17 @@ PLUGIN = """
 """
 
 
-def test_settings_of_libraries_are_the_same_in_workers(run):
-    (here, in_worker), said = run(SETTINGS, plugin=PLUGIN)
+def test_settings_of_libraries_are_the_same_in_workers(run_program):
+    (here, in_worker), stderr = run_program(SETTINGS, plugin=PLUGIN)
     assert here == in_worker
     settings = [True, 12345, "torch.float64", 7, 33, 5, 99, "raise", 77, ["loud"], [3, 4]]
     settings += [1 << 21, 1 << 22, 1 << 18, 2345, "[0.33]", "high", True, True]
     assert here == [[settings]]
-    assert said == ""
+    assert stderr == ""
 
 
 @pytest.mark.parametrize("where", ["data", "program"])
-def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run, where):
+def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run_program, where):
     program = """
         import json
         import torch
@@ -359,12 +367,12 @@ def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run
         def get_image_backend():
             return backend
     """
-    printed, said = run(program, data=data, torchvision=torchvision)
+    printed, stderr = run_program(program, data=data, torchvision=torchvision)
     assert printed == [[[["medium", True, "accimage"] if where == "data" else None]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run):
+def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run_program):
     """The program imported the module before it set the filter."""
     program = """
         import json, warnings
@@ -389,12 +397,12 @@ def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run):
                 except UserWarning:
                     return "an error"
     """
-    printed, _ = run(program, data=data)
+    printed, _ = run_program(program, data=data)
     assert printed == [[["an error"]]]
 
 
 @pytest.mark.parametrize("where", ["program", "data"])
-def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run, where):
+def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run_program, where):
     line = "import socket; socket.setdefaulttimeout(0.05)"
     program = f"""
         import json
@@ -418,9 +426,9 @@ def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run, 
                 time.sleep(0.1)
                 return index
     """
-    printed, said = run(program, data=data)
+    printed, stderr = run_program(program, data=data)
     assert printed == [[[0], [1], [2], [3]]] * 2
-    assert said == ""
+    assert stderr == ""
 
 
 # -- modules that workers cannot import -------------------------------------------------------------------------------
@@ -463,13 +471,13 @@ SPAWNED = """
         "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
     ],
 )
-def test_the_script_of_a_spawned_process_is_sent_by_value(run, start):
-    printed, said = run(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
+def test_the_script_of_a_spawned_process_is_sent_by_value(run_program, start):
+    printed, stderr = run_program(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
     assert printed == [[["Point", True, [0, 0], [1, 5]]]]
-    assert "Error" not in said
+    assert "Error" not in stderr
 
 
-def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
+def test_a_module_that_was_loaded_by_path_is_sent_by_value(run_program):
     program = """
         import importlib.util, json, sys
         import gpuload as gl
@@ -490,12 +498,14 @@ def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
             def __getitem__(self, index):
                 return [SIZE, index]
     """
-    printed, said = run(program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')")
+    printed, stderr = run_program(
+        program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')"
+    )
     assert printed == [[[[7, 0], [7, 1]]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run):
+def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run_program):
     """As with Hydra, which changes to a folder for each run."""
     program = """
         import json, os, sys
@@ -516,12 +526,12 @@ def test_a_relative_import_path_is_resolved_against_the_initial_working_director
                 import mine
                 return [mine is not None, __name__]
     """
-    printed, said = run(program, lib__mine=mine)
+    printed, stderr = run_program(program, lib__mine=mine)
     assert printed == [[[[True, "mine"]]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_workers_share_lists_of_bytes(run):
+def test_workers_share_lists_of_bytes(run_program):
     program = """
         import json
         import gpuload as gl
@@ -541,7 +551,7 @@ def test_workers_share_lists_of_bytes(run):
 
         print(json.dumps(list(gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
     """
-    [[[first, _]]], _ = run(program)
+    [[[first, _]]], _ = run_program(program)
     count, equal, same, private_kb = first
     assert (count, equal, same) == (100, True, True)
     assert private_kb < 90_000

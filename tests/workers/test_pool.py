@@ -44,7 +44,7 @@ class Team:
         if forked:
             wait_until(lambda: self.pool.collect_events(0.01) or len(self.pool.pids) == workers, "workers are forked")
 
-    def ask(self, chunk: int, indices, **options) -> None:
+    def submit(self, chunk: int, indices, **options) -> None:
         slot = self.ring.acquire(1 << 20)
         self.slots[chunk] = slot
         indices = np.asarray(indices, np.int64)
@@ -52,19 +52,19 @@ class Team:
         assert self.pool.submit(request)
 
     def wait(self, count: int, kinds=Reply) -> list:
-        found, deadline = [], time.monotonic() + LIMIT_S
-        while len(found) < count:
-            assert time.monotonic() < deadline, f"only {found} after {LIMIT_S} s"
-            found += [event for event in self.pool.collect_events(1.0) if isinstance(event, kinds)]
-        return found
+        events, deadline = [], time.monotonic() + LIMIT_S
+        while len(events) < count:
+            assert time.monotonic() < deadline, f"only {events} after {LIMIT_S} s"
+            events += [event for event in self.pool.collect_events(1.0) if isinstance(event, kinds)]
+        return events
 
     def content(self, reply: Reply):
         memory = self.ring.view(self.slots[reply.chunk]) if reply.data is None else reply.data
         return read_content(memory, reply.meta, reply.meta_at)
 
-    def values(self, indices, chunk: int = 1) -> list:
+    def load(self, indices, chunk: int = 1) -> list:
         """What the dataset gives for these indices, in the worker."""
-        self.ask(chunk, indices)
+        self.submit(chunk, indices)
         [reply] = self.wait(1)
         content = self.content(reply)
         assert not content.errors, content.errors[0][1]
@@ -77,19 +77,19 @@ class Team:
 
 
 @pytest.fixture
-def team():
-    made = []
+def make_team():
+    teams = []
 
     def make(dataset, workers=1, **options):
-        made.append(Team(dataset, workers, **options))
-        return made[-1]
+        teams.append(Team(dataset, workers, **options))
+        return teams[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for team in teams:
+        team.close()
 
 
-class Calls:
+class FunctionDataset:
     """A dataset whose sample i is what a function says."""
 
     def __init__(self, function):
@@ -102,7 +102,7 @@ class Calls:
         return 1000
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -110,7 +110,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def open_now() -> set[tuple[int, str]]:
+def open_descriptors() -> set[tuple[int, str]]:
     from helpers.file_descriptors import (
         descriptors,  # which is not in the path of the programs below, that import this file
     )
@@ -125,7 +125,7 @@ def wait_until(condition, what: str) -> None:
         time.sleep(0.002)
 
 
-def test_a_worker_populates_the_slot_of_each_chunk(team):
+def test_a_worker_populates_the_slot_of_each_chunk(make_team):
     def note_calls(worker):
         from gpuload.ring.ring import WorkerRing
 
@@ -140,17 +140,17 @@ def test_a_worker_populates_the_slot_of_each_chunk(team):
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team_ = team(Calls(tell_last_call), worker_init_fn=note_calls)
+    team = make_team(FunctionDataset(tell_last_call), worker_init_fn=note_calls)
     for chunk in (1, 2):
-        team_.ask(chunk, [0])
-        [reply] = team_.wait(1)
-        nbytes, [block] = reply.nbytes, team_.content(reply).blocks.values()
+        team.submit(chunk, [0])
+        [reply] = team.wait(1)
+        nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
     assert nbytes >= 300 * 8
-    slot = team_.slots[1]
-    assert block.array(team_.ring.view(team_.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
+    slot = team.slots[1]
+    assert block.array(team.ring.view(team.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
 
 
-def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
+def test_a_worker_has_one_thread_no_gpu_and_no_torch(make_team):
     def look(index):
         import os
         import sys
@@ -158,8 +158,8 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
         names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         return {**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules}
 
-    team_ = team(Calls(lambda index: str(look(index))))
-    [seen] = team_.values([0])
+    team = make_team(FunctionDataset(lambda index: str(look(index))))
+    [seen] = team.load([0])
     assert seen == str(
         {
             "CUDA_VISIBLE_DEVICES": "",
@@ -171,28 +171,28 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     )
 
 
-def test_workers_set_glibc_tunables_unless_the_user_has_set_them(team, monkeypatch):
-    kept = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
-    stream = "glibc.cpu.x86_non_temporal_threshold"
-    look = Calls(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
+def test_workers_set_glibc_tunables_unless_the_user_has_set_them(make_team, monkeypatch):
+    malloc_tunables = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
+    stream_tunable = "glibc.cpu.x86_non_temporal_threshold"
+    environment = FunctionDataset(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert team(look).values([0]) == [f"{kept}:{stream}=98304"]
+    assert make_team(environment).load([0]) == [f"{malloc_tunables}:{stream_tunable}=98304"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    assert team(look).values([0]) == [f"glibc.malloc.check=0:{kept}:{stream}=98304"]
-    monkeypatch.setenv("GLIBC_TUNABLES", f"{stream}=1234567")
-    assert team(look).values([0]) == [f"{stream}=1234567:{kept}"]
+    assert make_team(environment).load([0]) == [f"glibc.malloc.check=0:{malloc_tunables}:{stream_tunable}=98304"]
+    monkeypatch.setenv("GLIBC_TUNABLES", f"{stream_tunable}=1234567")
+    assert make_team(environment).load([0]) == [f"{stream_tunable}=1234567:{malloc_tunables}"]
 
 
-def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
+def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
     from gpuload.datasets.folder import ImageFolder
 
-    team_ = team(ImageFolder(jpeg_folder))
-    team_.values(range(10))
-    [pid] = team_.pool.pids
+    team = make_team(ImageFolder(jpeg_folder))
+    team.load(range(10))
+    [pid] = team.pool.pids
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_slow_sample_delays_no_chunk_of_another_worker(team, tmp_path):
+def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     go = tmp_path / "go"
 
     def slow_at_0(index):
@@ -203,117 +203,117 @@ def test_a_slow_sample_delays_no_chunk_of_another_worker(team, tmp_path):
             time.sleep(0.002)
         return os.getpid()
 
-    team_ = team(Calls(slow_at_0), workers=2)
+    team = make_team(FunctionDataset(slow_at_0), workers=2)
     for chunk in range(20):
-        team_.ask(chunk + 1, [chunk])
-    fast = team_.wait(19)
+        team.submit(chunk + 1, [chunk])
+    fast = team.wait(19)
     assert {reply.chunk for reply in fast} == set(range(2, 21))
     go.touch()
-    assert team_.wait(1)[0].chunk == 1
+    assert team.wait(1)[0].chunk == 1
 
 
-def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(team):
+def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(make_team):
     def fail_at_2(index):
         if index == 2:
             raise KeyError("no such label")
         return index
 
-    team_ = team(Calls(fail_at_2))
-    team_.ask(1, [1, 2, 3])
-    [reply] = team_.wait(1)
-    content = team_.content(reply)
+    team = make_team(FunctionDataset(fail_at_2))
+    team.submit(1, [1, 2, 3])
+    [reply] = team.wait(1)
+    content = team.content(reply)
     assert content.rows == [0, 2]
     [(row, record)] = content.errors
     assert (row, record.index, record.cause) == (1, 2, "KeyError: 'no such label'")
     assert 'raise KeyError("no such label")' in record.traceback
 
 
-def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(team):
-    team_ = team(Calls(lambda index: __import__("threading").Lock()))
-    team_.ask(1, [5])
-    [reply] = team_.wait(1)
-    [(_, record)] = team_.content(reply).errors
+def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(make_team):
+    team = make_team(FunctionDataset(lambda index: __import__("threading").Lock()))
+    team.submit(1, [5])
+    [reply] = team.wait(1)
+    [(_, record)] = team.content(reply).errors
     assert "cannot be sent to the main process" in record.cause
     assert "lock" in record.cause
 
 
-def test_large_arrays_are_returned_in_the_slot(team):
-    team_ = team(Calls(lambda index: np.full((1000, 50), index, np.float32)))
-    team_.ask(1, [3, 4])
-    [reply] = team_.wait(1)
+def test_large_arrays_are_returned_in_the_slot(make_team):
+    team = make_team(FunctionDataset(lambda index: np.full((1000, 50), index, np.float32)))
+    team.submit(1, [3, 4])
+    [reply] = team.wait(1)
     assert reply.nbytes >= 2 * 200_000
     assert len(reply.meta) < 2000
-    [block] = team_.content(reply).blocks.values()
-    three, four = block.array(team_.ring.view(team_.slots[reply.chunk]))
+    [block] = team.content(reply).blocks.values()
+    three, four = block.array(team.ring.view(team.slots[reply.chunk]))
     assert (three == 3).all()
     assert (four == 4).all()
 
 
-def test_a_description_too_long_for_a_message_is_returned_in_the_slot(team):
-    team_ = team(Calls(lambda index: "x" * 100_000))
-    team_.ask(1, [0, 1])
-    [reply] = team_.wait(1)
+def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team):
+    team = make_team(FunctionDataset(lambda index: "x" * 100_000))
+    team.submit(1, [0, 1])
+    [reply] = team.wait(1)
     assert reply.meta == b""
-    [column] = team_.content(reply).values.values()
+    [column] = team.content(reply).values.values()
     assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
-def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(team):
-    team_ = team(Calls(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
-    team_.ask(1, [0])
-    [reply] = team_.wait(1)
+def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(make_team):
+    team = make_team(FunctionDataset(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
+    team.submit(1, [0])
+    [reply] = team.wait(1)
     assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
 
 
-OWN = "memfd:gpuload-chunk"  # memory of a chunk that does not fit its slot
+CHUNK_MEMORY = "memfd:gpuload-chunk"  # memory of a chunk that does not fit its slot
 
 
-def large(index):
+def large_image(index):
     return np.full((1100, 1000, 3), index, np.uint8)
 
 
-def pixels(team_, reply) -> list[np.ndarray]:
+def read_pixels(team, reply) -> list[np.ndarray]:
     """The bytes of each image of a chunk in memory of its own."""
-    [column] = team_.content(reply).images
+    [column] = team.content(reply).images
     return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
 
 
-def owned(pid: int | str = "self") -> int:
+def count_chunk_memory(pid: int | str = "self") -> int:
     """How often a process has such memory open or mapped."""
     links = []
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # listdir's own
             links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return sum(OWN in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(OWN)
+    return sum(CHUNK_MEMORY in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(CHUNK_MEMORY)
 
 
-def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(team):
-    team_ = team(Calls(large))
+def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(make_team):
+    team = make_team(FunctionDataset(large_image))
     for chunk in range(1, 31):
-        team_.ask(chunk, [chunk, 100], spare_bytes=8 << 20)
-        [reply] = team_.wait(1)
+        team.submit(chunk, [chunk, 100], spare_bytes=8 << 20)
+        [reply] = team.wait(1)
         assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
-        first, second = pixels(team_, reply)
+        first, second = read_pixels(team, reply)
         assert (first == chunk).all()
         assert (second == 100).all()
-        assert not team_.ring.view(team_.slots[chunk]).any()
-        team_.ring.release(team_.slots[chunk])
-    assert owned() > 0
+        assert not team.ring.view(team.slots[chunk]).any()
+        team.ring.release(team.slots[chunk])
+    assert count_chunk_memory() > 0
     del reply, first, second
-    assert owned() == 0
-    assert owned(*team_.pool.pids) == 0
+    assert count_chunk_memory() == 0
+    assert count_chunk_memory(*team.pool.pids) == 0
 
 
-def test_separate_memory_of_an_unexpected_reply_is_freed(team):
-    team_ = team(Calls(large))
-    team_.ask(1, [1, 2], spare_bytes=8 << 20)
-    del team_.pool._in_flight[1]  # as if it had been declared lost
-    team_.ask(2, [3])
-    assert [reply.chunk for reply in team_.wait(1)] == [2]
-    assert owned() == 0
+def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
+    team = make_team(FunctionDataset(large_image))
+    team.submit(1, [1, 2], spare_bytes=8 << 20)
+    del team.pool._in_flight[1]  # as if it had been declared lost
+    team.submit(2, [3])
+    assert [reply.chunk for reply in team.wait(1)] == [2]
+    assert count_chunk_memory() == 0
 
 
-def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk(team, tmp_path):
+def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk(make_team, tmp_path):
     def dies_once(index):
         import os
         import signal
@@ -331,34 +331,34 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
         runner.map_file = map_file
         return np.full((1100, 1000, 3), index, np.uint8)
 
-    team_ = team(Calls(dies_once))
-    team_.ask(1, [3, 4], spare_bytes=8 << 20)
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(dies_once))
+    team.submit(1, [3, 4], spare_bytes=8 << 20)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.killed_externally) == (1, True)
-    assert not team_.ring._busy
-    assert owned() == 0
-    team_.ask(2, [3, 4], spare_bytes=8 << 20)
-    [reply] = team_.wait(1)
-    assert [set(image) for image in pixels(team_, reply)] == [{3}, {4}]
+    assert not team.ring._busy
+    assert count_chunk_memory() == 0
+    team.submit(2, [3, 4], spare_bytes=8 << 20)
+    [reply] = team.wait(1)
+    assert [set(image) for image in read_pixels(team, reply)] == [{3}, {4}]
 
 
-def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(team):
-    team_ = team(Calls(large))
-    wait_until(lambda: team_.pool.collect_events(0.01) or team_.pool.ready, "the worker is ready")
+def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(make_team):
+    team = make_team(FunctionDataset(large_image))
+    wait_until(lambda: team.pool.collect_events(0.01) or team.pool.ready, "the worker is ready")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        team_.ask(1, [1], spare_bytes=8 << 20)
-        [reply] = team_.wait(1)
+        team.submit(1, [1], spare_bytes=8 << 20)
+        [reply] = team.wait(1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert reply == Reply(1, Status.TOO_LARGE, 3_300_032, b"")
-    assert team_.pool.deaths.causes == []
+    assert team.pool.deaths.causes == []
 
 
-def test_a_canceled_chunk_ends_at_its_next_sample(team, tmp_path):
+def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -368,20 +368,20 @@ def test_a_canceled_chunk_ends_at_its_next_sample(team, tmp_path):
             time.sleep(0.002)
         return index
 
-    team_ = team(Calls(waits))
-    team_.ask(1, range(100))
-    team_.ask(2, [0])
-    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
-    team_.pool.cancel_before(2)
+    team = make_team(FunctionDataset(waits))
+    team.submit(1, range(100))
+    team.submit(2, [0])
+    wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team.pool.cancel_before(2)
     go.touch()
-    replies = team_.wait(2)
+    replies = team.wait(2)
     assert [(reply.chunk, reply.status) for reply in replies] == [(1, Status.UNWANTED), (2, Status.DONE)]
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(team):
+def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(make_team):
     def die_at_7(index):
         import os
         import signal
@@ -390,46 +390,46 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(t
             os.kill(os.getpid(), signal.SIGSEGV)
         return index
 
-    team_ = team(Calls(die_at_7))
-    [before] = team_.pool.pids
-    team_.ask(1, [5, 6, 7, 8])
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(die_at_7))
+    [before] = team.pool.pids
+    team.submit(1, [5, 6, 7, 8])
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row, lost.cause) == (1, 2, "killed by SIGSEGV")
-    assert not team_.ring._busy
-    assert team_.values([1, 2], chunk=2) == [1, 2]
-    assert team_.pool.pids != [before]
+    assert not team.ring._busy
+    assert team.load([1, 2], chunk=2) == [1, 2]
+    assert team.pool.pids != [before]
 
 
-def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(team):
+def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
     """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
-    while not team_.pool.ready:  # one that is not ready cannot have the chunk
-        team_.pool.collect_events(0.01)
-    wait_until(lambda: team_.pool._in_flight == {} and 1 not in chunks_on_board(team_), "nobody is at the first chunk")
-    for pid in team_.pool.pids:
+    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team.load([1], chunk=1)
+    while not team.pool.ready:  # one that is not ready cannot have the chunk
+        team.pool.collect_events(0.01)
+    wait_until(lambda: team.pool._in_flight == {} and 1 not in noted_chunks(team), "nobody is at the first chunk")
+    for pid in team.pool.pids:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    team_.ask(2, [5])
-    team_.pool._queues[0].read_end.recv(1 << 16)
-    first, second = team_.pool.pids
-    os.kill(first, signal.SIGKILL)
-    os.kill(second, signal.SIGCONT)
-    [lost] = team_.wait(1, Lost)
+    team.submit(2, [5])
+    team.pool._queues[0].read_end.recv(1 << 16)
+    first_pid, second_pid = team.pool.pids
+    os.kill(first_pid, signal.SIGKILL)
+    os.kill(second_pid, signal.SIGCONT)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    slot = team_.slots[2]
-    assert slot in team_.ring._busy.values()
+    slot = team.slots[2]
+    assert slot in team.ring._busy.values()
     # The slot is free as soon as each worker that was ready then has said something since.
     for chunk in range(3, 200):
-        if slot not in team_.ring._busy.values():
+        if slot not in team.ring._busy.values():
             break
-        team_.ask(chunk, [0])
-        team_.ring.release(team_.slots[team_.wait(1)[0].chunk])
+        team.submit(chunk, [0])
+        team.ring.release(team.slots[team.wait(1)[0].chunk])
     else:
         raise AssertionError("the slot is still written off")
 
 
-class Hesitates:
+class NotesLate:
     """A dataset whose workers wait between taking a chunk of this number and noting it, until there is a file `go`."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
@@ -450,7 +450,7 @@ class Hesitates:
         self.__dict__.update(state)
         do = main._process_request
 
-        def hesitate(request, *others):
+        def wait_for_go(request, *others):
             if request.chunk == self.chunk:
                 with open(f"{self.folder}/taking", "w") as file:
                     file.write(str(os.getpid()))
@@ -459,83 +459,83 @@ class Hesitates:
                     time.sleep(0.002)
             return do(request, *others)
 
-        main._process_request = hesitate
+        main._process_request = wait_for_go
 
 
-def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(team, tmp_path):
-    team_ = team(Hesitates(2, tmp_path), workers=2)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.01)
-    team_.ask(2, [5])
+def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, tmp_path):
+    team = make_team(NotesLate(2, tmp_path), workers=2)
+    while not team.pool.ready:
+        team.pool.collect_events(0.01)
+    team.submit(2, [5])
     wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
-    [idle] = set(team_.pool.pids) - {int((tmp_path / "taken").read_text())}
+    [idle] = set(team.pool.pids) - {int((tmp_path / "taken").read_text())}
     os.kill(idle, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    assert len(team_.ring._busy) == 1
+    assert len(team.ring._busy) == 1
     (tmp_path / "go").touch()
-    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.ring._busy, "the late reply comes")
-    assert team_.values([1, 2], chunk=3) == [1, 2]
-    assert len(team_.ring._busy) == 1  # that of the last chunk
+    wait_until(lambda: team.pool.collect_events(0.01) or not team.ring._busy, "the late reply comes")
+    assert team.load([1, 2], chunk=3) == [1, 2]
+    assert len(team.ring._busy) == 1  # that of the last chunk
 
 
-def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(team):
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.01)
-    wait_until(lambda: 1 not in chunks_on_board(team_), "nobody is at the first chunk")
-    assert not team_.pool.recover_slots()
-    for pid in team_.pool.pids:
+def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(make_team):
+    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team.load([1], chunk=1)
+    while not team.pool.ready:
+        team.pool.collect_events(0.01)
+    wait_until(lambda: 1 not in noted_chunks(team), "nobody is at the first chunk")
+    assert not team.pool.recover_slots()
+    for pid in team.pool.pids:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    team_.ask(2, [5])
-    team_.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken it, and died before it noted so
-    first, second = team_.pool.pids
-    os.kill(first, signal.SIGKILL)
-    os.kill(second, signal.SIGCONT)
-    team_.wait(1, Lost)
-    assert len(team_.ring._busy) == 2
-    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.pool.recover_slots(), "the other one has left")
-    assert len(team_.ring._busy) == 1
-    assert not alive(second)
-    assert team_.values([3, 4], chunk=3) == [3, 4]
-    assert len(team_.pool.deaths.causes) == 1
+    team.submit(2, [5])
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken it, and died before it noted so
+    first_pid, second_pid = team.pool.pids
+    os.kill(first_pid, signal.SIGKILL)
+    os.kill(second_pid, signal.SIGCONT)
+    team.wait(1, Lost)
+    assert len(team.ring._busy) == 2
+    wait_until(lambda: team.pool.collect_events(0.01) or not team.pool.recover_slots(), "the other one has left")
+    assert len(team.ring._busy) == 1
+    assert not is_alive(second_pid)
+    assert team.load([3, 4], chunk=3) == [3, 4]
+    assert len(team.pool.deaths.causes) == 1
 
 
-def chunks_on_board(team_) -> set[int]:
+def noted_chunks(team) -> set[int]:
     """The chunks that the workers have noted."""
-    return {team_.pool._board.read(worker).chunk for worker in range(team_.pool.size)}
+    return {team.pool._board.read(worker).chunk for worker in range(team.pool.size)}
 
 
-def test_more_deaths_than_max_restarts_raise_worker_error(team):
+def test_more_deaths_than_max_restarts_raise_worker_error(make_team):
     def die(index):
         import os
 
         os._exit(3)
 
-    team_ = team(Calls(die))
-    team_.pool.deaths = Deaths(2)
+    team = make_team(FunctionDataset(die))
+    team.pool.deaths = Deaths(2)
     for chunk in range(3):
-        team_.ask(chunk + 1, [chunk])
+        team.submit(chunk + 1, [chunk])
     with pytest.raises(
         WorkerError,
         match=r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 3 at sample 0 ",
     ):
-        team_.wait(3, Lost)
+        team.wait(3, Lost)
 
 
-def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(team):
+def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(make_team):
     class Refuses:
         def __reduce__(self):
             return (int, ("not a number",))
 
-    team_ = team(Refuses())
+    team = make_team(Refuses())
     with pytest.raises(WorkerError, match=r"could not unpickle the dataset or transforms[\s\S]*not a number"):
-        team_.wait(1)
+        team.wait(1)
 
 
-def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
+def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(make_team):
     def hang_at_3(index):
         import time
 
@@ -543,30 +543,30 @@ def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
             time.sleep(0.01)
         return index
 
-    team_ = team(Calls(hang_at_3), timeout_s=1)
-    team_.values([2], chunk=1)  # its first sample takes longest
-    team_.ask(2, [2, 3])
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(hang_at_3), timeout_s=1)
+    team.load([2], chunk=1)  # its first sample takes longest
+    team.submit(2, [2, 3])
+    [lost] = team.wait(1, Lost)
     assert (lost.row, lost.cause, lost.killed_externally) == (1, "no progress for timeout=1 seconds", False)
     assert "in hang_at_3" in lost.stack
 
 
-def test_a_crash_is_reported_with_its_python_stack(team):
+def test_a_crash_is_reported_with_its_python_stack(make_team):
     def crashes(index):
         import ctypes
 
         return ctypes.string_at(index)
 
-    team_ = team(Calls(crashes))
-    team_.ask(1, [0])
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(crashes))
+    team.submit(1, [0])
+    [lost] = team.wait(1, Lost)
     assert (lost.cause, lost.killed_externally) == ("killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in lost.stack
     assert "Extension modules" not in lost.stack
 
 
-def test_a_kill_by_another_process_is_reported_as_external(team, tmp_path):
+def test_a_kill_by_another_process_is_reported_as_external(make_team, tmp_path):
     started = tmp_path / "started"
 
     def waits(index):
@@ -576,15 +576,15 @@ def test_a_kill_by_another_process_is_reported_as_external(team, tmp_path):
         while True:
             time.sleep(0.01)
 
-    team_ = team(Calls(waits))
-    team_.ask(1, [0])
+    team = make_team(FunctionDataset(waits))
+    team.submit(1, [0])
     wait_until(started.exists, "the sample is being read")
-    os.kill(team_.pool.pids[0], signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    os.kill(team.pool.pids[0], signal.SIGKILL)
+    [lost] = team.wait(1, Lost)
     assert (lost.cause, lost.killed_externally) == ("killed by SIGKILL", True)
 
 
-def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(team, monkeypatch, tmp_path):
+def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
     begun = tmp_path / "begun"
 
     def hang(index):
@@ -594,23 +594,23 @@ def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(team, 
         while True:
             time.sleep(0.01)
 
-    team_ = team(Calls(hang))
-    team_.ask(1, [7])
-    while not (team_.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
-        team_.pool.collect_events(0.1)
+    team = make_team(FunctionDataset(hang))
+    team.submit(1, [7])
+    while not (team.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
+        team.pool.collect_events(0.1)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
     def collect_events_until_it_is_told() -> None:
-        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
-        team_.pool.collect_events(2.0)
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "it is warned of")
+        team.pool.collect_events(2.0)
 
     with pytest.warns(RuntimeWarning, match=expected) as warned:
         collect_events_until_it_is_told()
     assert len(warned) == 1  # once for a sample
 
 
-def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(team, monkeypatch, tmp_path):
+def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(make_team, monkeypatch, tmp_path):
     begun = tmp_path / "begun"
 
     class Slow:
@@ -618,34 +618,34 @@ def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(te
             hang = f"def hang_at_import():\n import time\n open({str(begun)!r}, 'w')\n while True: time.sleep(0.01)"
             return exec, (f"{hang}\nhang_at_import()",)
 
-    team_ = team(Slow(), forked=False)
+    team = make_team(Slow(), forked=False)
     while not begun.exists():  # a worker that is slow to start is warned of, too
         time.sleep(0.01)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
         RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
-        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "it is warned of")
 
 
 # -- more and fewer workers -----------------------------------------------------------------------------------------
 
 
-def steady(team_, workers: int) -> None:
+def resize_and_wait(team, workers: int) -> None:
     """Wait until there are so many, and all are ready. An idle worker leaves after the next chunk that it gets."""
-    team_.pool.resize(workers)
-    chunk, deadline = max([0, *team_.slots]), time.monotonic() + LIMIT_S
-    while not team_.pool.is_steady or len(team_.pool.pids) > workers:
-        assert time.monotonic() < deadline, f"{team_.pool.pids} after {LIMIT_S} s"
-        team_.pool.collect_events(0.05)
-        if team_.pool.size < len(team_.pool.pids):
+    team.pool.resize(workers)
+    chunk, deadline = max([0, *team.slots]), time.monotonic() + LIMIT_S
+    while not team.pool.is_steady or len(team.pool.pids) > workers:
+        assert time.monotonic() < deadline, f"{team.pool.pids} after {LIMIT_S} s"
+        team.pool.collect_events(0.05)
+        if team.pool.size < len(team.pool.pids):
             chunk += 1
-            team_.ask(chunk, [0])
-            team_.wait(1)
-    assert len(team_.pool.pids) == workers == team_.pool.size
+            team.submit(chunk, [0])
+            team.wait(1)
+    assert len(team.pool.pids) == workers == team.pool.size
 
 
-def who(index):
+def describe_worker(index):
     import os
 
     from gpuload import get_worker_info
@@ -653,83 +653,83 @@ def who(index):
     return str((os.getpid(), get_worker_info().id, get_worker_info().num_workers))
 
 
-def test_resize_adds_and_removes_workers_and_reuses_their_numbers(team):
-    team_ = team(Calls(who), max_workers=3)
-    [first] = team_.pool.pids
-    team_.pool.resize(3)
-    team_.pool.collect_events(0.0)
-    assert team_.pool.size == 2  # one at a time
-    steady(team_, 3)
-    assert team_.pool.pids[0] == first
-    for pid in team_.pool.pids[:2]:  # the third one has to do the next chunk
+def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
+    team = make_team(FunctionDataset(describe_worker), max_workers=3)
+    [first_pid] = team.pool.pids
+    team.pool.resize(3)
+    team.pool.collect_events(0.0)
+    assert team.pool.size == 2  # one at a time
+    resize_and_wait(team, 3)
+    assert team.pool.pids[0] == first_pid
+    for pid in team.pool.pids[:2]:  # the third one has to do the next chunk
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    third = team_.pool.pids[2]
-    assert team_.values([0], chunk=1000) == [str((third, 2, 3))]
-    for pid in team_.pool.pids[:2]:
+    third_pid = team.pool.pids[2]
+    assert team.load([0], chunk=1000) == [str((third_pid, 2, 3))]
+    for pid in team.pool.pids[:2]:
         os.kill(pid, signal.SIGCONT)
-    team_.pool.resize(9)
-    assert team_.pool.is_steady  # three are the most
-    team_.pool.resize(0)
-    assert team_.pool.size == 1  # the least
-    steady(team_, 1)
-    assert team_.pool.pids == [first]
-    assert not alive(third)
-    steady(team_, 2)
-    second = team_.pool.pids[1]
-    os.kill(first, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(first), "it has stopped")
-    assert team_.values([0], chunk=2000) == [str((second, 1, 3))]
-    os.kill(first, signal.SIGCONT)
-    assert team_.pool.deaths.causes == []
+    team.pool.resize(9)
+    assert team.pool.is_steady  # three are the most
+    team.pool.resize(0)
+    assert team.pool.size == 1  # the least
+    resize_and_wait(team, 1)
+    assert team.pool.pids == [first_pid]
+    assert not is_alive(third_pid)
+    resize_and_wait(team, 2)
+    second_pid = team.pool.pids[1]
+    os.kill(first_pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first_pid), "it has stopped")
+    assert team.load([0], chunk=2000) == [str((second_pid, 1, 3))]
+    os.kill(first_pid, signal.SIGCONT)
+    assert team.pool.deaths.causes == []
 
 
-def test_a_leaving_worker_finishes_its_chunk_first(team):
-    team_ = team(Calls(lambda index: index), workers=3)
-    team_.pool.collect_events(0.0)
+def test_a_leaving_worker_finishes_its_chunk_first(make_team):
+    team = make_team(FunctionDataset(lambda index: index), workers=3)
+    team.pool.collect_events(0.0)
     for chunk in range(1, 51):
-        team_.ask(chunk, [chunk])
-    replies = team_.wait(5)
-    team_.pool.resize(1)
-    replies += team_.wait(50 - len(replies))
+        team.submit(chunk, [chunk])
+    replies = team.wait(5)
+    team.pool.resize(1)
+    replies += team.wait(50 - len(replies))
     assert sorted(reply.chunk for reply in replies) == list(range(1, 51))
     assert {reply.status for reply in replies} == {Status.DONE}
-    steady(team_, 1)
-    assert team_.pool.deaths.causes == []
+    resize_and_wait(team, 1)
+    assert team.pool.deaths.causes == []
 
 
-def test_chunks_do_not_wait_for_a_worker_that_is_being_added(team, tmp_path):
+def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path):
     go = tmp_path / "go"
 
     def init(number):
         while number > 0 and not go.exists():
             time.sleep(0.005)
 
-    team_ = team(range(1000), max_workers=2, worker_init_fn=init)
-    team_.values([1], chunk=1)
-    team_.pool.resize(2)
-    team_.pool.collect_events(0.0)
-    assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
-    assert team_.values([5], chunk=2) == [5]  # by the other one
+    team = make_team(range(1000), max_workers=2, worker_init_fn=init)
+    team.load([1], chunk=1)
+    team.pool.resize(2)
+    team.pool.collect_events(0.0)
+    assert (team.pool.size, team.pool.is_steady, team.pool.ready) == (2, False, True)
+    assert team.load([5], chunk=2) == [5]  # by the other one
     go.touch()
-    steady(team_, 2)
+    resize_and_wait(team, 2)
 
 
-def test_resize_up_again_keeps_or_replaces_a_leaving_worker(team):
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
+def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
+    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team.load([1], chunk=1)
     for chunk in range(2, 40, 2):
-        team_.pool.resize(1)
-        team_.ask(chunk, [0])
-        team_.wait(1)
-        team_.pool.resize(2)
-        team_.ask(chunk + 1, [0])
-        team_.wait(1)
-    steady(team_, 2)
-    assert team_.pool.deaths.causes == []
+        team.pool.resize(1)
+        team.submit(chunk, [0])
+        team.wait(1)
+        team.pool.resize(2)
+        team.submit(chunk + 1, [0])
+        team.wait(1)
+    resize_and_wait(team, 2)
+    assert team.pool.deaths.causes == []
 
 
-def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(team, tmp_path):
+def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -739,70 +739,70 @@ def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(team, tm
             time.sleep(0.002)
         return index
 
-    team_ = team(Calls(waits), workers=2)
-    team_.ask(1, [7])
-    team_.ask(2, [7])
-    board = team_.pool._board
+    team = make_team(FunctionDataset(waits), workers=2)
+    team.submit(1, [7])
+    team.submit(2, [7])
+    board = team.pool._board
     wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both are at it")
-    team_.pool.resize(1)
-    leaving, chunk = team_.pool.pids[1], board.read(1).chunk
+    team.pool.resize(1)
+    leaving, chunk = team.pool.pids[1], board.read(1).chunk
     os.kill(leaving, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row, lost.cause) == (chunk, 0, "killed by SIGKILL")
-    assert len(team_.pool.deaths.causes) == 1
+    assert len(team.pool.deaths.causes) == 1
     go.touch()
-    [reply] = team_.wait(1)
+    [reply] = team.wait(1)
     assert reply.chunk == 3 - chunk
-    assert (len(team_.pool.pids), team_.pool.is_steady) == (1, True)
+    assert (len(team.pool.pids), team.pool.is_steady) == (1, True)
 
 
-def test_an_added_worker_that_cannot_be_started_is_warned_of_once(team, monkeypatch):
-    team_ = team(Calls(lambda index: index), max_workers=4)
-    team_.values([1], chunk=1)
+def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, monkeypatch):
+    team = make_team(FunctionDataset(lambda index: index), max_workers=4)
+    team.load([1], chunk=1)
 
     def refuse(*args):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
-    team_.pool.resize(4)
-    team_.pool.collect_events(0.0)
+    team.pool.resize(4)
+    team.pool.collect_events(0.0)
     text = r"^a worker could not be added: \[Errno 24\] Too many open files\. The number of workers stays at 1$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        team_.pool.collect_events(0.0)
+        team.pool.collect_events(0.0)
     assert len(warned) == 1
-    team_.pool.resize(4)
-    assert (team_.pool.size, team_.pool.max_workers, team_.pool.is_steady) == (1, 1, True)
-    assert team_.values([3], chunk=2) == [3]
-    assert team_.pool.deaths.causes == []
+    team.pool.resize(4)
+    assert (team.pool.size, team.pool.max_workers, team.pool.is_steady) == (1, 1, True)
+    assert team.load([3], chunk=2) == [3]
+    assert team.pool.deaths.causes == []
 
 
-def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(team, tmp_path):
+def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(make_team, tmp_path):
     fails = tmp_path / "fails"
 
     def init(worker):
         if fails.exists():
             raise ZeroDivisionError(worker)
 
-    team_ = team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.1)
+    team = make_team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
+    while not team.pool.ready:
+        team.pool.collect_events(0.1)
     fails.touch()
-    team_.pool.resize(4)
+    team.pool.resize(4)
     text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
     def collect_events_until_they_have_failed() -> None:
-        wait_until(lambda: team_.pool.collect_events(0.1) or team_.pool.is_steady, "the new ones have failed")
-        team_.pool.collect_events(0.0)
+        wait_until(lambda: team.pool.collect_events(0.1) or team.pool.is_steady, "the new ones have failed")
+        team.pool.collect_events(0.0)
 
     with pytest.warns(RuntimeWarning, match=text) as warned:
         collect_events_until_they_have_failed()
     assert len(warned) == 1
-    assert (team_.pool.size, team_.pool.max_workers) == (2, 2)
-    assert team_.values([3], chunk=2) == [3]
-    assert team_.pool.deaths.causes == []
+    assert (team.pool.size, team.pool.max_workers) == (2, 2)
+    assert team.load([3], chunk=2) == [3]
+    assert team.pool.deaths.causes == []
 
 
-def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(team, tmp_path):
+def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -812,28 +812,28 @@ def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(team, tmp
             time.sleep(0 if go.exists() else 0.002)
         return index
 
-    team_ = team(Calls(waits), workers=2)
-    team_.ask(1, [0])
-    wait_until(lambda: team_.pool.busy_s() > 0.01, "a worker is at it, which counts already")
+    team = make_team(FunctionDataset(waits), workers=2)
+    team.submit(1, [0])
+    wait_until(lambda: team.pool.busy_s() > 0.01, "a worker is at it, which counts already")
     go.touch()
-    team_.wait(1)
-    steady(team_, 1)
-    wait_until(lambda: team_.pool.busy_s() == team_.pool.busy_s(), "nobody is at anything")
-    assert team_.pool.busy_s() > 0.01
-    [(pid, cpu_s)] = team_.pool.wanted_cpu_s().items()
-    assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
+    team.wait(1)
+    resize_and_wait(team, 1)
+    wait_until(lambda: team.pool.busy_s() == team.pool.busy_s(), "nobody is at anything")
+    assert team.pool.busy_s() > 0.01
+    [(pid, cpu_s)] = team.pool.wanted_cpu_s().items()
+    assert (pid, cpu_s > 0.01) == (team.pool.pids[0], True)
 
 
-def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(team):
+def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team):
     """So that workers that share a CPU with other programs are not taken for workers that wait for a disk."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
-    others = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
+    programs = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
     try:
-        for other in others:
-            assert other.stdout is not None
-            other.stdout.readline()
+        for program in programs:
+            assert program.stdout is not None
+            program.stdout.readline()
 
         def computes(index):
             import time
@@ -843,33 +843,33 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(team):
                 pass
             return index
 
-        team_ = team(Calls(computes), workers=1)
-        team_.values([0])
-        before_s, began = sum(team_.pool.wanted_cpu_s().values()), team_.pool.busy_s()
-        team_.values([1, 2])
-        wanted_s, busy_s = sum(team_.pool.wanted_cpu_s().values()) - before_s, team_.pool.busy_s() - began
+        team = make_team(FunctionDataset(computes), workers=1)
+        team.load([0])
+        before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
+        team.load([1, 2])
+        wanted_s, busy_s = sum(team.pool.wanted_cpu_s().values()) - before_s, team.pool.busy_s() - began
         assert wanted_s > 0.25  # 0.2 of which it had
         assert wanted_s > 0.8 * busy_s
     finally:
-        for other in others:
-            other.kill()
-            other.communicate()
+        for program in programs:
+            program.kill()
+            program.communicate()
         os.sched_setaffinity(0, allowed)
 
 
 def test_close_while_workers_start_and_leave_leaves_no_process_or_descriptor():
     gc.collect()  # what earlier tests left behind
-    before = open_now()
-    team_ = Team(Calls(lambda index: index), workers=2, max_workers=3)
-    team_.values([0])
-    team_.pool.resize(3)
-    team_.pool.collect_events(0.0)
-    assert len(team_.pool._team) == 3
-    pids = team_.pool.pids
-    team_.pool.resize(1)
-    team_.close()
-    assert not any(alive(pid) for pid in pids)
-    assert open_now() <= before
+    before = open_descriptors()
+    team = Team(FunctionDataset(lambda index: index), workers=2, max_workers=3)
+    team.load([0])
+    team.pool.resize(3)
+    team.pool.collect_events(0.0)
+    assert len(team.pool._team) == 3
+    pids = team.pool.pids
+    team.pool.resize(1)
+    team.close()
+    assert not any(is_alive(pid) for pid in pids)
+    assert open_descriptors() <= before
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
@@ -877,14 +877,14 @@ def test_close_while_workers_start_and_leave_leaves_no_process_or_descriptor():
 
 def test_close_leaves_no_process_descriptor_or_mapping():
     gc.collect()
-    before = open_now()
+    before = open_descriptors()
     mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
-    team_ = Team(Calls(lambda index: index), workers=3)
-    pids = team_.pool.pids
-    team_.values([0])
-    team_.close()
-    assert not any(alive(pid) for pid in pids)
-    assert open_now() <= before
+    team = Team(FunctionDataset(lambda index: index), workers=3)
+    pids = team.pool.pids
+    team.load([0])
+    team.close()
+    assert not any(is_alive(pid) for pid in pids)
+    assert open_descriptors() <= before
     assert Path("/proc/self/maps").read_text().count("memfd:gpuload") == mapped
 
 
@@ -895,27 +895,27 @@ def test_close_does_not_wait_for_a_worker_that_hangs():
         while True:
             time.sleep(1)
 
-    team_ = Team(Calls(hang))
-    [pid] = team_.pool.pids
-    team_.ask(1, [0])
-    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
-    team_.close()
-    assert not alive(pid)
+    team = Team(FunctionDataset(hang))
+    [pid] = team.pool.pids
+    team.submit(1, [0])
+    wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team.close()
+    assert not is_alive(pid)
 
 
 PARENT = """
     import ctypes, os, sys, time
     import numpy as np
     sys.path.insert(0, {tests!r})
-    from test_pool import Team, Calls, wait_until
+    from test_pool import Team, FunctionDataset, wait_until
 
     def hang_in_c(index):
         import ctypes
         ctypes.PyDLL(None).sleep(1000)   # with the interpreter's lock held: no Python code can end this
 
-    team = Team(Calls(hang_in_c), workers=2)
-    team.ask(1, [0])
-    team.ask(2, [0])
+    team = Team(FunctionDataset(hang_in_c), workers=2)
+    team.submit(1, [0])
+    team.submit(2, [0])
     wait_until(lambda: all(team.pool._board.read(n).chunk > 0 for n in (0, 1)), "both workers hang")
     exec({between!r})
     print(*team.pool.pids, flush=True)
@@ -940,10 +940,10 @@ def start_parent(between: str = "") -> tuple[subprocess.Popen[str], list[int]]:
 def test_workers_that_hang_in_c_code_die_with_their_killed_parent():
     parent, pids = start_parent()
     assert len(pids) == 2
-    assert all(alive(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers die")
 
 
 def test_workers_die_with_their_parent_although_a_forked_child_of_it_lives_on(tmp_path):
@@ -954,47 +954,47 @@ def test_workers_die_with_their_parent_although_a_forked_child_of_it_lives_on(tm
     try:
         parent.kill()
         parent.wait()
-        wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
-        assert alive(child)
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers die")
+        assert is_alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
         parent.stdout.close()
 
 
-def test_close_in_a_forked_child_keeps_its_parents_workers(team):
-    team_ = team(Calls(lambda index: index))
-    team_.values([0])
-    pids = team_.pool.pids
+def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
+    team = make_team(FunctionDataset(lambda index: index))
+    team.load([0])
+    pids = team.pool.pids
     pid = os.fork()
     if pid == 0:
         try:
-            team_.close()
-            team_.pool.collect_events(0)
+            team.close()
+            team.pool.collect_events(0)
         except RuntimeError as error:
             os._exit("workers are closed" in str(error))
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert team_.values([3], chunk=9) == [3]
-    assert team_.pool.pids == pids
+    assert team.load([3], chunk=9) == [3]
+    assert team.pool.pids == pids
 
 
-def test_workers_ignore_sigterm(team):
-    team_ = team(Calls(lambda index: index))
-    team_.values([1], chunk=1)
-    [pid] = team_.pool.pids
+def test_workers_ignore_sigterm(make_team):
+    team = make_team(FunctionDataset(lambda index: index))
+    team.load([1], chunk=1)
+    [pid] = team.pool.pids
     os.kill(pid, signal.SIGTERM)
-    assert team_.values([2], chunk=2) == [2]
-    assert team_.pool.pids == [pid]
+    assert team.load([2], chunk=2) == [2]
+    assert team.pool.pids == [pid]
 
 
-def test_workers_ignore_sigint(team):
-    team_ = team(Calls(lambda index: index))
-    [pid] = team_.pool.pids
+def test_workers_ignore_sigint(make_team):
+    team = make_team(FunctionDataset(lambda index: index))
+    [pid] = team.pool.pids
     os.kill(pid, signal.SIGINT)  # it may still be starting
-    assert team_.values([1], chunk=1) == [1]
+    assert team.load([1], chunk=1) == [1]
     os.kill(pid, signal.SIGINT)
-    assert team_.values([2], chunk=2) == [2]
-    assert team_.pool.pids == [pid]
+    assert team.load([2], chunk=2) == [2]
+    assert team.pool.pids == [pid]
 
 
 # -- the import path ------------------------------------------------------------------------------------------------
@@ -1014,7 +1014,7 @@ SCRIPT = """
         def __len__(self): return 10
 
     team = Team(Main())
-    team.ask(1, [2])
+    team.submit(1, [2])
     [reply] = team.wait(1)
     print([column.values[0] for column in team.content(reply).values.values()])
     team.close()
@@ -1022,29 +1022,31 @@ SCRIPT = """
 
 
 def run_script(tmp_path: Path, *, as_module: bool) -> str:
-    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
-    beside.mkdir()
-    elsewhere.mkdir()
-    (beside / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
-    (beside / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+    script_folder, working_directory = tmp_path / "beside", tmp_path / "elsewhere"
+    script_folder.mkdir()
+    working_directory.mkdir()
+    (script_folder / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
+    (script_folder / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
     trap = "import os\nopen(os.path.dirname(__file__) + '/was-run', 'w')\nraise ImportError('the wrong random')\n"
-    (elsewhere / "random.py").write_text(trap)
+    (working_directory / "random.py").write_text(trap)
     if as_module:  # as a notebook has it: the working directory is in the path, put there after the start
-        path, script = str(beside), str(beside / "script.py")
-        (beside / "gpuload").mkdir()
-        (beside / "gpuload" / "__init__.py").write_text("raise ImportError('not the one that the program imported')\n")
+        path, script = str(script_folder), str(script_folder / "script.py")
+        (script_folder / "gpuload").mkdir()
+        (script_folder / "gpuload" / "__init__.py").write_text(
+            "raise ImportError('not the one that the program imported')\n"
+        )
         code = (
             "import sys, random, runpy, gpuload, gpuload.loader; "
             f"sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
         )
         command = [sys.executable, "-P", "-c", code]
     else:
-        command = [sys.executable, str(beside / "script.py")]
-    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert not (elsewhere / "was-run").exists()
-    return done.stdout
+        command = [sys.executable, str(script_folder / "script.py")]
+    result = subprocess.run(command, cwd=working_directory, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert not (working_directory / "was-run").exists()
+    return result.stdout
 
 
 @pytest.mark.parametrize("as_module", [False, True])
@@ -1079,7 +1081,7 @@ def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch
         check_platform()
 
 
-class Share:
+class NumbersOfWorker:
     """An iterable dataset that counts, in a file, how often it was pickled."""
 
     def __init__(self, path: str) -> None:
@@ -1098,38 +1100,38 @@ class Share:
         return iter(range(info.id, 100, info.num_workers))
 
 
-def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 3, queue_per_worker=True)
+def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(make_team, tmp_path):
+    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 3, queue_per_worker=True)
     for chunk, worker in enumerate((2, 0, 2)):
-        slot = team_.ring.acquire(1 << 20)
-        team_.slots[chunk] = slot
+        slot = team.ring.acquire(1 << 20)
+        team.slots[chunk] = slot
         numbers = np.arange(2, dtype=np.int64) + (2 if chunk == 2 else 0)
         start = IterableStart(1, worker, 0, None, 3, worker)
         request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-        assert team_.pool.submit(request)
-    replies = {reply.chunk: team_.content(reply) for reply in team_.wait(3)}
+        assert team.pool.submit(request)
+    replies = {reply.chunk: team.content(reply) for reply in team.wait(3)}
     assert [list(replies[chunk].values[0].values) for chunk in range(3)] == [[2, 5], [0, 3], [8, 11]]
     assert (tmp_path / "pickled").read_text() == "once\n"
 
 
-def test_queue_per_worker_loses_only_the_dead_workers_chunks(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 2, queue_per_worker=True)
+def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path):
+    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 2, queue_per_worker=True)
     for worker in (0, 1):  # both have said hello, and noted that they are idle
-        ask_for(team_, worker, worker)
-    team_.wait(2)
-    wait_until(lambda: all(team_.pool._board.read(w).chunk == -1 for w in (0, 1)), "both are idle")
-    first, second = team_.pool.pids
-    for pid in (first, second):
+        submit_first_sample(team, worker, worker)
+    team.wait(2)
+    wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both are idle")
+    first_pid, second_pid = team.pool.pids
+    for pid in (first_pid, second_pid):
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(is_stopped(pid) for pid in (first, second)), "both have stopped")
-    ask_for(team_, 2, 0)
-    ask_for(team_, 3, 1)
-    team_.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
-    os.kill(first, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    wait_until(lambda: all(is_stopped(pid) for pid in (first_pid, second_pid)), "both have stopped")
+    submit_first_sample(team, 2, 0)
+    submit_first_sample(team, 3, 1)
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
+    os.kill(first_pid, signal.SIGKILL)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    os.kill(second, signal.SIGCONT)
-    [reply] = team_.wait(1)
+    os.kill(second_pid, signal.SIGCONT)
+    [reply] = team.wait(1)
     assert reply.chunk == 3
 
 
@@ -1138,10 +1140,10 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def ask_for(team_, chunk: int, worker: int) -> None:
+def submit_first_sample(team, chunk: int, worker: int) -> None:
     """A worker's first sample."""
-    slot = team_.ring.acquire(1 << 20)
-    team_.slots[chunk] = slot
+    slot = team.ring.acquire(1 << 20)
+    team.slots[chunk] = slot
     numbers, start = np.arange(1, dtype=np.int64), IterableStart(chunk, worker, 0, None, 2, worker)
     request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-    assert team_.pool.submit(request)
+    assert team.pool.submit(request)

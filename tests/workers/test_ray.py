@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workers.fake_ray import Cluster, RayError
+from helpers.fake_ray import Cluster, RayError
 
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
-from gpuload.workers import ray as module
+from gpuload.workers import ray as ray_module
 from gpuload.workers.feed import Feed
 from gpuload.workers.ray import Host
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "text"),
+    ("arguments", "error", "text"),
     [
         ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
@@ -36,9 +36,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         ),
     ],
 )
-def test_ray_workers_with_wrong_arguments_are_refused(given, kind, text):
-    with pytest.raises(kind, match=re.escape(text)):
-        gl.RayWorkers(**given)
+def test_ray_workers_with_wrong_arguments_are_refused(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        gl.RayWorkers(**arguments)
 
 
 def test_a_loader_accepts_ray_workers_instead_of_num_workers():
@@ -75,11 +75,11 @@ class Numbers:
         return index
 
 
-def leave():
+def exit_with_7():
     os._exit(7)
 
 
-def refuse():
+def raise_lookup_error():
     raise LookupError("nobody reads this")
 
 
@@ -87,40 +87,40 @@ def hang():
     time.sleep(600)
 
 
-def nap():
+def sleep_60_s():
     time.sleep(60)  # until it is warned of
 
 
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
-    made = Cluster()
-    monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
-    yield made
-    made.close()
+    cluster = Cluster()
+    monkeypatch.setattr(ray_module, "connect_ray", lambda address, called: cluster)
+    yield cluster
+    cluster.close()
 
 
-def loader(dataset=None, *, count=2, per_actor=1, **options):
+def make_loader(dataset=None, *, count=2, per_actor=1, **options):
     workers = gl.RayWorkers(count=count, workers_per_actor=per_actor)
     return gl.Loader(dataset or Numbers(), 8, workers=workers, chunk_size=4, **options)
 
 
-def numbers(batches) -> list[int]:
+def flatten(batches) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
 def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
     def records(act, **options):
-        with loader(Numbers(24, 5, act), on_error="skip", **options) as loader_:
-            assert numbers(loader_) == [number for number in range(24) if number != 5]
-            [record] = loader_.errors
+        with make_loader(Numbers(24, 5, act), on_error="skip", **options) as loader:
+            assert flatten(loader) == [number for number in range(24) if number != 5]
+            [record] = loader.errors
             return record.index, record.cause, record.traceback
 
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        index, cause, traceback = records(refuse)
+        index, cause, traceback = records(raise_lookup_error)
     assert (index, cause) == (5, "LookupError: nobody reads this")
-    assert "in refuse" in traceback
+    assert "in raise_lookup_error" in traceback
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        assert records(leave)[1] == (
+        assert records(exit_with_7)[1] == (
             "WorkerError: 2 workers died while processing only this sample: exited with status 7"
         )
     with pytest.warns(RuntimeWarning, match="sample 5"):
@@ -130,21 +130,21 @@ def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(c
 
 
 def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
-    with loader(Numbers(400)) as loader_:
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+    with make_loader(Numbers(400)) as loader:
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.actors[0].die()
-        seen += numbers(epoch)
+        seen += flatten(epoch)
         assert seen == list(range(400))
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
-        found = loader_.stats()
-        assert [worker.restarts for worker in found.workers] == [1, 0]
-        assert sum(worker.samples for worker in found.workers) >= 384  # less what nobody was told of before the death
-        assert (found.elsewhere, found.cpu.workers_s > 0) == (True, True)
-        [death] = loader_._session.engine.deaths.causes
+        stats = loader.stats()
+        assert [worker.restarts for worker in stats.workers] == [1, 0]
+        assert sum(worker.samples for worker in stats.workers) >= 384  # less what nobody was told of before the death
+        assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
+        [death] = loader._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
-        assert numbers(loader_) == list(range(400))
+        assert flatten(loader) == list(range(400))
 
 
 class Shifted(Numbers):
@@ -158,86 +158,86 @@ class Shifted(Numbers):
 
 def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster):
     data = Shifted(100)
-    with loader(data) as loader_:
-        assert numbers(loader_) == list(range(100))
+    with make_loader(data) as loader:
+        assert flatten(loader) == list(range(100))
         data.shift = 1000
-        assert numbers(loader_) == list(range(1000, 1100))
+        assert flatten(loader) == list(range(1000, 1100))
         assert len(cluster.actors) == 2
         cluster.actors[0].die()
         data.shift = 2000
-        assert numbers(loader_) == list(range(2000, 2100))
+        assert flatten(loader) == list(range(2000, 2100))
         data.table[:] = 7
-        assert numbers(loader_) == list(range(2007, 2107))
+        assert flatten(loader) == list(range(2007, 2107))
         assert len(cluster.actors) == 5  # data is sent to new actors
 
 
 def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
-    with loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader_:
+    with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.nodes_in_turn = ["dead", None, None]
         for actor in cluster.actors[:2]:
             actor.die()
-        assert seen + numbers(epoch) == list(range(400))
-        assert len(loader_._session.engine.deaths.causes) == 1
+        assert seen + flatten(epoch) == list(range(400))
+        assert len(loader._session.engine.deaths.causes) == 1
 
 
 def test_more_deaths_than_max_restarts_end_the_epoch(cluster):
-    told = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
+    expected = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
     with (
-        loader(Numbers(64, 5, leave), faults=gl.Faults(max_restarts=1)) as loader_,
-        pytest.raises(gl.WorkerError, match=told),
+        make_loader(Numbers(64, 5, exit_with_7), faults=gl.Faults(max_restarts=1)) as loader,
+        pytest.raises(gl.WorkerError, match=expected),
     ):
-        list(loader_)
+        list(loader)
 
 
 def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
-    with loader(Numbers(400), timeout=0.5) as loader_:
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+    with make_loader(Numbers(400), timeout=0.5) as loader:
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.actors[1].hangs = True
-        assert seen + numbers(epoch) == list(range(400))
-        assert "no answer for 2 seconds" in loader_._session.engine.deaths.causes[0]
+        assert seen + flatten(epoch) == list(range(400))
+        assert "no answer for 2 seconds" in loader._session.engine.deaths.causes[0]
 
 
 def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
-    whole, lost = cluster.get, []
+    real_get, lost = cluster.get, []
 
     def get(call):
-        if type(whole(call)).__name__ == "Done" and not lost:
+        if type(real_get(call)).__name__ == "Done" and not lost:
             lost.append(call)
             raise RayError("the machine that had it is gone")
-        return whole(call)
+        return real_get(call)
 
     monkeypatch.setattr(cluster, "get", get)
-    with loader() as loader_:
-        assert numbers(loader_) == list(range(64))
+    with make_loader() as loader:
+        assert flatten(loader) == list(range(64))
         assert lost
-        assert not loader_._session.engine.deaths.causes
+        assert not loader._session.engine.deaths.causes
 
 
 def test_an_error_of_worker_init_fn_keeps_its_type_and_names_the_machine(cluster):
-    with loader(worker_init_fn=lambda worker: refuse()) as loader_:
+    with make_loader(worker_init_fn=lambda worker: raise_lookup_error()) as loader:
         with pytest.raises(
             LookupError, match=r"(?s)worker_init_fn raised.*nobody reads this.*a machine of the Ray"
         ) as caught:
-            iter(loader_)
+            iter(loader)
         assert isinstance(caught.value, gl.WorkerError)
 
 
 def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
-    monkeypatch.setattr(module, "SLOW_S", 0.1)
+    monkeypatch.setattr(ray_module, "SLOW_S", 0.1)
     cluster.nodes_in_turn = [None]
     with (
-        loader(count=1) as loader_,
+        make_loader(count=1) as loader,
         pytest.raises(
             RuntimeWarning, match=r"worker 0 is waiting for a machine with 1 free CPUs: 1 of the cluster's 4 CPUs"
         ),
     ):
-        next(iter(loader_))
+        next(iter(loader))
 
 
 def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
@@ -245,24 +245,24 @@ def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluste
         monkeypatch.setattr(
             Host,
             "__init__",
-            lambda host, *arguments: (before(host, *arguments), host._report.versions.update(others))[0],
+            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(others))[0],
         )
 
-    before = Host.__init__
+    initialize = Host.__init__
     with_versions(pillow="1.0")
-    with loader() as loader_, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
-        assert numbers(loader_) == list(range(64))
+    with make_loader() as loader, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
+        assert flatten(loader) == list(range(64))
     with_versions(gpuload="9")
     with (
-        loader() as loader_,
+        make_loader() as loader,
         pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*; install the same versions"),
     ):
-        list(loader_)
+        list(loader)
 
 
 def test_a_shutdown_of_ray_in_mid_epoch_raises_worker_error(cluster):
-    with loader() as loader_:
-        epoch = iter(loader_)
+    with make_loader() as loader:
+        epoch = iter(loader)
         next(epoch)
         cluster.up = False
         with pytest.raises(gl.WorkerError, match="Ray was shut down while"):
@@ -275,20 +275,20 @@ def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster)
             info = gl.get_worker_info()
             yield from range(info.id, 48, info.num_workers)
 
-    want = [list(range(start + worker, start + 16, 2)) for start in (0, 16, 32) for worker in (0, 1)]
-    with loader(Stream()) as loader_:
-        epoch = iter(loader_)
-        got = [next(epoch).tolist()]
+    expected = [list(range(start + worker, start + 16, 2)) for start in (0, 16, 32) for worker in (0, 1)]
+    with make_loader(Stream()) as loader:
+        epoch = iter(loader)
+        batches = [next(epoch).tolist()]
         cluster.actors[0].die()
-        assert got + [batch.tolist() for batch in epoch] == want
+        assert batches + [batch.tolist() for batch in epoch] == expected
         assert len(cluster.actors) == 3
     assert not any(actor.alive for actor in cluster.actors)
 
 
 def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks(cluster):
     pictures = [(np.full((64, 64, 3), number % 256, np.uint8), number) for number in range(200)]
-    with loader(pictures, count=2, per_actor=2) as loader_:
-        for images, labels in loader_:
+    with make_loader(pictures, count=2, per_actor=2) as loader:
+        for images, labels in loader:
             assert images[:, 0, 0, 0].tolist() == labels.tolist()
         [actor] = cluster.actors
         assert actor.host._ring.slots <= 6
@@ -298,23 +298,23 @@ def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks
 def test_a_chunk_too_large_for_its_slot_is_sent_and_read_once(cluster, monkeypatch):
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: pytest.fail(f"done again: {need_bytes} bytes"))
     pictures = [(np.full((600, 600, 3), number, np.uint8), number) for number in range(40)]
-    whole = cluster.get
+    real_get = cluster.get
 
     def get(call):
-        result = whole(call)
+        result = real_get(call)
         assert getattr(getattr(result, "event", None), "data", None) is None  # it would be sent a second time
         return result
 
     monkeypatch.setattr(cluster, "get", get)
-    with loader(pictures, count=2, per_actor=2) as loader_:
+    with make_loader(pictures, count=2, per_actor=2) as loader:
         for _ in range(2):
-            for images, labels in loader_:
+            for images, labels in loader:
                 assert images.amin((1, 2, 3)).tolist() == images.amax((1, 2, 3)).tolist() == labels.tolist()
         [actor] = cluster.actors
         assert not actor.host._in_flight
         actor.host._ring.collect()
         assert actor.host._ring.used_bytes == 0
-        assert loader_._session.ring.used_bytes == 0
+        assert loader._session.ring.used_bytes == 0
 
 
 def test_memory_and_locks_shared_with_local_processes_are_refused(cluster):
@@ -330,46 +330,46 @@ def test_memory_and_locks_shared_with_local_processes_are_refused(cluster):
         dataset = Numbers()
         dataset.shared = shared
         with (
-            loader(dataset) as loader_,
+            make_loader(dataset) as loader,
             pytest.raises(TypeError, match=r"dataset\.shared.* \(an? .*workers on other machines cannot"),
         ):
-            next(iter(loader_))
+            next(iter(loader))
 
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
-    told = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in nap.*\(on {os.uname().nodename}\)"
-    with loader(Numbers(64, 50, nap), count=1) as loader_:
-        epoch = iter(loader_)
+    expected = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in sleep_60_s.*\(on {os.uname().nodename}\)"
+    with make_loader(Numbers(64, 50, sleep_60_s), count=1) as loader:
+        epoch = iter(loader)
         next(epoch)
         monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
-        with pytest.raises(RuntimeWarning, match=told):
+        with pytest.raises(RuntimeWarning, match=expected):
             list(epoch)
 
 
 def test_an_actor_recovers_both_slots_from_a_dead_worker_and_an_idle_one(cluster):
-    with loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader_:
-        epoch = iter(loader_)
-        loader_._session.feed.await_engine()
-        seen = numbers([next(epoch)])  # with both slots; there will be work again once the next one is asked for
+    with make_loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader:
+        epoch = iter(loader)
+        loader._session.feed.await_engine()
+        seen = flatten([next(epoch)])  # with both slots; there will be work again once the next one is asked for
         host = cluster.actors[0].host
-        first, second = host._pool.pids
-        for pid in (first, second):
+        first_pid, second_pid = host._pool.pids
+        for pid in (first_pid, second_pid):
             os.kill(pid, signal.SIGSTOP)
             while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
                 time.sleep(0.002)
 
-        async def lose_what_is_asked_for() -> None:
+        async def lose_both_chunks() -> None:
             """As if the first worker had taken both chunks, and died before it noted them."""
             while len(host._pool._in_flight) < 2:
                 await asyncio.sleep(0.002)
             assert len(host._pool._queues[0].withdraw()) == 2
-            os.kill(first, signal.SIGKILL)
-            os.kill(second, signal.SIGCONT)
+            os.kill(first_pid, signal.SIGKILL)
+            os.kill(second_pid, signal.SIGCONT)
 
-        losing = cluster.do(lose_what_is_asked_for())
-        assert seen + numbers(epoch) == list(range(32))
-        losing.result(60)
-        assert len(loader_.errors) == 0
-        assert len(loader_._session.engine.deaths.causes) == 1
-        assert second not in host._pool.pids
+        future = cluster.do(lose_both_chunks())
+        assert seen + flatten(epoch) == list(range(32))
+        future.result(60)
+        assert len(loader.errors) == 0
+        assert len(loader._session.engine.deaths.causes) == 1
+        assert second_pid not in host._pool.pids

@@ -49,7 +49,7 @@ def test_stopwatch_attributes_import_times_to_modules(clock):
     clock.now += 128
     with stopwatch.measure():
         clock.now += 256
-        own = importlib.import_module("own_module")
+        own_module = importlib.import_module("own_module")
         importlib.import_module("own_module")
         with pytest.raises(ZeroDivisionError):
             importlib.import_module("broken")
@@ -63,7 +63,7 @@ def test_stopwatch_attributes_import_times_to_modules(clock):
     assert list(start.imports_s)[:4] == list(expected)
     assert (start.interpreter_s, start.unpickling_s, start.seconds) == (3.0, 768.0, 0.0)
     assert start.interpreter_start_s == 3 + 768 + 127
-    assert type(own.__spec__.loader) is type(own.__loader__) is SourceFileLoader
+    assert type(own_module.__spec__.loader) is type(own_module.__loader__) is SourceFileLoader
 
 
 def test_stopwatch_leaves_no_frame_in_tracebacks_and_no_import_hook(clock):
@@ -99,7 +99,7 @@ def test_start_describes_its_times_and_advises_on_the_slowest_import():
 
 
 @pytest.fixture
-def slow(monkeypatch, tmp_path):
+def slow_dataset(monkeypatch, tmp_path):
     """A dataset of a module that takes a while to import; in each interpreter, if its `fit` is false."""
     text = """
         import os, time
@@ -134,16 +134,16 @@ def test_pillows_plugins_are_imported_if_the_dataset_imports_pil_image(monkeypat
     (tmp_path / "with_pillow.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(str(tmp_path))
     dataset = importlib.import_module("with_pillow").Data()
-    with loader_of(dataset, workers=1) as loader:
+    with make_loader(dataset, workers=1) as loader:
         assert [batch.tolist() for batch in loader] == 2 * [2 * [module == "PIL.Image"]]
     del sys.modules["with_pillow"]
 
 
-def loader_of(dataset, workers=2):
+def make_loader(dataset, workers=2):
     return gl.Loader(dataset, 2, num_workers=workers, device="cpu")
 
 
-def all_ready(loader):
+def stats_once_ready(loader):
     """Its statistics, once all workers are ready, which may be after the end of an epoch."""
     while not loader._session.engine.ready:
         loader._session.engine.collect_events(0.05)
@@ -152,15 +152,15 @@ def all_ready(loader):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fit", [True, False], ids=["forked", "fresh"])
-def test_stats_start_describes_the_sessions_first_workers(slow, fit):
-    with loader_of(slow(fit)) as loader:
+def test_stats_start_describes_the_sessions_first_workers(slow_dataset, fit):
+    with make_loader(slow_dataset(fit)) as loader:
         batches = iter(loader)
         assert loader.stats().start == Start()
         list(batches)
-        first = all_ready(loader)
+        first = stats_once_ready(loader)
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
-        all_ready(loader)
+        stats_once_ready(loader)
         assert loader.stats().start == loader.stats(since=first).start == first.start  # the session's
     start = first.start
     assert start.imports_s["slow_module"] >= 0.5
@@ -171,8 +171,8 @@ def test_stats_start_describes_the_sessions_first_workers(slow, fit):
     assert first.as_dict()["start"]["imports_s"] == start.imports_s
 
 
-def test_stats_start_is_empty_without_workers(slow):
-    with loader_of(slow(True), workers=0) as loader:
+def test_stats_start_is_empty_without_workers(slow_dataset):
+    with make_loader(slow_dataset(True), workers=0) as loader:
         list(loader)
         assert loader.stats().start == Start()
         assert "until workers were ready" not in str(loader.stats())
@@ -180,11 +180,11 @@ def test_stats_start_is_empty_without_workers(slow):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("limit_s", [0.1, 1000.0])
-def test_a_slow_start_is_logged_with_its_module(slow, monkeypatch, caplog, limit_s):
+def test_a_slow_start_is_logged_with_its_module(slow_dataset, monkeypatch, caplog, limit_s):
     monkeypatch.setattr("gpuload.workers.pool.SLOW_START_S", limit_s)
-    with caplog.at_level(logging.INFO, "gpuload.workers"), loader_of(slow(True)) as loader:
+    with caplog.at_level(logging.INFO, "gpuload.workers"), make_loader(slow_dataset(True)) as loader:
         list(loader)
-        all_ready(loader)
+        stats_once_ready(loader)
         list(loader)
     lines = [line for line in caplog.messages if line.startswith("workers were ready after ")]
     assert len(lines) == (limit_s < 1)
