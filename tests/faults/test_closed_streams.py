@@ -10,19 +10,18 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
     program = start(f"""
         for number in ({closed},):
             os.close(number)
-        there = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
+        open_before = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
 
         def speak(index):
             for number in (1, 2):
-                with contextlib.suppress(OSError):  # it is closed
+                with contextlib.suppress(OSError):  # the stream is closed
                     os.write(number, b"spoken " * 100)
             if {workers}:
                 with open(f"{{tmp}}/{{os.getpid()}}.worker", "w") as file:
                     links = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
                     print(*links, file.fileno(), file=file)
-                if index == 20 and not os.path.exists(f"{{tmp}}/once"):
-                    open(f"{{tmp}}/once", "w").close()
-                    os.kill(os.getpid(), signal.SIGKILL)  # the worker that takes its place has them too
+                if index == 20 and happens_first("death"):
+                    os.kill(os.getpid(), signal.SIGKILL)  # the replacing worker is checked too
 
         class Images(Numbers):
             def __getitem__(self, index):
@@ -38,7 +37,7 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
                 assert (images == indices[:, None, None, None]).all() and (arrays == indices[:, None]).all(), indices
                 assert (photos == photos[0]).all()
                 open_now = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
-                assert open_now == there, open_now
+                assert open_now == open_before, open_now
         open(f"{{tmp}}/good", "w").close()
     """)
     code, error = program.end()

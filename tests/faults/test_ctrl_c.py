@@ -1,4 +1,4 @@
-"""ctrl-C, wherever it hits: the program ends as any Python program does, and at once; a notebook goes on."""
+"""Ctrl-C at different places: the program ends at once, as any Python program does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_A_FINALIZER = re.compile(
     r"Exception ignored in: <function (on_collected\.<locals>\.call|Epoch\.__del__) .*\n(.*\n)*?KeyboardInterrupt: \n"
 )
 
-# Where the program is when the signal comes, which goes to all processes of its group.
+# Where the program is when the signal arrives, which goes to all processes of its group.
 PLACES = {
     "in the loop body": """
         for batch in number_loader():
@@ -80,15 +80,15 @@ def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start, place
     program.wait_for_line("here")
     program.signal(signal.SIGINT)
     if times == 2:
-        time.sleep(0.05)  # as fingers do it; whatever the program is at by then, and be it over
+        time.sleep(0.05)  # as fingers press it; the program may be anywhere by then, or have ended
         program.signal(signal.SIGINT)
     began = time.monotonic()
     code, error = program.end()
     assert time.monotonic() - began < SOON_S
     assert code == -signal.SIGINT
     if times == 2:
-        error = IN_A_FINALIZER.sub("", error)  # of a Loader that the first one lets go: Python shows the second
-        # torch's own work at the interpreter's exit may be hit, and Python shows that too.
+        # The second signal can hit a finalizer of the Loader, or torch at the interpreter's exit. Python prints both.
+        error = IN_A_FINALIZER.sub("", error)
         error, _, ignored = error.partition("Exception ignored in")
         assert f"{PACKAGE}/" not in ignored
     assert (ONE_CTRL_C, TWO_CTRL_CS)[times - 1].fullmatch(error), error

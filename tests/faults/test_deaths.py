@@ -1,4 +1,4 @@
-"""Workers that die or hang, through the Loader: every good sample arrives once, the bad one is told."""
+"""Workers of a Loader that die or hang: every good sample arrives once, and the bad one is reported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import random
 import signal
 import time
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults.programs import wait_until
+from helpers.processes import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -23,16 +24,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are o
 
 
 class DeadlySample:
-    """Sample i is the number i; sample `at` calls `act` as long as fewer than `times` calls of it began."""
+    """Samples that are their numbers. The samples `at` call `act`, at most `times` times in all processes."""
 
-    def __init__(self, samples: int, folder: Path, at: int, act, times: int = 10**9) -> None:
+    def __init__(self, samples: int, folder: Path, at: Container[int], act, times: int = 10**9) -> None:
         self.samples, self.folder, self.at, self.act, self.times = samples, str(folder), at, act, times
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, index):
-        if index == self.at:
+        if index in self.at:
             calls = len(os.listdir(self.folder))
             if calls < self.times:
                 Path(self.folder, f"{calls}-{os.getpid()}").touch()
@@ -60,6 +61,10 @@ def abort():
     os.abort()
 
 
+def hang():
+    time.sleep(1000)
+
+
 def hang_in_c():
     ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
@@ -73,7 +78,7 @@ def make_loader(dataset, workers=2, batch_size=8, **options):
 
 
 class DeadlyStream:
-    """0 … 7. The processes that iterate over it end, in the order of their starts, at these numbers."""
+    """The numbers 0 … 7. The n-th process that iterates over them exits at the number `ends[n]`."""
 
     def __init__(self, folder: Path, ends: list[int]) -> None:
         self.folder, self.ends = str(folder), ends
@@ -98,7 +103,7 @@ def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_again
 
 
 class DeadlyState(DeadlyStream):
-    """The same, from a state; a process whose number comes before the state's ends while it resumes."""
+    """A `DeadlyStream` with a state. A process exits while it resumes if its number is before the state's."""
 
     def __init__(self, folder: Path, ends: list[int]) -> None:
         super().__init__(folder, ends)
@@ -148,7 +153,7 @@ def test_too_many_deaths_name_the_sample_that_the_workers_were_on_the_way_to(tmp
 @pytest.mark.parametrize("act", [kill_self, exit_with_7, read_null, abort])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
-    dataset = DeadlySample(80, tmp_path, 13, act, times=1)
+    dataset = DeadlySample(80, tmp_path, [13], act, times=1)
     with make_loader(dataset, workers) as loader:
         assert loaded_numbers(loader) == list(range(80))
         assert len(loader.errors) == 0
@@ -165,7 +170,7 @@ def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
 )
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, deaths, cause, on_error):
-    dataset = DeadlySample(80, tmp_path, 13, act)
+    dataset = DeadlySample(80, tmp_path, [13], act)
     with make_loader(dataset, on_error=on_error) as loader:
         batches = iter(loader)
         next(batches)
@@ -183,21 +188,21 @@ def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, de
         assert seen == expected
     else:
         assert seen == [entry.replaced_by if number == 13 else number for number in range(8, 80)]
-    # Among others, then alone; and once more where a worker had taken the chunk, but not noted it when it was declared
-    # lost, and the machine was too busy to run that worker in time.
+    # The sample is loaded with others and then alone. It is loaded once more if a worker had taken the chunk but could
+    # not note it before the chunk was declared lost, since the machine was busy.
     assert deaths <= dataset.calls <= deaths + 1
 
 
 def test_a_sample_may_be_killed_from_outside_once_more_than_it_may_crash(tmp_path):
-    dataset = DeadlySample(80, tmp_path, 13, kill_self, times=3)
+    dataset = DeadlySample(80, tmp_path, [13], kill_self, times=3)
     with make_loader(dataset) as loader:
         assert loaded_numbers(loader) == list(range(80))
     assert dataset.calls == 3
 
 
-@pytest.mark.parametrize("act", [hang_in_c, lambda: time.sleep(1000)])
+@pytest.mark.parametrize("act", [hang_in_c, hang])
 def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(tmp_path, act):
-    dataset = DeadlySample(40, tmp_path, 13, act)
+    dataset = DeadlySample(40, tmp_path, [13], act)
     with make_loader(dataset, timeout=0.4, on_error="skip") as loader:
         assert loaded_numbers(loader) == [number for number in range(40) if number != 13]
         [entry] = loader.errors
@@ -209,11 +214,7 @@ def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(t
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_dataset_that_hangs_costs_each_worker_at_most_three_kills_before_the_error(tmp_path, workers):
-    class AllHang(DeadlySample):
-        def __getitem__(self, index):
-            time.sleep(1000)
-
-    with make_loader(AllHang(80, tmp_path, 0, exit_with_7), workers, 64, timeout=0.2) as loader:
+    with make_loader(DeadlySample(80, tmp_path, range(80), hang), workers, 64, timeout=0.2) as loader:
         with pytest.raises(
             gl.SampleError, match=r"WorkerError: 2 workers died .*: no progress for timeout=0.2 seconds"
         ):
@@ -222,25 +223,21 @@ def test_a_dataset_that_hangs_costs_each_worker_at_most_three_kills_before_the_e
 
 
 def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path, monkeypatch):
-    """Time counts while a worker has claimed a chunk, not while it waits for one."""
-
-    class Later:
-        """The clock of those who look after workers, an hour later."""
-
+    class OneHourLater:
         monotonic = staticmethod(lambda: time.monotonic() + 3600)
         monotonic_ns = staticmethod(lambda: time.monotonic_ns() + 3600 * 10**9)
         perf_counter = staticmethod(time.perf_counter)
 
-    dataset = DeadlySample(64, tmp_path, -1, exit_with_7)
+    dataset = DeadlySample(64, tmp_path, [], exit_with_7)
     with make_loader(dataset, timeout=60, batch_size=4) as loader:
         seen = []
         for _, labels in loader:
             seen += labels.tolist()
             feed, pool = loader._session.feed, loader._session.engine
-            feed.await_engine()  # a worker that is slow to start is another matter
+            feed.await_engine()  # the time that workers take to start is not tested here
             wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._in_flight, "workers wait for chunks")
             with monkeypatch.context() as patch:
-                patch.setattr(pool_module, "time", Later)
+                patch.setattr(pool_module, "time", OneHourLater)
                 checked_at = pool._checked_at
                 pool.collect_events(0.0)
                 assert pool._checked_at > checked_at + 3500
@@ -250,18 +247,14 @@ def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path,
 
 
 def test_more_deaths_than_max_restarts_end_the_epoch_with_their_cause_and_sample(tmp_path):
-    class AllDie(DeadlySample):
-        def __getitem__(self, index):
-            exit_with_7()
-
-    with make_loader(AllDie(80, tmp_path, 0, exit_with_7), 1, faults=gl.Faults(max_restarts=2)) as loader:
+    with make_loader(DeadlySample(80, tmp_path, range(80), exit_with_7), 1, faults=gl.Faults(max_restarts=2)) as loader:
         expected = (
             r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 7 at sample 0 "
             r"\(position 0\) \(3 times\)\. .*num_workers=0.*Faults\(max_restarts=…\)"
         )
         with pytest.raises(gl.WorkerError, match=expected):
             next(iter(loader))
-        # The next epoch starts with new workers, and with a new count.
+        # The next epoch starts with new workers and a new count.
         with pytest.raises(gl.WorkerError, match="died 3 times"):
             next(iter(loader))
 
@@ -280,7 +273,7 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
                 if step % 3 == 1:
                     pids = loader._session.engine.pids
                     deaths += 1
-                    with contextlib.suppress(ProcessLookupError):  # it has died already, and is not replaced yet
+                    with contextlib.suppress(ProcessLookupError):  # the worker is dead already and not replaced yet
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
         assert len(loader.errors) == 0
@@ -291,7 +284,7 @@ KILLS = 100
 
 
 class Unnoted(DeadlySample):
-    """Its workers die at the second chunk that they take, before they note it, until a hundred have died."""
+    """A dataset whose workers die at their second chunk, before they note it, until `KILLS` workers have died."""
 
     def __getitem__(self, index):
         return np.full((4, 4, 3), index % 251, np.uint8), index
@@ -314,7 +307,7 @@ class Unnoted(DeadlySample):
 
 @pytest.mark.slow
 def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two(tmp_path):
-    dataset = Unnoted(48, tmp_path, -1, exit_with_7)
+    dataset = Unnoted(48, tmp_path, [], exit_with_7)
     options = {"ring_bytes": 2 * GRANULE_BYTES, "chunk_size": 4, "faults": gl.Faults(max_restarts=10**6)}
     with make_loader(dataset, **options) as loader:
         while dataset.calls < KILLS:
@@ -329,7 +322,7 @@ def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two
 
 
 class DrawsTogether:
-    """Draws a number for each sample; the first worker that reads sample 13 dies."""
+    """Random numbers that are read together. The first worker that reads sample 13 dies if there is a `marker`."""
 
     def __init__(self, marker):
         self.marker = marker

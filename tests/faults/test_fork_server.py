@@ -1,4 +1,4 @@
-"""The process from which the templates of all sessions are forked: what it imports, and who outlives whom."""
+"""The fork server, from which the templates of all sessions are forked: what it imports, and when it ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-# Libraries, which note in which processes they are imported, and a dataset that needs some of them.
+# Modules that record which processes import them, and a dataset that imports some of them.
 SETUP = """
     import importlib
     def write(name, code="", folder="site-packages"):
@@ -29,12 +29,6 @@ SETUP = """
         return importlib.import_module(module).Data()
     def load(data, **options):
         return gl.Loader(data, 4, num_workers=2, chunk_size=2, device="cpu", **options)
-    def check_epoch(loader):
-        assert torch.cat(list(loader)).tolist() == list(range(40))
-    def is_gone(pid):
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        return True
     logged = log_of_workers()
 """
 
@@ -52,7 +46,7 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
         loaders = [load(data) for _ in range(3)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
-            assert torch.cat(list(iterator)).tolist() == list(range(40))
+            check_epoch(iterator)
         assert importers("library") == servers(), importers("library")
         assert sorted(importers("own")) == sorted(templates()) and len(templates()) == 3
         for loader in loaders:
@@ -64,7 +58,7 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
 
 
 def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
-    """A garbage collection in a template does not traverse them: it would write to the pages that templates share."""
+    """If a garbage collection in a template traversed them, it would write to the pages that templates share."""
     succeed_with("""
         write("library", "value = [[]]")
         write("own", "import gc, library\\n"
@@ -72,8 +66,8 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
             "    def __len__(self): return 40\\n"
             "    def __getstate__(self): return {}\\n"
             "    def __setstate__(self, state):\\n"
-            "        self.found = any(entry is library.value for entry in gc.get_objects())\\n"
-            "    def __getitem__(self, index): return self.found", folder="own")
+            "        self.is_tracked = any(entry is library.value for entry in gc.get_objects())\\n"
+            "    def __getitem__(self, index): return self.is_tracked", folder="own")
         importlib.invalidate_caches()
         import own
         loader = load(own.Data())
@@ -84,17 +78,16 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
 
 
 def test_the_fork_server_imports_libraries_when_a_loader_is_created(succeed_with):
-    """The user's own modules are not, and without a library there is no process yet."""
     succeed_with("""
         write("library")
         write("second")
         plain = load(dataset_with(module="plain"))
         assert servers() == []
         load(dataset_with("library"))
-        wait_until(lambda: importers("library") == servers() != [], "it is imported")
+        wait_until(lambda: importers("library") == servers() != [], "the library is imported")
         load(dataset_with("library", "second", module="other"))
-        wait_until(lambda: importers("second") == servers(), "it is imported by the same process")
-        assert importers("own") == importers("other") == templates() == []
+        wait_until(lambda: importers("second") == servers(), "the second library is imported by the same process")
+        assert importers("own") == importers("other") == templates() == []  # no modules of the user
         check_epoch(plain)
         assert len(servers()) == 1
         plain.close()
@@ -146,7 +139,7 @@ def test_another_environment_starts_another_server_and_open_sessions_continue(su
         assert torch.cat(list(first)).tolist() == 40 * [0]
         assert children(old) == [template]
         first.close()
-        wait_until(lambda: is_gone(old), "it has no session")
+        wait_until(lambda: is_dead(old), "the server without a session has exited")
         assert torch.cat(list(second)).tolist() == 40 * [1]
         second.close()
         load(data)
@@ -161,18 +154,19 @@ def test_sessions_continue_after_their_fork_server_was_killed(succeed_with):
         data = dataset_with("library")
         loader = load(data, persistent_workers=True)
         check_epoch(loader)
-        [server], made, team = servers(), templates(), loader._session.engine.pids
+        [server], [template] = servers(), templates()
+        pids = loader._session.engine.pids
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: is_gone(server), "it is dead")
+        wait_until(lambda: is_dead(server), "the server is dead")
         check_epoch(loader)
-        assert loader._session.engine.pids == team
+        assert loader._session.engine.pids == pids
         assert loader._session.engine.deaths.causes == []
         other = load(data)
         check_epoch(other)
         assert len(importers("library")) == 2
-        os.kill(made[0], signal.SIGKILL)  # the new one comes from the new server
+        os.kill(template, signal.SIGKILL)  # the next one comes from the new server
         check_epoch(loader)
-        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "there is another")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "it is replaced")
         loader.close()
         other.close()
         assert held_resources()[1] == 0
@@ -187,11 +181,11 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with)
         before = held_resources()
         loader = load(data)
         batches = iter(loader)
-        wait_until(servers, "its command line is there")
+        wait_until(servers, "the fork server has its command line")
         [server] = servers()
-        wait_until(lambda: importers("library") == [server], "it is importing")
+        wait_until(lambda: importers("library") == [server], "the fork server imports the library")
         os.kill(server, signal.SIGKILL)
-        assert torch.cat(list(batches)).tolist() == list(range(40))
+        check_epoch(batches)
         assert importers("library") == [server, *servers()]
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
@@ -227,7 +221,7 @@ def test_the_fork_server_ends_after_its_idle_limit_without_a_session(succeed_wit
         check_epoch(loader)
         assert servers() == [server]
         loader.close()
-        wait_until(lambda: is_gone(server), "it has ended")
+        wait_until(lambda: is_dead(server), "the server has exited")
         with load(data) as other:
             check_epoch(other)
             assert len(servers()) == 1 and servers() != [server]
@@ -239,7 +233,7 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
         data = dataset_with()
         loader = load(data, persistent_workers=True)
         check_epoch(loader)
-        own = servers()
+        parent_servers = servers()
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -247,7 +241,7 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
                 assert fork_server._server is None and servers() == []
                 other = load(data)
                 check_epoch(other)
-                assert len(servers()) == 1 and servers() != own
+                assert len(servers()) == 1 and servers() != parent_servers
                 other.close()
                 fork_server.close()
                 code = 0
@@ -255,10 +249,10 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
                 os._exit(code)
         assert os.waitpid(pid, 0) == (pid, 0)
         check_epoch(loader)
-        assert servers() == own
+        assert servers() == parent_servers
         loader.close()
         check_epoch(load(data))
-        assert servers() == own
+        assert servers() == parent_servers
     """)
 
 
@@ -275,7 +269,7 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
         before = held_resources()
         with gl.Loader(data, 4, num_workers=2, device="cpu") as loader:
             assert torch.cat(list(loader))[:, 0].tolist() == list(range(600))
-            assert len(children(servers()[0])) == 1  # it was forked
+            assert len(children(servers()[0])) == 1  # the template was forked
         assert held_resources() == before
     """)
 
@@ -294,11 +288,11 @@ def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_m
         with load(data) as loader:
             assert torch.cat(list(loader)).tolist() == 40 * [1]
             assert started_as("template") == templates() and len(templates()) == 1
-        wanted = (
+        expected = (
             "the template is a separate interpreter, since it cannot be forked from the fork server: "
             "it has imported another dependency"
         )
-        assert wanted in logged, logged
+        assert expected in logged, logged
     """)
 
 
@@ -312,8 +306,8 @@ def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptor
         with load(dataset_with("library")) as loader:
             check_epoch(loader)
             assert started_as("template") == templates() and len(templates()) == 1
-        wanted = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
-        assert any(text.startswith(wanted) for text in logged), logged
+        expected = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
+        assert any(text.startswith(expected) for text in logged), logged
     """)
 
 
@@ -328,7 +322,6 @@ def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imp
 
 
 def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
-    """Each of them sets the result of torch's `get_worker_info()`."""
     succeed_with("""
         class Stream:
             def __iter__(self):
@@ -362,8 +355,8 @@ def test_unseeded_random_numbers_differ_between_sessions(succeed_with):
         class Drawing(Numbers):
             def __setstate__(self, state):
                 vars(self).update(state)
-                self.drawn = np.random.rand(), random.random()
-            def __getitem__(self, index): return library and np.array(self.drawn)
+                self.numbers = np.random.rand(), random.random()
+            def __getitem__(self, index): return library and np.array(self.numbers)
         draws = []
         for _ in range(2):
             with load(Drawing()) as loader:
@@ -388,11 +381,11 @@ def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(suc
                 assert servers() == [] and len(started_as("template")) == 1
             setattr(owner, name, False)
         with load(data):
-            wait_until(servers, "its command line is there")
+            wait_until(servers, "the fork server has its command line")
     """)
 
 
-# Makes `os.fork` fail in the process that runs it, as long as there is a file.
+# Makes `os.fork` fail in the process that runs this code as long as a file exists.
 FAILING_FORK = """
 def failing_fork(fork=os.fork):
     if os.path.exists({path!r}):
@@ -419,24 +412,21 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_wit
             Path(tmp, "block").touch()
             os.kill(engine().pids[0], signal.SIGKILL)
             seen += batches
-            assert torch.cat(seen).tolist() == list(range(400))
-            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
+            check_epoch(seen, 400)
+            wait_until(lambda: engine().collect_events(0.0) or caught, "a fork has failed")
             assert len(engine().pids) == 1
-            assert torch.cat(list(loader)).tolist() == list(range(400))
+            check_epoch(loader, 400)
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().collect_events(0.0) or engine().is_steady, "both are there")
-        [text] = [str(each.message) for each in caught if each.category is RuntimeWarning]
+            wait_until(lambda: engine().collect_events(0.0) or engine().is_steady, "both workers run")
+        [text] = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
         assert "could not be forked: [Errno 11] Resource temporarily unavailable" in text, text
         assert "The other workers continue, and gpuload tries again every second" in text, text
-        assert torch.cat(list(loader)).tolist() == list(range(400))
+        check_epoch(loader, 400)
         Path(tmp, "block").touch()
         for pid in engine().pids:
             os.kill(pid, signal.SIGKILL)
-        try:
+        with pytest.raises(gl.WorkerError, match="could not be forked"):
             for batch in loader: pass
-            raise AssertionError
-        except gl.WorkerError as error:
-            assert "could not be forked" in str(error), error
         loader.close()
         assert held_resources()[1] == 0
     """)
@@ -456,11 +446,11 @@ def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_w
             check_epoch(loader)
             Path(tmp, "block").touch()
             os.kill(templates()[0], signal.SIGKILL)
-            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
+            wait_until(lambda: engine().collect_events(0.0) or caught, "a fork has failed")
             check_epoch(loader)
             assert templates() == []
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "there is another")
+            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "it is replaced")
         assert "the workers' template could not be forked: " in str(caught[0].message), caught
         check_epoch(loader)
         loader.close()

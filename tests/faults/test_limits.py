@@ -1,4 +1,4 @@
-"""Open files, shared memory and the memory of a control group running short, for real: each in a process of its own."""
+"""Real shortages of open files, shared memory and the memory of a control group, each in a separate process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults.programs import wait_until
 from helpers import lacking
+from helpers.processes import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -21,16 +21,18 @@ from gpuload.loader import limits, session
 
 LIMIT_S = 200.0
 
-# What each of the programs below begins with.
+# The beginning of each of the programs below.
 PRELUDE = '''
 import gc, json, os, resource, sys, time
 import numpy as np
 import gpuload as gl
+sys.path.append('tests')
+from faults.zygote import children, templates, workers
 from gpuload import transforms as T
 from gpuload.loader import limits
 
 class Numbered:
-    """Sample i is an image of level i % 251; its memory is taken only where it is copied to."""
+    """Images of level i % 251, each with its number. A sample takes no memory until it is copied."""
     def __init__(self, samples, height=40, width=30, sizes=None):
         self.samples, self.shape, self.sizes = samples, (height, width, 3), sizes or {}
     def __len__(self):
@@ -42,29 +44,11 @@ def is_right(batch):
     images, numbers = batch
     return (images.amin((1, 2, 3)) == numbers % 251).all() and (images.amax((1, 2, 3)) == numbers % 251).all()
 
-def children():
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid() and fields[0] != "Z":
-            found.append(int(pid))
-    return found
-
-def templates():
-    """The children of the fork server, the only child."""
-    return [pid for one in children() for pid in map(int, open(f"/proc/{one}/task/{one}/children").read().split())]
-
-def workers():
-    return [pid for one in templates() for pid in map(int, open(f"/proc/{one}/task/{one}/children").read().split())]
-
 def descriptors():
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 def left_exactly(free):
-    """Lower the limit until so many descriptors are left; no collector frees some meanwhile."""
+    """Lower the limit until `free` descriptors are left, and turn off the garbage collector, which could free some."""
     gc.collect()
     gc.disable()
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -76,11 +60,10 @@ def left_exactly(free):
 
 
 def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
-    """Run a program that prints JSON; its errors are ours."""
+    """Run a program and return the JSON that it prints."""
     command = [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(gl.__file__).parent.parent
-    )
+    root = Path(gl.__file__).parent.parent
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=root)
     assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -89,7 +72,7 @@ def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> di
 
 
 def test_too_few_open_files_are_refused_before_any_worker_exists():
-    result = run_program(
+    text, none_started, same, alive, works_later, started = run_program(
         """
         import subprocess
         loader = gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
@@ -107,14 +90,13 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
         print(json.dumps([text, started == [], same, alive, all(map(is_right, loader)), len(started)]))
         """
     )
-    text, none_started, same, alive, works_later, started = result
     assert text.startswith("num_workers=3 needs 40 file descriptors in this process (5 per worker and 25 others), ")
     assert "but only 20 of the " in text
     assert none_started
     assert same
     assert alive == []
     assert works_later
-    assert started == 0  # the fork server is there
+    assert started == 0  # the fork server was running already
 
 
 @pytest.mark.usefixtures("warm")
@@ -123,7 +105,7 @@ def test_workers_take_exactly_the_descriptors_that_limits_counts():
         """
         def loader():
             return gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
-        with loader() as first:  # what libraries open once and keep
+        with loader() as first:  # libraries open files that they keep
             list(first)
         before = descriptors()
         with loader() as second:
@@ -145,22 +127,19 @@ def test_workers_take_exactly_the_descriptors_that_limits_counts():
 
 @pytest.mark.usefixtures("warm")
 def test_batches_that_the_user_keeps_hold_no_descriptors():
-    result = run_program(
+    batch_count, are_right, opened, each_once = run_program(
         """
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         with gl.Loader(Numbered(800), 2, num_workers=2, device="cpu", shuffle=True) as loader:
             before = len(descriptors())
-            kept = []
-            for batch in loader:
-                kept.append(batch)
-            print(json.dumps([len(kept), all(map(is_right, kept)), len(descriptors()) - before,
-                              sorted(int(n) for _, numbers in kept for n in numbers) == list(range(800))]))
+            batches = list(loader)
+            print(json.dumps([len(batches), all(map(is_right, batches)), len(descriptors()) - before,
+                              sorted(int(n) for _, numbers in batches for n in numbers) == list(range(800))]))
         """
     )
-    batches, is_right, opened, each_once = result
-    assert batches == 400
+    assert batch_count == 400
     assert opened <= limits.POOL_DESCRIPTORS + 2 * limits.WORKER_DESCRIPTORS
-    assert is_right
+    assert are_right
     assert each_once
 
 
@@ -171,11 +150,11 @@ def test_a_loader_works_with_a_full_dev_shm():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a /dev/shm of its own")
-    command = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-    mount = (*command, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
-    tried = subprocess.run([*mount, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        lacking.skip("a /dev/shm of its own", tried.stderr.strip())
+    namespace = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+    mount = (*namespace, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    attempt = subprocess.run([*mount, "true"], capture_output=True, text=True)
+    if attempt.returncode:
+        lacking.skip("a /dev/shm of its own", attempt.stderr.strip())
     result = run_program(
         """
         with open("/dev/shm/filler", "wb", buffering=0) as filler:
@@ -200,7 +179,7 @@ def test_a_loader_works_with_a_full_dev_shm():
 
 @pytest.fixture
 def group():
-    """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
+    """The memory limit of a control group within our own, removed when the test ends."""
     groups = ((folder, limits.MEMORY_FILES[version]) for folder, version in limits.control_groups("/", "memory"))
     folder_and_limit = next(
         ((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None
@@ -216,14 +195,14 @@ def group():
     try:
         limit = group / limit_name
         if not limit.exists():
-            lacking.skip("a control group", f"{folder} does not hand it on to groups within it")
+            lacking.skip("a control group", f"{folder} does not pass the memory controller to its groups")
         try:
             limit.write_text(str(1 << 40))
         except OSError as error:
             lacking.skip("a control group", error)
         yield limit
     finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), "its processes are gone")
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "its processes have exited")
         group.rmdir()
 
 
@@ -233,7 +212,7 @@ def enter(limit):
         procs.write(str(os.getpid()))
 
 def leave_mb(limit, mb):
-    """Set the limit so that so much is left."""
+    """Set the limit so that `mb` megabytes are left."""
     huge = 1 << 40
     open(limit, "w").write(str(huge))
     open(limit, "w").write(str(huge - limits.memory_left_bytes() + (mb << 20)))
@@ -245,7 +224,7 @@ def attempt(function):
         return str(error)
 
 enter(sys.argv[1])
-list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]))  # all is loaded now
+list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]))  # loads all libraries
 '''
 
 
@@ -294,7 +273,7 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
 
 
 def test_little_memory_delays_workers_and_raises_no_error(group):
-    good, most, wanted = run_in_group(
+    good, most_bytes, needed_bytes = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
@@ -309,7 +288,7 @@ def test_little_memory_delays_workers_and_raises_no_error(group):
         """,
     )
     assert good
-    assert most < 160 << 20 < wanted
+    assert most_bytes < 160 << 20 < needed_bytes
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -333,7 +312,7 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
             assert [images[:, 0, 0, 0].tolist() for images, _ in loader] == [
                 list(range(start, start + 8)) for start in range(0, 64, 8)
             ]
-            loader.close()  # the slots of the good epoch would do for the next
+            loader.close()  # the slots of the good epoch would be enough for the next
 
 
 # -- back-pressure ----------------------------------------------------------------------------------------------------
@@ -342,17 +321,17 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
 @pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
-    seen = run_program(
+    good, most, trees = run_program(
         """
         def tree_bytes(pids):
             total = 0
             for pid in ("self", *pids):
                 for line in open(f"/proc/{pid}/smaps_rollup"):
-                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):  # libraries are shared with whoever runs beside
+                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):  # libraries are shared with other programs
                         total += int(line.split()[1]) << 10
             return total
 
-        # Images of many sizes, whose chunks never have the same.
+        # Images of so different sizes that no two chunks have the same size.
         sizes = {i: (60 + 7 * (i % 31), 80 + 5 * (i % 23), 3) for i in range(4800)}
         options = {"num_workers": 2, "device": "cpu", "transforms": [T.Resize((16, 16))]}
         ring_bytes = int(sys.argv[1])
@@ -361,7 +340,7 @@ def test_a_slow_consumer_does_not_let_memory_grow():
             for step, batch in enumerate(loader):
                 good = good and bool(is_right(batch))
                 time.sleep(0.002)  # a training step; the workers run ahead of it
-                if step % 50 == 20:  # as far as they can, however slow they are
+                if step % 50 == 20:  # wait until they are as far ahead as they can be
                     feed, pool = loader._session.feed, loader._session.engine
                     while feed.pump(0.01) or pool._in_flight:
                         pass
@@ -372,7 +351,6 @@ def test_a_slow_consumer_does_not_let_memory_grow():
         """,
         ring_bytes,
     )
-    good, most, trees = seen
     assert good
     assert ring_bytes / 2 < most <= ring_bytes
     assert len(trees) == 6

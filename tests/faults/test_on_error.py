@@ -1,4 +1,4 @@
-"""Samples that fail: raised, skipped, replaced; counted and listed."""
+"""Samples that fail: raised, skipped or replaced, counted, and listed in `Loader.errors`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SKIP_ALL = gl.Faults(on_error="skip", max_error_rate=1.0)
 
 
 class Numbered:
-    """Sample i is an image of level i % 251 and the number i; what is in `bad` raises."""
+    """Images of level i % 251, each with its number i. The samples in `bad` raise an error."""
 
     def __init__(self, samples: int, bad=()) -> None:
         self.samples = samples
@@ -37,7 +37,7 @@ def make_loader(dataset, batch_size=8, **options):
 
 
 def load_epoch(loader):
-    """[(images, numbers, info)] of an epoch; warnings of the first bad sample are expected."""
+    """Return (images, numbers, info) of each batch."""
     return [(images, numbers.tolist(), info) for (images, numbers), info in loader]
 
 
@@ -187,7 +187,7 @@ def test_an_image_that_fails_in_a_late_transform_is_one_bad_sample(on_error):
             side = 8 if index in self.bad else SIDE
             return np.full((side, side, 3), index, np.uint8), index
 
-    # Contrast looks at the whole image, so no worker needs to know of the crop behind it.
+    # Contrast needs the entire image, so workers do not know of the crop after it.
     chain = [T.ColorJitter(contrast=0.5), T.RandomCrop(12)]
     with make_loader(Sizes(16, bad=[3]), on_error=on_error, transforms=chain, num_workers=1) as loader:
         numbers = loaded_numbers(load_epoch(loader))
@@ -276,7 +276,6 @@ def test_odd_files_together_are_loaded_or_listed_and_kill_no_worker(odd_files, j
         Paths([*odd_files, *good]), faults=faults, transforms=chain, num_workers=2, shuffle=True
     ) as loader:
         batches = load_epoch(loader)
-        assert loader._session is not None
         assert not loader._session.engine.deaths.causes  # pyright: ignore[reportAttributeAccessIssue]
     seen = loaded_numbers(batches)
     bad = {entry.index for entry in loader.errors}
@@ -285,18 +284,17 @@ def test_odd_files_together_are_loaded_or_listed_and_kill_no_worker(odd_files, j
 
 
 def test_max_error_rate_holds_for_batches_that_are_issued_ahead(monkeypatch):
-    """As on CUDA, where the next batch is issued while the consumer has the current one."""
     from gpuload.stage.transfer import CpuTransfer
     from gpuload.workers.feed import Feed
 
-    def ready(feed):  # the workers are always ahead of the consumer
+    def pop_complete_batch(feed):  # the workers are always ahead of the consumer
         while feed._batches and feed._batches[0].open_part_count:
             feed.pump(1.0)
         return pop_ready_batch(feed)
 
     pop_ready_batch = Feed.pop_ready_batch
-    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)
-    monkeypatch.setattr(Feed, "pop_ready_batch", ready)
+    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)  # as on CUDA
+    monkeypatch.setattr(Feed, "pop_ready_batch", pop_complete_batch)
     with make_loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader:
         batches, seen = iter(loader), 0
 
@@ -325,32 +323,28 @@ def test_a_warning_that_is_raised_as_an_error_loses_no_batch():
 
 
 def test_an_exception_whose_str_raises_is_one_bad_sample():
-    class Mute(Exception):
+    class UnprintableError(Exception):
         def __str__(self):
             raise KeyError("odd")
 
-    class Mutes(Numbered):
+    class RaisesUnprintable(Numbered):
         def __getitem__(self, index):
             if index in self.bad:
-                raise Mute
+                raise UnprintableError
             return super().__getitem__(index)
 
-    with make_loader(Mutes(16, bad=[3]), on_error="skip") as loader:
+    with make_loader(RaisesUnprintable(16, bad=[3]), on_error="skip") as loader:
         assert 3 not in loaded_numbers(load_epoch(loader))
-    assert [entry.cause for entry in loader.errors] == ["Mute: (its text is not available: KeyError)"]
+    assert [entry.cause for entry in loader.errors] == ["UnprintableError: (its text is not available: KeyError)"]
 
 
-def test_replaced_rows_of_a_padded_batch_keep_their_order():
-    with make_loader(Numbered(9), batch_size=1, rank=4, world_size=8, uneven="pad") as complete:
-        expected = [info.positions.tolist() for _, _, info in load_epoch(complete)]
-    with make_loader(
-        Numbered(9, bad=[8]), batch_size=1, rank=4, world_size=8, uneven="pad", on_error="replace"
-    ) as replaced:
-        assert [info.positions.tolist() for _, _, info in load_epoch(replaced)] == expected
-    with make_loader(Numbered(9), batch_size=2, rank=4, world_size=8, uneven="pad") as complete:
-        expected = [info.positions.tolist() for _, _, info in load_epoch(complete)]
-    with make_loader(
-        Numbered(9, bad=[8]), batch_size=2, rank=4, world_size=8, uneven="pad", on_error="replace"
-    ) as replaced:
-        assert expected == [[8, 0]]
-        assert [info.positions.tolist() for _, _, info in load_epoch(replaced)] == expected
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_replaced_rows_of_a_padded_batch_keep_their_order(batch_size):
+    def load_positions(bad, **options):
+        shard = {"rank": 4, "world_size": 8, "uneven": "pad"}
+        with make_loader(Numbered(9, bad), batch_size, **shard, **options) as loader:
+            return [info.positions.tolist() for _, _, info in load_epoch(loader)]
+
+    expected = load_positions([])
+    assert batch_size == 1 or expected == [[8, 0]]
+    assert load_positions([8], on_error="replace") == expected

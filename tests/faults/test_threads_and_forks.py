@@ -1,4 +1,4 @@
-"""Loaders in threads and in forked children, and in programs that look after child processes in their own way."""
+"""Loaders in threads, in forked children, and in programs that reap all child processes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
             thread.start()
             thread.join(LIMIT_S)
             assert not thread.is_alive()
-        def check_epoch(loader):
+        def load(loader):
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
 
-        in_thread(lambda: check_epoch(number_loader()))
+        in_thread(lambda: load(number_loader()))
         assert held_resources() == before
 
         loader = number_loader()
-        in_thread(lambda: check_epoch(loader))
-        check_epoch(loader)  # the workers outlive the thread that started them
+        in_thread(lambda: load(loader))
+        load(loader)  # the workers outlive the thread that started them
         in_thread(lambda: next(iter(loader)))
-        check_epoch(loader)
+        load(loader)
 
-        kept = []
-        in_thread(lambda: kept.append(iter(loader)))
-        assert torch.cat(list(kept[0])).tolist() == list(range(40))
-        kept.clear()
+        iterators = []
+        in_thread(lambda: iterators.append(iter(loader)))
+        check_epoch(iterators[0])
+        iterators.clear()
         in_thread(loader.close)
         assert held_resources() == before, held_resources()
 
@@ -40,7 +40,7 @@ def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
         next(iterator)
         names = [loader, iterator]
         del loader, iterator
-        in_thread(names.clear)  # collected elsewhere
+        in_thread(names.clear)  # the loader is collected in another thread
         assert held_resources() == before
         assert results == [True] * 4, results
     """)
@@ -84,8 +84,8 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
         when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
         thread.start()
         wait_for_the_hang()
-        wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")
-        if {workers} == 0:  # it is in next(), for the sample that hangs, and goes on once it is to end
+        wait_until(lambda: len(seen) == 2, "the thread has both batches before the sample that hangs")
+        if {workers} == 0:  # next() loads the sample that hangs, which must end after close() was called
             steps = loader._session.steps
             def go():
                 wait_until(lambda: steps.closed, "close() has begun")
@@ -95,7 +95,7 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
             assert inside.wait(LIMIT_S)
         began = time.monotonic()
         loader.close()
-        assert time.monotonic() - began < 60  # and not for ever, as the sample
+        assert time.monotonic() - began < 60  # close() does not wait for the sample
         thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator has ended: its Loader was closed meanwhile"], errors
@@ -154,21 +154,18 @@ def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(suc
         pids = workers()
         child = os.fork()
         if child == 0:
+            text = "(?s)belong to the process that this one was forked from.*create a new Loader in the child$"
             for use in (lambda: next(iterator), lambda: iter(loader)):
-                try:
+                with pytest.raises(RuntimeError, match=text):
                     use()
-                    raise AssertionError
-                except RuntimeError as error:
-                    assert "belong to the process that this one was forked from" in str(error)
-                    assert str(error).endswith("create a new Loader in the child")
             # One mapping is that for the decoder's messages; none belongs to the parent's Loader.
             assert held_resources()[2] <= 1, held_resources()
-            mine = jpeg_loader(folder)
-            assert equal_epochs(mine, reference)
+            child_loader = jpeg_loader(folder)
+            assert equal_epochs(child_loader, reference)
             assert len(workers()) == 2
-            mine.close()
-            open_one = iter(jpeg_loader(folder))  # ends with the child
-            next(open_one)
+            child_loader.close()
+            open_iterator = iter(jpeg_loader(folder))  # ends with the child
+            next(open_iterator)
             {end}
         _, status = os.waitpid(child, 0)
         assert status == 0
@@ -182,7 +179,7 @@ def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(suc
 
 REAPERS = {
     "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-    "another who waits for every child": """def reap(*_):
+    "a handler that reaps every child": """def reap(*_):
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]: pass
 signal.signal(signal.SIGCHLD, reap)""",
@@ -193,14 +190,10 @@ signal.signal(signal.SIGCHLD, reap)""",
 def test_dead_workers_are_replaced_where_their_exit_status_is_lost(succeed, how):
     succeed(f"""
         exec({REAPERS[how]!r})
-        def die_once(index):
-            if index == 17 and not os.path.exists(f"{{tmp}}/once"):
-                open(f"{{tmp}}/once", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
         before = held_resources()
-        loader = number_loader(die_once)
-        assert torch.cat(list(loader)).tolist() == list(range(40))
-        assert os.path.exists(f"{{tmp}}/once")
+        loader = number_loader(die_once_at(17))
+        check_epoch(loader)
+        assert not happens_first("17")
         assert len(workers()) == 2
         loader.close()
         assert held_resources() == before
