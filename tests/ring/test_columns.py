@@ -1,4 +1,4 @@
-"""Columns: which chunks are plain, what chunks of a batch are once they are joined, and picking rows."""
+"""Columns of a chunk or batch: which are plain, how chunks are joined, and how rows are selected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Labelled:
 
 
 def make_columns(**changes: Any) -> Columns:
-    """Three samples, each a tuple of an image and a number."""
+    """Return columns of three samples, each a tuple of an image and a number."""
     usual: dict[str, Any] = {
         "rows": list(range(ROWS)),
         "structures": [structure_of((0, 1))],
@@ -59,7 +59,7 @@ def image_table(*offsets: int) -> np.ndarray:
 
 
 def int16_block(*pieces: tuple[int, int]) -> Block:
-    """A leaf of two numbers of 16 bits in each row."""
+    """Return a block with two int16 numbers in each row."""
     return Block((2,), "int16", list(pieces))
 
 
@@ -143,7 +143,7 @@ def test_joined_chunks_of_different_structures_are_not_plain(other):
 
 
 def test_columns_of_some_rows_are_joined_row_by_row():
-    """A second image of rows 0 and 2 of the first chunk, and of none of the second one."""
+    """Only rows 0 and 2 of the second chunk have a second image."""
     partial = ImageColumn(image_table(300, 450), [2, 3], np.array([0, 2]), [None, ("int16", 3)])
     first = make_columns(images=[*make_columns().images, partial], values={4: ValueColumn(["x"], np.array([1]))})
     joined = Columns.concat([make_columns(), first], [0, 1000])
@@ -158,7 +158,7 @@ def test_columns_of_some_rows_are_joined_row_by_row():
 
 
 def four_samples() -> Columns:
-    """Four samples, of rows 0, 2, 3, 5 of the request; the second images are those of the first, third and fourth."""
+    """Return columns of rows 0, 2, 3 and 5 of a request. All samples but the second have a second image."""
     second = ImageColumn(image_table(10, 12, 13), [8, 8, 9], np.array([0, 2, 3]), [None] * 3)
     return Columns(
         [0, 2, 3, 5],

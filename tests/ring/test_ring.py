@@ -1,3 +1,5 @@
+"""The ring of slots that a process shares with its workers, callbacks on collected objects, and CPU affinity."""
+
 from __future__ import annotations
 
 import contextlib
@@ -62,7 +64,6 @@ def resident_bytes(ring: Ring) -> int:
 
 def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
     slot = ring.acquire(100)
-    assert slot is not None
     ring.view(slot)[:3] = (1, 2, 3)
     other = map_ring(ring.fd, ring.ring_bytes)
     assert other[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
@@ -77,7 +78,7 @@ def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
 
 
 class FakeMapping:
-    """A mapping that notes what it is advised, and fails with an error."""
+    """A mapping that records the calls of `madvise`, and raises an error if there is one."""
 
     def __init__(self, error: OSError | None = None):
         self.calls: list[tuple[int, int]] = []
@@ -101,10 +102,8 @@ def page_faults() -> int:
 
 @needs_populate
 def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: WorkerRing):
-    """Neither where another process has written, nor where none has."""
     slot = ring.acquire(1 << 20)
-    assert slot is not None
-    ring.view(slot)[: 1 << 19] = 1
+    ring.view(slot)[: 1 << 19] = 1  # the other half was never written
     worker_ring.populate(slot, 1 << 20)
     before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
@@ -116,7 +115,6 @@ def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: Wor
 def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_ring: WorkerRing):
     ring.acquire(1000)
     slot = ring.acquire(512 * 1024)
-    assert slot is not None
     worker_ring.populate(slot, 3 * PAGE + 1)
     assert resident_bytes(ring) == 4 * PAGE
 
@@ -141,7 +139,6 @@ def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: Wo
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
 def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worker_ring, monkeypatch, code):
     slot = ring.acquire(1000)
-    assert slot is not None
     mapping = FakeMapping(OSError(code, os.strerror(code)))
     with monkeypatch.context() as patched:
         patched.setattr(worker_ring, "_map", mapping)
@@ -195,7 +192,6 @@ def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their
         ring.view(slot)[:] = 7
         ring.release(slot)
     large = ring.acquire(ring.ring_bytes)
-    assert large is not None
     assert (large.offset, large.capacity_bytes) == (0, ring.ring_bytes)
     assert resident_bytes(ring) == 0
     assert ring.slots == 1
@@ -238,7 +234,7 @@ def test_close_frees_descriptor_and_mapping():
     def mapped():
         return Path("/proc/self/maps").read_text().count("gpuload-ring")
 
-    gc.collect()  # what earlier tests left behind
+    gc.collect()  # frees descriptors of earlier tests
     before, mapped_before = descriptors(), mapped()
     ring = Ring(1 << 20)
     ring.release(ring.acquire(10))
@@ -263,7 +259,7 @@ def test_a_forked_child_neither_maps_the_ring_nor_frees_its_pages(ring: Ring):
 
 
 class Machine:
-    """A memory limit, from which the ring's pages are taken as they are written."""
+    """A ring on a machine with a memory limit, against which the written pages of the ring count."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -281,7 +277,7 @@ class Machine:
 
 @pytest.fixture
 def machine():
-    """8 MiB for slots beyond what is left to the rest of the program."""
+    """A machine that has 8 MiB for slots in addition to the margin for other parts of the program."""
     machine = Machine(MARGIN_BYTES + (8 << 20))
     yield machine
     machine.ring.close()
@@ -328,13 +324,15 @@ def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figure
         "fewer workers, start the transforms with a crop, or raise the memory limit of the container or job"
     )
     assert machine.ring.slots == machine.ring.slot_bytes == 0
-    assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking
+    assert machine.ring.acquire(8 << 20) is not None  # the refused call has lost nothing
 
 
 def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
     assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
-    assert machine.ring.acquire(30 << 20, min_bytes=1) is None  # while another may be released, no less will do
+    assert (
+        machine.ring.acquire(30 << 20, min_bytes=1) is None
+    )  # while a slot can be released, a smaller one is not acquired
     machine.ring.release(slot)
     with pytest.raises(gl.LimitError, match="decoded images need 9,437,184 more bytes"):
         machine.ring.acquire(30 << 20, min_bytes=9 << 20)
@@ -355,7 +353,7 @@ def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: 
     assert machine.ring.spare_bytes() == machine.ring.ring_bytes
     machine.limit = machine.ring.ring_bytes + MARGIN_BYTES + 1000
     assert machine.ring.spare_bytes() == 1000
-    machine.write(machine.ring.acquire(4 << 20))  # of the limit and of the ring
+    machine.write(machine.ring.acquire(4 << 20))  # counts against the limit and the ring
     assert machine.ring.spare_bytes() == 1000
     machine.limit = 5 << 20
     assert machine.ring.spare_bytes() == 0
@@ -406,14 +404,14 @@ def test_move_out_without_memory_left_raises_limit_error(machine: Machine):
 
 def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine):
     data, locked = np.arange(200, dtype=np.uint8), []
-    assert machine.ring.move_in(data) is None  # they are not
+    assert machine.ring.move_in(data) is None  # slots are not page-locked
     machine.ring.on_new = locked.append
     slot = machine.ring.move_in(data)
     assert locked == [slot]
     assert machine.ring.view(slot)[:200].tolist() == data.tolist()
     machine.write(machine.ring.acquire(7 << 20))
-    assert machine.ring.move_in(np.zeros(4 << 20, np.uint8)) is None  # no memory
-    assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # no room
+    assert machine.ring.move_in(np.zeros(4 << 20, np.uint8)) is None  # exceeds the memory limit
+    assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # exceeds the ring
 
 
 # -- on_collected ----------------------------------------------------------------------------------------------------
@@ -435,11 +433,11 @@ def test_on_collected_can_be_canceled():
     cancels[0]()
     arrays.clear()
     assert called == [1]
-    cancels[1]()  # too late, and no error
+    cancels[1]()  # has no effect after the call
 
 
 def test_on_collected_keeps_no_entry_of_collected_objects():
-    gc.collect()  # what earlier tests left behind would be taken off the list meanwhile
+    gc.collect()  # objects of earlier tests would leave the list meanwhile
     before = len(ring_module._watched)
     for _ in range(100):
         on_collected(np.zeros(3), list)
@@ -450,13 +448,13 @@ def test_on_collected_keeps_no_entry_of_collected_objects():
 def test_on_collected_calls_nothing_once_the_interpreter_exits():
     called, array, watched = [], np.zeros(3), dict(ring_module._watched)
     on_collected(array, called.append, 1)
-    ring_module._watched.clear()  # which it does at exit
+    ring_module._watched.clear()  # as at exit
     ring_module._watched.update(watched)
     del array
     assert called == []
 
 
-# -- near CPUs --------------------------------------------------------------------------------------------------------
+# -- CPU affinity -----------------------------------------------------------------------------------------------------
 
 
 @needs_two_cpus
@@ -499,10 +497,8 @@ def test_move_processes_moves_all_threads_of_a_process():
         text=True,
         env={**os.environ, "CPU": str(max(ALLOWED_CPUS))},
     ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
-        move_processes([child.pid, 1 << 29], LAST_CPU)  # the other one has ended
+        move_processes([child.pid, 1 << 29], LAST_CPU)  # no process has the second pid
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "True True\n"
 
@@ -513,9 +509,8 @@ def test_on_new_is_called_on_the_cpus_near_the_ring():
     ring = Ring(1 << 20, near=LAST_CPU)
     ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
-    assert slot is not None
     ring.release(slot)
-    ring.acquire(1 << 16)  # the same again
+    ring.acquire(1 << 16)  # the same slot again
     assert seen == [(threading.get_ident(), LAST_CPU)]
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
     ring.close()
