@@ -1,5 +1,5 @@
-"""Images of another size than their targets were made for (COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes),
-and targets in another unit than pixels."""
+"""Warnings of targets that were made for another image size (COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes) or
+are in another unit than pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 
-HEIGHT, WIDTH = 24, 40  # of images as they are stored
+HEIGHT, WIDTH = 24, 40  # of the stored images
 EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 
 
@@ -36,7 +36,7 @@ def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
 
 
 class FunctionList(list[Callable[[], Any]]):
-    """A dataset of what these functions return."""
+    """A dataset whose samples are the results of functions."""
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(index)()
@@ -52,9 +52,13 @@ def sample_with_boxes(canvas_hw: Any, data: bytes, source: str | None = "a.jpg")
     return lambda: (gl.Encoded(data, source=source), {"boxes": gl.Boxes([[2, 3, 10, 20]], canvas_hw=canvas_hw)})
 
 
+def torchvision_boxes() -> Any:
+    return torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
+
+
 @pytest.fixture
 def make_coco(tmp_path: Path) -> Callable[..., gl.Coco]:
-    """Makes a dataset of thirty images of which one, the last, says that EXIF turns it."""
+    """Return a function that creates a dataset of thirty images, of which EXIF rotates the last."""
 
     def make(size_hw: tuple[int, int], **options: Any) -> gl.Coco:
         images, annotations = [], []
@@ -100,7 +104,7 @@ def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
         with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
             list(loader)
         assert len(caught) == 1
-        list(loader)  # once is enough
+        list(loader)  # does not warn again
 
 
 def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> None:
@@ -128,6 +132,7 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
             sample_with_boxes((WIDTH, HEIGHT), encode_image(3)),
             "decoded to 24×40: height and width are swapped; rotate the image or the",
         ),
+        (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
         (
             sample_with_boxes((WIDTH, HEIGHT), encode_image(), None),
             "the boxes of a sample are for an image of 40×24 (height × width)",
@@ -145,12 +150,6 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
 def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
         load_targets(FunctionList([make]))
-
-
-def test_torchvision_boxes_of_another_size_are_warned_of() -> None:
-    boxes = torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
-    with pytest.warns(RuntimeWarning, match=f"{re.escape(EXIF_HINT)}$"):
-        load_targets(FunctionList([lambda: (gl.Encoded(encode_image(6)), {"boxes": boxes})]))
 
 
 def test_a_mask_for_the_exif_rotated_size_of_an_image_is_refused_with_the_remedy(

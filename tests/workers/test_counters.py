@@ -1,4 +1,4 @@
-"""Counters of workers: what a row says, also of a worker that is at something, or dead."""
+"""Counters of workers, including workers that process a chunk or have died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuload.workers.protocol import Board
 
 @pytest.fixture
 def set_clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """Stop the clock of the counters, and return a function that sets it."""
     now = [1_000]
     monkeypatch.setattr(module, "_clock", lambda: now[0])
 
@@ -52,7 +52,7 @@ def test_busy_ns_includes_a_chunk_in_progress(set_clock):
     set_clock(5_000)
     assert read_row(counters.table)["busy_ns"] == 4_000
     counters.decode_ns = 3_000
-    assert read_row(counters.table)["decode_ns"] == 0  # written down when the chunk ends
+    assert read_row(counters.table)["decode_ns"] == 0  # written to the table when the chunk ends
     counters.flush()
     set_clock(6_000)
     assert (read_row(counters.table)["busy_ns"], read_row(counters.table)["decode_ns"]) == (5_000, 3_000)
@@ -74,7 +74,7 @@ def test_a_replaced_workers_row_continues_and_counts_a_restart(set_clock):
         first.flush()
         set_clock(2_000)
         table.close_worker(7)
-        set_clock(9_000)  # nobody is there
+        set_clock(9_000)  # no worker has the row
         second = table.open_row(7)
         second.begin()
         second.samples += 1
@@ -107,7 +107,7 @@ def test_start_ns_is_neither_busy_nor_idle_time(set_clock):
         table.close_worker(1)
         table.mark_starting(1)
         set_clock(9_000)
-        table.close_worker(1, died=False)  # it could not be started
+        table.close_worker(1, died=False)  # the worker could not be started
         set_clock(20_000)
         row = read_row(table, 1)
         assert (row["start_ns"], row["idle_ns"], row["restarts"]) == (5_000, 1_000, 1)
@@ -115,13 +115,11 @@ def test_start_ns_is_neither_busy_nor_idle_time(set_clock):
 
 
 def test_queued_ns_counts_waiting_for_a_cpu_only_while_a_worker_is_busy():
-    """Of a process that has to share its CPU with another one."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
     with mmap.mmap(-1, ROW_BYTES) as memory, subprocess.Popen(spin, stdout=subprocess.PIPE) as program:
         try:
-            assert program.stdout is not None
             program.stdout.readline()
             counters = WorkerCounters(memory)
             counters.start_queue_time()
@@ -134,7 +132,7 @@ def test_queued_ns_counts_waiting_for_a_cpu_only_while_a_worker_is_busy():
             counters.end()
             queued_ns, begun_ns = counters.queued_ns, counters._read_queued_ns()
             while counters._read_queued_ns() < begun_ns + 20_000_000 and time.monotonic() < deadline:
-                sum(range(100_000))  # it waits for a CPU, though it is not a worker's work that does
+                sum(range(100_000))  # the process waits for a CPU between two chunks
             counters.begin()
             assert counters.queued_ns == queued_ns
             os.close(counters._queue_fd)

@@ -1,4 +1,4 @@
-"""The options of faults, what takes the place of a failed sample, the count and the record."""
+"""Substitutes of failed samples, the count of errors, and `Loader.errors`."""
 
 from __future__ import annotations
 

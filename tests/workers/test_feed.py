@@ -1,4 +1,4 @@
-"""The feed, driven by an engine that answers as the test says: no process, no decoder."""
+"""The feed with an engine that answers as each test wants, without processes and decoders."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
 class FakeEngine:
-    """Writes each sample's index into as many bytes as `sizes` says; `fate` may name another end for a request."""
+    """An engine that writes each sample's index into `sizes[index]` bytes, unless `fate` returns other events."""
 
     changes_bytes = 0
 
     def __init__(
-        self, ring: Ring, sizes, fate=lambda request: None, capacity=10**9, shuffle: int | None = None, spares=False
+        self,
+        ring: Ring,
+        sizes,
+        fate=lambda request, engine: None,
+        capacity=10**9,
+        shuffle: int | None = None,
+        spares=False,
     ):
         self.ring, self.sizes, self.fate, self.capacity, self.spares = ring, sizes, fate, capacity, spares
         self.queue: deque[Request] = deque()
@@ -58,7 +64,7 @@ class FakeEngine:
         return False
 
     def lose(self, request: Request, row: int | None, cause: str) -> Lost:
-        """A worker died with this chunk."""
+        """Return the event of a worker that died with this chunk."""
         self.ring.release_at(request.slot_offset)
         return Lost(request.chunk, row, cause)
 
@@ -73,7 +79,7 @@ class FakeEngine:
         self.seen.append(request)
         if request.chunk < self.wanted_from:
             return [Reply(request.chunk, Status.UNWANTED, 0, b"")]
-        return self.fate(request) or [self.do(request)]
+        return self.fate(request, self) or [self.do(request)]
 
     def do(self, request: Request) -> Reply:
         sizes, data = [self.sizes[index] for index in request.indices], None
@@ -104,7 +110,7 @@ def batches(n: int, size: int, epoch: int = 0):
 
 
 def batch_indices(feed: Feed, batch: Batch) -> list[int]:
-    """The dataset indices of a batch, as found in its pixels and in its values; checks that both agree."""
+    """Return the dataset indices of a batch, and check that its pixels and values agree."""
     indices = []
     for part in batch.parts:
         assert part.content is not None
@@ -154,7 +160,9 @@ def test_batches_are_complete_and_in_order_for_any_ring_and_chunk_size(n, size, 
     ring.close()
 
 
-def make_feed(sizes=None, *, ring_bytes=1 << 22, fate=lambda request: None, **options) -> tuple[Feed, FakeEngine]:
+def make_feed(
+    sizes=None, *, ring_bytes=1 << 22, fate=lambda request, engine: None, **options
+) -> tuple[Feed, FakeEngine]:
     ring = Ring(ring_bytes)
     engine_options = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
     engine = FakeEngine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, **engine_options)
@@ -179,7 +187,6 @@ def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
     feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
     feed.begin(batches(40, 40))
     batch = feed.pop_batch()
-    assert batch is not None
     assert [batch_indices(feed, batch)] == expected_indices(40, 40)
     assert any(part.slot is None for part in batch.parts)
 
@@ -204,7 +211,6 @@ def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
         feed.pump(0)
     for indices in expected_indices(40, 4):
         batch = feed.pop_batch()
-        assert batch is not None
         assert batch_indices(feed, batch) == indices
         assert all(part.slot is not None for part in batch.parts)
         feed.release(batch)
@@ -212,7 +218,9 @@ def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
 
 def test_look_ahead_exceeds_the_minimum_once_the_size_of_a_chunk_is_known():
     counts = []
-    feed, _ = make_feed(ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request: counts.append(len(feed.batches)))
+    feed, _ = make_feed(
+        ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request, engine: counts.append(len(feed.batches))
+    )
     feed.begin(batches(400, 8))
     assert drain(feed) == expected_indices(400, 8)
     assert counts[:2] == [2, 7]
@@ -228,7 +236,6 @@ def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ri
         if len(feed.batches) > 2:
             most_batches, most_bytes = max(most_batches, len(feed.batches)), max(most_bytes, feed.ring.used_bytes)
         batch = feed.pop_batch()
-        assert batch is not None
         assert batch_indices(feed, batch) == indices
         feed.release(batch)
     assert 2 < most_batches < 10
@@ -247,8 +254,7 @@ def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_
 
 
 def test_large_images_are_loaded_once_with_a_long_look_ahead():
-    """A chunk is larger than the first slots, and takes a seventh of the ring's size."""
-    sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)
+    sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)  # a chunk is a seventh of the ring
     feed, engine = make_feed(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
     feed.begin(batches(96, 8))
     assert drain(feed) == expected_indices(96, 8)
@@ -274,7 +280,7 @@ def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
 
 
 def test_slots_released_late_are_reused_before_the_ring_grows():
-    """As on a GPU: the consumer has its batch while the copies out of the slots go on; they end one batch later."""
+    """On a GPU, copies out of the slots end one batch after the consumer received its batch."""
     ended = []
 
     def reclaim(wait: bool) -> bool:
@@ -296,18 +302,17 @@ def separate_bytes(batches) -> list[int]:
 
 @pytest.mark.parametrize("ahead", [2, 8])
 def test_a_chunk_in_separate_memory_is_used_and_later_slots_are_larger(ahead):
-    def fate(request):
+    def fate(request, engine):
         separate = sum(separate_bytes(feed.batches)) + sum(queued.spare_bytes for queued in [*engine.queue, request])
         assert separate <= feed.ring.ring_bytes
 
-    small = FIRST_CHUNKS * 4  # samples: their chunks say what slots are needed
+    small = FIRST_CHUNKS * 4  # samples, whose chunks determine the size of the first slots
     sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
     feed, engine = make_feed(sizes, ring_bytes=1 << 27, spares=True, fate=fate, ahead=ahead, min_ahead=2)
     feed.begin(batches(small + 80, 8))
     in_slots, free = [], []
     for indices in expected_indices(small + 80, 8):
         batch = feed.pop_batch()
-        assert batch is not None
         assert batch_indices(feed, batch) == indices
         in_slots.append(not separate_bytes([batch]))
         feed.release(batch)
@@ -320,7 +325,7 @@ def test_a_chunk_in_separate_memory_is_used_and_later_slots_are_larger(ahead):
 
 
 def test_slot_size_does_not_shrink_with_a_chunk_of_an_older_slot():
-    """A chunk that was submitted before the estimate grew can be too large for its slot, and still need less."""
+    """A chunk that was submitted before the estimate grew can exceed its slot and still need less than the estimate."""
     size = SlotSize(1 << 30, chunk_size=4)
     size.grow_for(4_000_000, 4)
     size.grow_for(2_000_000, 4)
@@ -340,13 +345,12 @@ def test_a_chunk_larger_than_its_spare_bytes_is_requested_again_in_a_larger_slot
 
 @pytest.mark.parametrize("data", [None, np.zeros(10, np.uint8)], ids=["in its slot", "in separate memory"])
 def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data):
-    def fate(request):
+    def fate(request, engine):
         return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=data)]
 
     feed, _ = make_feed(fate=fate)
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
-    assert batch is not None
     assert len(batch.errors) == 8
     assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
     assert feed.ring.used_bytes == 0
@@ -370,47 +374,32 @@ def test_a_full_queue_loses_no_chunk():
     assert drain(feed) == expected_indices(100, 16)
 
 
-def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone():
-    lost_once = []
+def worker_dies_at(index: int, times: int = 1000, cause: str = "killed by SIGKILL"):
+    """Return a fate of requests in which a worker dies at this sample, at most `times` times."""
+    deaths: list[Request] = []
 
-    def fate(request):
-        if 35 in request.indices and not lost_once:
-            lost_once.append(request)
-            row = list(request.indices).index(35)
-            return [engine.lose(request, row, "killed by SIGKILL")]
-        return None
+    def fate(request: Request, engine: FakeEngine) -> list[Event] | None:
+        if index not in request.indices or len(deaths) == times:
+            return None
+        deaths.append(request)
+        return [engine.lose(request, list(request.indices).index(index), cause)]
 
-    feed, engine = make_feed(fate=fate)
+    return fate
+
+
+@pytest.mark.parametrize(
+    ("reads_together", "times", "requested_again"),
+    [(False, 1, [[28], [35], [42, 49]]), (True, 2, [[28, 35, 42, 49], [28], [35], [42, 49]])],
+)
+def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone(reads_together, times, requested_again):
+    feed, engine = make_feed(fate=worker_dies_at(35, times), reads_together=reads_together)
     feed.begin(batches(8, 8))
     assert drain(feed) == expected_indices(8, 8)
-    again = [list(request.indices) for request in engine.seen[2:]]
-    assert again == [[28], [35], [42, 49]]
-
-
-def test_a_lost_chunk_that_is_read_together_is_requested_again_before_it_is_split():
-    deaths = []
-
-    def fate(request):
-        if 35 in request.indices and len(deaths) < 2:
-            deaths.append(request)
-            return [engine.lose(request, list(request.indices).index(35), "killed by SIGKILL")]
-        return None
-
-    feed, engine = make_feed(fate=fate, reads_together=True)
-    feed.begin(batches(8, 8))
-    assert drain(feed) == expected_indices(8, 8)
-    again = [list(request.indices) for request in engine.seen[2:]]
-    assert again == [[28, 35, 42, 49], [28], [35], [42, 49]]
+    assert [list(request.indices) for request in engine.seen[2:]] == requested_again
 
 
 def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
-    def fate(request):
-        if 35 in request.indices:
-            row = list(request.indices).index(35)
-            return [engine.lose(request, row, "killed by SIGSEGV")]
-        return None
-
-    feed, engine = make_feed(fate=fate)
+    feed, engine = make_feed(fate=worker_dies_at(35, cause="killed by SIGSEGV"))
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
@@ -422,10 +411,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
 
 @pytest.mark.parametrize("is_iterable", [False, True])
 def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue(is_iterable):
-    def fate(request):
-        return [engine.lose(request, 0, "killed by SIGSEGV")] if request.indices[0] == 0 else None
-
-    feed, engine = make_feed(fate=fate, capacity=1, chunk_size=1, ahead=1)
+    feed, engine = make_feed(fate=worker_dies_at(0), capacity=1, chunk_size=1, ahead=1)
     start = IterableStart(0, 0, 0, None, 1, 0) if is_iterable else None
     feed.begin(replace(spec, iterable=start) for spec in batches(3, 3))
     batch = feed.pop_batch()
@@ -439,7 +425,7 @@ def with_candidates(candidates: dict[int, list[int]]) -> Consumer:
 
 
 def failed_reply(request: Request) -> Reply:
-    """None of the samples can be read."""
+    """Return a reply in which all samples have failed."""
     errors = [
         (row, ErrorRecord(epoch=0, position=position, index=index, source=None, cause="broken", traceback=""))
         for row, (position, index) in enumerate(zip(request.positions.tolist(), request.indices.tolist(), strict=True))
@@ -450,7 +436,7 @@ def failed_reply(request: Request) -> Reply:
 
 @pytest.mark.parametrize("on_error", ["replace", "skip"])  # with "skip", substitutes fill a batch that would be empty
 def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
-    def fate(request):
+    def fate(request, engine):
         return None if request.indices[0] == 14 else [failed_reply(request)]
 
     feed, _ = make_feed(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
@@ -461,13 +447,13 @@ def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
 
 
 def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate():
-    def fate(request):
+    def fate(request, engine):
         if request.indices[0] == 14:
             return [engine.lose(request, 0, "killed by SIGSEGV")]
         return [failed_reply(request)] if request.indices[0] == 0 else None
 
     candidates = with_candidates({0: [14, 21], 1: [28]})
-    feed, engine = make_feed(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
+    feed, _ = make_feed(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
     feed.begin(batches(2, 2))
     batch = feed.pop_batch()
     loaded = [part.content.values[1].values for part in batch.parts if part.sample_count]
@@ -478,7 +464,7 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
 def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
     lost = []
 
-    def fate(request):
+    def fate(request, engine):
         if 0 in request.indices and not lost:
             lost.append(request)
             return [Lost(request.chunk, None, "died")]
@@ -495,7 +481,7 @@ def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
 def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
     lost = []
 
-    def fate(request):
+    def fate(request, engine):
         if len(lost) < 2:
             lost.append(request)
             return [Lost(request.chunk, None, "died")]
@@ -516,7 +502,7 @@ def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
 
 
 class SizeOnlyEngine(FakeEngine):
-    """Says how many bytes there are, and writes none."""
+    """An engine that replies with the size of a chunk and writes no pixels."""
 
     def do(self, request: Request) -> Reply:
         nbytes = sum(self.sizes[index] for index in request.indices)
@@ -531,8 +517,8 @@ class SizeOnlyEngine(FakeEngine):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_slot_is_created_after_the_first_batches(seed):
-    """Crops of photographs of 500 x 375, whose slots come back three batches later, as those of a GPU's batches do:
-    each new slot would be page-locked, which holds everything up."""
+    """Use crops of 500×375 photographs. As on a GPU, slots are released three batches later, and each new slot is
+    page-locked, which delays everything."""
     count, size = 100, 64
     areas = np.random.default_rng(seed).uniform(0.08, 1.0, 7 * count * size)
     ring, steps_with_new_slots, step = Ring(2 << 30), [], 0
@@ -548,18 +534,18 @@ def test_no_slot_is_created_after_the_first_batches(seed):
     assert step == count
     assert max(steps_with_new_slots) < 12
     assert len(steps_with_new_slots) <= 1.6 * ring.slots
-    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of whole photographs
+    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of complete photographs
     ring.close()
 
 
 class SimulatedWorkers(FakeEngine):
-    """Workers that take a drawn time for each chunk, on a virtual clock. `starved_count` counts how often a worker
-    finished a chunk and found none to go on with."""
+    """Workers that take a random time for each chunk, on a virtual clock. `starved_count` counts how often a worker
+    finished a chunk and found the queue empty."""
 
     def __init__(self, ring: Ring, workers: int, seed: int) -> None:
         super().__init__(ring, dict.fromkeys(range(0, 7 * 100_000, 7), 3072))
         self.idle_count, self.starved_count, self.now_ms = workers, 0, 0.0
-        self.running: list[tuple[float, int, Request]] = []  # a heap: end, chunk number, request
+        self.running: list[tuple[float, int, Request]] = []  # a heap of (end time, chunk number, request)
         self.ended: list[Request] = []
         self.times = np.random.default_rng(seed)
 
@@ -593,8 +579,8 @@ class SimulatedWorkers(FakeEngine):
 
 
 def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: float) -> int:
-    """Return how often a worker had no chunk within 100 batches, in a loop that is busy for this share of the time that
-    the workers take for a batch."""
+    """Return how often a worker found no chunk in 100 batches. The loop is busy for the fraction `load` of the time
+    that workers need for a batch."""
     ring = Ring(2 << 30)
     engine = SimulatedWorkers(ring, workers, seed=size)
     feed = Feed(engine, ring, chunk_size=chunk_size, ahead=ahead, min_ahead=2, workers=workers)

@@ -1,5 +1,5 @@
-"""What workers get of the user's process in addition to the dataset: settings of libraries, modules that they cannot
-import, the import path; the warning about values of modules that they do not see. Most run programs of their own.
+"""What workers inherit from the user's process in addition to the dataset: settings of libraries, modules that they
+cannot import, and the import path. A warning names values of modules that they do not inherit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def run_program(tmp_path):
-    """Runs a program in a folder with these files; returns what it printed as JSON, and its standard error."""
+    """Return a function that runs a program in a folder with these modules. It returns the JSON values that the program
+    printed, and its standard error."""
 
     def run_program(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
         for name, text in files.items():
@@ -51,58 +52,48 @@ def run_program(tmp_path):
 
 # -- values of modules ------------------------------------------------------------------------------------------------
 
-DATA = """
-    import config
-    from nested import cfg
 
-    class Data:
-        def __len__(self):
-            return 2
+def test_a_warning_names_values_of_modules_that_worker_init_fn_does_not_set(run_program):
+    program = """
+        import json
+        import config
+        import nested
+        from data import Data
+        import gpuload as gl
 
-        def __getitem__(self, index):
-            return helper()
+        def set_values(worker):
+            config.SIZE, nested.cfg.depth = 224, 7
 
-    def helper():
-        return config.SIZE, cfg.depth, config.SAME
-"""
-LOOP = """
-    import json
-    import config
-    import nested
-    from data import Data
-    import gpuload as gl
+        config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
+        for init in (set_values, None):
+            loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, worker_init_fn=init)
+            print(json.dumps(list(loader)))
+            loader.close()
+    """
+    data = """
+        import config
+        from nested import cfg
 
-    def set_it(worker):
-        config.SIZE, nested.cfg.depth = 224, 7
+        class Data:
+            def __len__(self):
+                return 2
 
-    config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
-    for options in {}:
-        loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, **options)
-        print(json.dumps(list(loader)))
-        loader.close()
-"""
-MODULES = {
-    "data": DATA,
-    "config": "SIZE, SAME, UNUSED = 1, 3, 4",
-    "nested": "class Config: pass\ncfg = Config()\ncfg.depth = 2",
-}
+            def __getitem__(self, index):
+                return helper()
 
-
-def test_a_warning_names_values_of_modules_that_workers_do_not_see(run_program):
-    printed, stderr = run_program(LOOP.format("[{}]"), **MODULES)
-    assert printed == [[[[1, 2, 3]] * 2]]
+        def helper():
+            return config.SIZE, cfg.depth, config.SAME
+    """
+    config = "SIZE, SAME, UNUSED = 1, 3, 4"
+    nested = "class Config: pass\ncfg = Config()\ncfg.depth = 2"
+    printed, stderr = run_program(program, data=data, config=config, nested=nested)
+    assert printed == [[[[224, 7, 3]] * 2], [[[1, 2, 3]] * 2]]
     assert stderr.count("RuntimeWarning") == 1
     assert "config.SIZE is 224 here and 1 in workers" in stderr
     assert "cfg.depth is 7 here and 2 in workers" in stderr
     assert "worker_init_fn" in stderr
     assert "UNUSED" not in stderr
     assert "SAME" not in stderr
-
-
-def test_values_set_by_worker_init_fn_are_not_warned_of(run_program):
-    printed, stderr = run_program(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
-    assert printed == [[[[224, 7, 3]] * 2]]
-    assert stderr == ""
 
 
 def import_module_from(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
@@ -220,15 +211,15 @@ def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_c
             def __getitem__(self, index):
                 return Image.open.__module__, len(np.zeros(3))
 
-        def open_it(path):
+        def open_image(path):
             return path
 
-        Image.init()  # which adds to Pillow's lists, and is no difference
-        Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # workers have these
+        Image.init()  # adds to Pillow's lists, which are not compared
+        Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # sent to workers
         for step in range(2):
             with gl.Loader(Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
                 print(json.dumps(list(loader)))
-            Image.open, Image.WARN_POSSIBLE_FORMATS = open_it, True
+            Image.open, Image.WARN_POSSIBLE_FORMATS = open_image, True
     """
     printed, stderr = run_program(program)
     assert printed == [[[["PIL.Image", 3]]]] * 2
@@ -274,14 +265,14 @@ SETTINGS = """
         def __getitem__(self, index):
             import decimal, io, logging, socket, sys, warnings
             import torch
-            with warnings.catch_warnings(record=True) as heard:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.warn("quiet", RuntimeWarning)
                 warnings.warn("loud", RuntimeWarning)
             return [
                 ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, str(torch.get_default_dtype()),
                 logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
                 decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
-                [str(one.message) for one in heard], Image.open(io.BytesIO(b"ODD...")).size,
+                [str(warning.message) for warning in caught], Image.open(io.BytesIO(b"ODD...")).size,
                 PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK,
                 sys.getrecursionlimit(), str(np.array([1 / 3])), torch.get_float32_matmul_precision(),
                 torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -373,7 +364,6 @@ def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run
 
 
 def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run_program):
-    """The program imported the module before it set the filter."""
     program = """
         import json, warnings
         import data
@@ -506,7 +496,7 @@ def test_a_module_that_was_loaded_by_path_is_sent_by_value(run_program):
 
 
 def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run_program):
-    """As with Hydra, which changes to a folder for each run."""
+    """Hydra, for example, changes to another folder for each run."""
     program = """
         import json, os, sys
         sys.path.insert(0, "lib")

@@ -1,4 +1,4 @@
-"""A list of bytes that workers share is a list in every way."""
+"""`SharedBytes`, a list of bytes that workers share, behaves like a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of batches, made in this process by the code that workers run: which have one, and what becomes of slots."""
+"""Plans of batches, made in this process by the code that workers run: which batches have one, and who has its slot."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(KernelTile(8, 32, 1), channels_last=True)
-SIZE = 4  # of a batch
+SIZE = 4  # samples in a batch
 
 
 class Pictures:
-    """Noise of several sizes, and numbers; those from `grey` on have one channel."""
+    """Noise of different sizes, each with its number. Samples from `grey` on have one channel."""
 
     def __init__(self, grey: int = 1000) -> None:
         self.grey = grey
@@ -45,7 +45,8 @@ class Pictures:
 
 
 class Engine(InProcessEngine):
-    """Does one thing at each call, and plans as `fate` says: None is the usual, "later" in a coming call."""
+    """An engine that processes one request per call. `fate` determines what happens to plans: "later" delays them, and
+    a function returns their events."""
 
     fate: Any = None
 
@@ -90,6 +91,14 @@ def pump(feed: Feed, times: int = 40) -> None:
         feed.pump(0.0)
 
 
+def pump_and_pop(feed: Feed) -> Batch:
+    """Let workers finish all batches ahead, and return the first."""
+    pump(feed)
+    batch = feed.pop_ready_batch()
+    assert batch is not None
+    return batch
+
+
 def busy_slots(feed: Feed) -> int:
     return len(feed.ring._busy)
 
@@ -97,15 +106,13 @@ def busy_slots(feed: Feed) -> int:
 def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draws():
     feed, _ = make_feed(6 * SIZE)
     for step in range(6):
-        pump(feed)
-        batch = feed.pop_ready_batch()
-        assert batch is not None
-        if step == 0:  # the loop might have waited for it
+        batch = pump_and_pop(feed)
+        if step == 0:  # the loop might have waited for the first batch
             assert batch.planned is None
             feed.release(batch)
             continue
         assert batch.planned is not None
-        assert len(batch.copied_parts) == 3  # two chunks, and the plan
+        assert len(batch.copied_parts) == 3  # two chunks and the plan
         table, positions = image_table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
         plan, plan_arrays = FUSING(table, program)
@@ -115,7 +122,6 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
         data = batch.planned.data
-        assert data is not None
         for name, (start, nbytes, kind) in batch.planned.spans.items():
             expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
             np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
@@ -127,9 +133,7 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
 
 def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
     feed, _ = make_feed(SIZE)
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    batch = pump_and_pop(feed)
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
@@ -150,7 +154,6 @@ def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed, engine = make_feed(SIZE)
     batch = feed.pop_batch()
-    assert batch is not None
     assert batch.planned is None
     assert not engine._waiting
     feed.release(batch)
@@ -159,14 +162,13 @@ def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
 def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
     feed, engine = make_feed(12 * SIZE, ahead=6)
     for _ in range(6):
-        batch = feed.pop_batch()  # the loop waits
-        assert batch is not None
+        batch = feed.pop_batch()
         assert batch.planned is None
         feed.release(batch)
     assert not any(request.is_planning for request in engine._waiting)
     feed, engine = make_feed(12 * SIZE, ahead=6)
     feed._submit_chunks()
-    engine._waiting.rotate(-2)  # the first batch will be the last to be complete
+    engine._waiting.rotate(-2)  # the first batch is completed last
     pump(feed, 12)
     assert [batch.planned is not None for batch in feed.batches][:6] == [False, False, False, False, True, True]
     feed.abandon()
@@ -177,10 +179,9 @@ def test_a_late_plan_is_dropped_and_its_slot_is_released():
     engine.fate = "later"
     pump(feed)
     feed.release(feed.pop_ready_batch())
-    assert feed.pop_ready_batch() is None  # it waits for its plan
+    assert feed.pop_ready_batch() is None  # the batch waits for its plan
     assert feed._pending_count == 1  # the plan, which has a slot
     batch = feed.pop_batch()
-    assert batch is not None
     engine.fate = None
     pump(feed)
     assert (batch.planned, len(batch.copied_parts)) == (None, 2)
@@ -193,7 +194,6 @@ def test_pop_batch_uses_a_plan_that_is_complete():
     while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
     batch = feed.pop_batch()
-    assert batch is not None
     assert batch.planned is not None
     feed.release(batch)
 
@@ -207,21 +207,16 @@ def test_a_batch_whose_plan_is_lost_has_no_plan():
         return [Lost(request.chunk, None, "killed")]
 
     engine.fate = fate
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    batch = pump_and_pop(feed)
     assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
-    assert len(lost) == 1  # it is not asked for again
-    assert (busy_slots(feed), feed.is_idle()) == (1, True)  # whose slot is the engine's affair
+    assert len(lost) == 1  # the plan is not requested again
+    assert (busy_slots(feed), feed.is_idle()) == (1, True)  # the engine releases the slot of a lost plan
 
 
 def test_a_batch_that_workers_cannot_plan_has_no_plan():
-    """There it is an error that names its images: they differ in channels."""
-    feed, _ = make_feed(SIZE, Pictures(grey=2))
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    feed, _ = make_feed(SIZE, Pictures(grey=2))  # images with different channels, an error of the main process
+    batch = pump_and_pop(feed)
     assert batch.planned is None
     feed.release(batch)
     assert busy_slots(feed) == 0
@@ -236,15 +231,13 @@ def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
     def run(request: Request, slot: np.ndarray, *arguments: Any) -> Reply:
         if request.is_planning:
             slot_sizes.append(len(slot))
-            slot = slot[:1024] if len(slot_sizes) == 1 else slot  # as if it were of so many bytes
+            slot = slot[:1024] if len(slot_sizes) == 1 else slot  # as if the slot had 1024 bytes
         return run_request(request, slot, *arguments)
 
     engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
     has_plan = []
     for _ in range(4):
-        pump(feed)
-        batch = feed.pop_ready_batch()
-        assert batch is not None
+        batch = pump_and_pop(feed)
         has_plan.append(batch.planned is not None)
         feed.release(batch)
     assert has_plan == [False, False, True, True]
@@ -278,9 +271,7 @@ def test_a_chunk_that_is_loaded_again_discards_the_plan_of_its_batch():
     assert (batch.planned, len(batch.copied_parts), batch.open_part_count) == (None, 2, 1)
     pump(feed)
     reloaded = feed.pop_ready_batch()
-    assert reloaded is not None
-    assert reloaded.planned is not None
-    assert reloaded.planned is not first
+    assert reloaded.planned not in (None, first)
     feed.release(reloaded)
     assert busy_slots(feed) == 0
 
@@ -289,16 +280,14 @@ def test_no_plan_is_requested_in_a_small_ring():
     feed, engine = make_feed(SIZE, ring_bytes=1 << 18)
     feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
     feed.plans._need_bytes = 1 << 16
-    engine.fate = lambda request: pytest.fail("a plan was asked for")
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    engine.fate = lambda request: pytest.fail("a plan was requested")
+    batch = pump_and_pop(feed)
     assert batch.planned is None
     feed.release(batch)
 
 
 def pop_unplanned(feed: Feed) -> tuple[Batch, Columns]:
-    """Take a batch that no worker has planned."""
+    """Return the next batch, which no worker has planned, and its columns."""
     batch = feed.pop_batch()
     assert batch is not None
     assert batch.planned is None
@@ -310,8 +299,6 @@ def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
     batch, columns = pop_unplanned(feed)
     feed.plan(batch, columns)
     planned = batch.planned
-    assert planned is not None
-    assert planned.slot is not None
     assert planned.slot.capacity_bytes >= feed._slot_size.estimate(2) > planned.used_bytes > 0
     feed.release(batch)
     assert busy_slots(feed) == 0
@@ -337,7 +324,7 @@ def test_batches_with_plans_in_progress_extend_the_look_ahead_by_up_to_two():
     feed, engine = make_feed(20)
     engine.fate = "later"
     pump(feed)
-    assert len(feed._batches) == 4  # two are ahead
+    assert len(feed._batches) == 4  # instead of two
 
 
 def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():

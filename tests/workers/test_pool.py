@@ -1,4 +1,4 @@
-"""The worker processes for real: started, fed, killed, left behind."""
+"""A pool of real worker processes: started, given chunks, killed, resized and closed."""
 
 from __future__ import annotations
 
@@ -15,65 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.file_descriptors import descriptors
+from helpers.processes import LIMIT_S, is_alive, stop_processes, wait_until
+from workers.worker_team import FunctionDataset, Team
 
-from gpuload.decode import Decode
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterableStart
-from gpuload.ring.packing import read_content
-from gpuload.ring.ring import Ring
-from gpuload.transforms import Chain
-from gpuload.workers.faults import Deaths
-from gpuload.workers.job import Job
-from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
 from gpuload.workers.protocol import Lost, Reply, Request, Status
 
 pytestmark = pytest.mark.processes
-
-LIMIT_S = 60.0
-
-
-class Team:
-    """A pool with a ring, and a way to ask for chunks."""
-
-    def __init__(self, dataset, workers=1, worker_init_fn=None, forked=True, **options):
-        self.ring = Ring(64 << 20)
-        job = Job(dataset, Chain([]), Decode(), 0, worker_init_fn=worker_init_fn)
-        self.pool = WorkerPool(job, workers, self.ring, **options)
-        self.slots = {}
-        if forked:
-            wait_until(lambda: self.pool.collect_events(0.01) or len(self.pool.pids) == workers, "workers are forked")
-
-    def submit(self, chunk: int, indices, **options) -> None:
-        slot = self.ring.acquire(1 << 20)
-        self.slots[chunk] = slot
-        indices = np.asarray(indices, np.int64)
-        request = Request(chunk, 0, slot.offset, slot.capacity_bytes, indices, indices, **options)
-        assert self.pool.submit(request)
-
-    def wait(self, count: int, kinds=Reply) -> list:
-        events, deadline = [], time.monotonic() + LIMIT_S
-        while len(events) < count:
-            assert time.monotonic() < deadline, f"only {events} after {LIMIT_S} s"
-            events += [event for event in self.pool.collect_events(1.0) if isinstance(event, kinds)]
-        return events
-
-    def content(self, reply: Reply):
-        memory = self.ring.view(self.slots[reply.chunk]) if reply.data is None else reply.data
-        return read_content(memory, reply.meta, reply.meta_at)
-
-    def load(self, indices, chunk: int = 1) -> list:
-        """What the dataset gives for these indices, in the worker."""
-        self.submit(chunk, indices)
-        [reply] = self.wait(1)
-        content = self.content(reply)
-        assert not content.errors, content.errors[0][1]
-        [column] = content.values.values()
-        return list(column.values)
-
-    def close(self):
-        self.pool.close()
-        self.ring.close()
 
 
 @pytest.fixture
@@ -89,40 +40,32 @@ def make_team():
         team.close()
 
 
-class FunctionDataset:
-    """A dataset whose sample i is what a function says."""
+def block_until(path: Path, blocked_index: int | None = None):
+    """Return a function for a dataset that blocks until a file exists, if an index is given, only there."""
 
-    def __init__(self, function):
-        self.function = function
+    def load(index):
+        import time
 
-    def __getitem__(self, index):
-        return self.function(index)
+        while blocked_index in (None, index) and not path.exists():
+            time.sleep(0.002)
+        return index
 
-    def __len__(self):
-        return 1000
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between the two
-        return False
+    return load
 
 
-def open_descriptors() -> set[tuple[int, str]]:
-    from helpers.file_descriptors import (
-        descriptors,  # which is not in the path of the programs below, that import this file
-    )
+def touch_and_hang(path: Path):
+    def hang(index):
+        import time
 
-    return descriptors()
+        path.touch()
+        while True:
+            time.sleep(0.01)
+
+    return hang
 
 
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not after {LIMIT_S} s: {what}"
-        time.sleep(0.002)
+def return_index(index):
+    return index
 
 
 def test_a_worker_populates_the_slot_of_each_chunk(make_team):
@@ -135,15 +78,14 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
         )
         WorkerRing.calls = calls  # pyright: ignore[reportAttributeAccessIssue]
 
-    def tell_last_call(index):
+    def return_last_call(index):
         from gpuload.ring.ring import WorkerRing
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team = make_team(FunctionDataset(tell_last_call), worker_init_fn=note_calls)
+    team = make_team(FunctionDataset(return_last_call), worker_init_fn=note_calls)
     for chunk in (1, 2):
-        team.submit(chunk, [0])
-        [reply] = team.wait(1)
+        reply = team.run(chunk, [0])
         nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
     assert nbytes >= 300 * 8
     slot = team.slots[1]
@@ -151,16 +93,14 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
 
 
 def test_a_worker_has_one_thread_no_gpu_and_no_torch(make_team):
-    def look(index):
+    def describe_process(index):
         import os
         import sys
 
         names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        return {**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules}
+        return str({**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules})
 
-    team = make_team(FunctionDataset(lambda index: str(look(index))))
-    [seen] = team.load([0])
-    assert seen == str(
+    assert make_team(FunctionDataset(describe_process)).load([0])[0] == str(
         {
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
@@ -194,20 +134,10 @@ def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
 
 def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def slow_at_0(index):
-        import os
-        import time
-
-        while index == 0 and not go.exists():
-            time.sleep(0.002)
-        return os.getpid()
-
-    team = make_team(FunctionDataset(slow_at_0), workers=2)
+    team = make_team(FunctionDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
         team.submit(chunk + 1, [chunk])
-    fast = team.wait(19)
-    assert {reply.chunk for reply in fast} == set(range(2, 21))
+    assert {reply.chunk for reply in team.wait(19)} == set(range(2, 21))
     go.touch()
     assert team.wait(1)[0].chunk == 1
 
@@ -219,8 +149,7 @@ def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(ma
         return index
 
     team = make_team(FunctionDataset(fail_at_2))
-    team.submit(1, [1, 2, 3])
-    [reply] = team.wait(1)
+    reply = team.run(1, [1, 2, 3])
     content = team.content(reply)
     assert content.rows == [0, 2]
     [(row, record)] = content.errors
@@ -230,29 +159,15 @@ def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(ma
 
 def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(make_team):
     team = make_team(FunctionDataset(lambda index: __import__("threading").Lock()))
-    team.submit(1, [5])
-    [reply] = team.wait(1)
+    reply = team.run(1, [5])
     [(_, record)] = team.content(reply).errors
     assert "cannot be sent to the main process" in record.cause
     assert "lock" in record.cause
 
 
-def test_large_arrays_are_returned_in_the_slot(make_team):
-    team = make_team(FunctionDataset(lambda index: np.full((1000, 50), index, np.float32)))
-    team.submit(1, [3, 4])
-    [reply] = team.wait(1)
-    assert reply.nbytes >= 2 * 200_000
-    assert len(reply.meta) < 2000
-    [block] = team.content(reply).blocks.values()
-    three, four = block.array(team.ring.view(team.slots[reply.chunk]))
-    assert (three == 3).all()
-    assert (four == 4).all()
-
-
 def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team):
     team = make_team(FunctionDataset(lambda index: "x" * 100_000))
-    team.submit(1, [0, 1])
-    [reply] = team.wait(1)
+    reply = team.run(1, [0, 1])
     assert reply.meta == b""
     [column] = team.content(reply).values.values()
     assert [len(value) for value in column.values] == [100_000, 100_000]
@@ -260,12 +175,11 @@ def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team)
 
 def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(make_team):
     team = make_team(FunctionDataset(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
-    team.submit(1, [0])
-    [reply] = team.wait(1)
+    reply = team.run(1, [0])
     assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
 
 
-CHUNK_MEMORY = "memfd:gpuload-chunk"  # memory of a chunk that does not fit its slot
+CHUNK_MEMORY = "memfd:gpuload-chunk"  # separate memory of a chunk that does not fit its slot
 
 
 def large_image(index):
@@ -273,16 +187,16 @@ def large_image(index):
 
 
 def read_pixels(team, reply) -> list[np.ndarray]:
-    """The bytes of each image of a chunk in memory of its own."""
+    """Return the bytes of each image of a chunk in separate memory."""
     [column] = team.content(reply).images
     return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
 
 
 def count_chunk_memory(pid: int | str = "self") -> int:
-    """How often a process has such memory open or mapped."""
+    """Return how often a process has the separate memory of a chunk open or mapped."""
     links = []
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # listdir's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir
             links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
     return sum(CHUNK_MEMORY in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(CHUNK_MEMORY)
 
@@ -290,8 +204,7 @@ def count_chunk_memory(pid: int | str = "self") -> int:
 def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(make_team):
     team = make_team(FunctionDataset(large_image))
     for chunk in range(1, 31):
-        team.submit(chunk, [chunk, 100], spare_bytes=8 << 20)
-        [reply] = team.wait(1)
+        reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
         assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
         first, second = read_pixels(team, reply)
         assert (first == chunk).all()
@@ -307,7 +220,7 @@ def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_f
 def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
     team = make_team(FunctionDataset(large_image))
     team.submit(1, [1, 2], spare_bytes=8 << 20)
-    del team.pool._in_flight[1]  # as if it had been declared lost
+    del team.pool._in_flight[1]  # as if the chunk had been declared lost
     team.submit(2, [3])
     assert [reply.chunk for reply in team.wait(1)] == [2]
     assert count_chunk_memory() == 0
@@ -332,26 +245,23 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
         return np.full((1100, 1000, 3), index, np.uint8)
 
     team = make_team(FunctionDataset(dies_once))
-    team.submit(1, [3, 4], spare_bytes=8 << 20)
-    [lost] = team.wait(1, Lost)
+    lost = team.run(1, [3, 4], spare_bytes=8 << 20, kinds=Lost)
     assert (lost.chunk, lost.killed_externally) == (1, True)
     assert not team.ring._busy
     assert count_chunk_memory() == 0
-    team.submit(2, [3, 4], spare_bytes=8 << 20)
-    [reply] = team.wait(1)
+    reply = team.run(2, [3, 4], spare_bytes=8 << 20)
     assert [set(image) for image in read_pixels(team, reply)] == [{3}, {4}]
 
 
 def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(make_team):
     team = make_team(FunctionDataset(large_image))
-    wait_until(lambda: team.pool.collect_events(0.01) or team.pool.ready, "the worker is ready")
+    team.await_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        team.submit(1, [1], spare_bytes=8 << 20)
-        [reply] = team.wait(1)
+        reply = team.run(1, [1], spare_bytes=8 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert reply == Reply(1, Status.TOO_LARGE, 3_300_032, b"")
@@ -360,15 +270,7 @@ def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_l
 
 def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def waits(index):
-        import time
-
-        while not go.exists():
-            time.sleep(0.002)
-        return index
-
-    team = make_team(FunctionDataset(waits))
+    team = make_team(FunctionDataset(block_until(go)))
     team.submit(1, range(100))
     team.submit(2, [0])
     wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
@@ -392,8 +294,7 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(m
 
     team = make_team(FunctionDataset(die_at_7))
     [before] = team.pool.pids
-    team.submit(1, [5, 6, 7, 8])
-    [lost] = team.wait(1, Lost)
+    lost = team.run(1, [5, 6, 7, 8], kinds=Lost)
     assert (lost.chunk, lost.row, lost.cause) == (1, 2, "killed by SIGSEGV")
     assert not team.ring._busy
     assert team.load([1, 2], chunk=2) == [1, 2]
@@ -401,17 +302,15 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(m
 
 
 def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
-    """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
-    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team = make_team(FunctionDataset(return_index), workers=2)
     team.load([1], chunk=1)
-    while not team.pool.ready:  # one that is not ready cannot have the chunk
-        team.pool.collect_events(0.01)
-    wait_until(lambda: team.pool._in_flight == {} and 1 not in noted_chunks(team), "nobody is at the first chunk")
-    for pid in team.pool.pids:
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
+    team.await_ready()  # a worker that is not ready cannot have the chunk
+    wait_until(
+        lambda: team.pool._in_flight == {} and 1 not in noted_chunks(team), "no worker processes the first chunk"
+    )
+    stop_processes(*team.pool.pids)
     team.submit(2, [5])
-    team.pool._queues[0].read_end.recv(1 << 16)
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
     first_pid, second_pid = team.pool.pids
     os.kill(first_pid, signal.SIGKILL)
     os.kill(second_pid, signal.SIGCONT)
@@ -419,7 +318,7 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
     assert (lost.chunk, lost.row) == (2, None)
     slot = team.slots[2]
     assert slot in team.ring._busy.values()
-    # The slot is free as soon as each worker that was ready then has said something since.
+    # The slot is released when each worker that was ready has sent a message since.
     for chunk in range(3, 200):
         if slot not in team.ring._busy.values():
             break
@@ -430,7 +329,7 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
 
 
 class NotesLate:
-    """A dataset whose workers wait between taking a chunk of this number and noting it, until there is a file `go`."""
+    """A dataset whose workers wait, between taking and noting the chunk of this number, until a file `go` exists."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
         self.chunk, self.folder = chunk, str(folder)
@@ -464,8 +363,7 @@ class NotesLate:
 
 def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, tmp_path):
     team = make_team(NotesLate(2, tmp_path), workers=2)
-    while not team.pool.ready:
-        team.pool.collect_events(0.01)
+    team.await_ready()
     team.submit(2, [5])
     wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
     [idle] = set(team.pool.pids) - {int((tmp_path / "taken").read_text())}
@@ -476,27 +374,26 @@ def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, t
     (tmp_path / "go").touch()
     wait_until(lambda: team.pool.collect_events(0.01) or not team.ring._busy, "the late reply comes")
     assert team.load([1, 2], chunk=3) == [1, 2]
-    assert len(team.ring._busy) == 1  # that of the last chunk
+    assert len(team.ring._busy) == 1  # the slot of the last chunk
 
 
 def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(make_team):
-    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team = make_team(FunctionDataset(return_index), workers=2)
     team.load([1], chunk=1)
-    while not team.pool.ready:
-        team.pool.collect_events(0.01)
-    wait_until(lambda: 1 not in noted_chunks(team), "nobody is at the first chunk")
+    team.await_ready()
+    wait_until(lambda: 1 not in noted_chunks(team), "no worker processes the first chunk")
     assert not team.pool.recover_slots()
-    for pid in team.pool.pids:
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
+    stop_processes(*team.pool.pids)
     team.submit(2, [5])
-    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken it, and died before it noted so
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
     first_pid, second_pid = team.pool.pids
     os.kill(first_pid, signal.SIGKILL)
     os.kill(second_pid, signal.SIGCONT)
     team.wait(1, Lost)
     assert len(team.ring._busy) == 2
-    wait_until(lambda: team.pool.collect_events(0.01) or not team.pool.recover_slots(), "the other one has left")
+    wait_until(
+        lambda: team.pool.collect_events(0.01) or not team.pool.recover_slots(), "the idle worker has been replaced"
+    )
     assert len(team.ring._busy) == 1
     assert not is_alive(second_pid)
     assert team.load([3, 4], chunk=3) == [3, 4]
@@ -504,25 +401,7 @@ def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_s
 
 
 def noted_chunks(team) -> set[int]:
-    """The chunks that the workers have noted."""
     return {team.pool._board.read(worker).chunk for worker in range(team.pool.size)}
-
-
-def test_more_deaths_than_max_restarts_raise_worker_error(make_team):
-    def die(index):
-        import os
-
-        os._exit(3)
-
-    team = make_team(FunctionDataset(die))
-    team.pool.deaths = Deaths(2)
-    for chunk in range(3):
-        team.submit(chunk + 1, [chunk])
-    with pytest.raises(
-        WorkerError,
-        match=r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 3 at sample 0 ",
-    ):
-        team.wait(3, Lost)
 
 
 def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(make_team):
@@ -535,22 +414,6 @@ def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceba
         team.wait(1)
 
 
-def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(make_team):
-    def hang_at_3(index):
-        import time
-
-        while index == 3:
-            time.sleep(0.01)
-        return index
-
-    team = make_team(FunctionDataset(hang_at_3), timeout_s=1)
-    team.load([2], chunk=1)  # its first sample takes longest
-    team.submit(2, [2, 3])
-    [lost] = team.wait(1, Lost)
-    assert (lost.row, lost.cause, lost.killed_externally) == (1, "no progress for timeout=1 seconds", False)
-    assert "in hang_at_3" in lost.stack
-
-
 def test_a_crash_is_reported_with_its_python_stack(make_team):
     def crashes(index):
         import ctypes
@@ -558,81 +421,53 @@ def test_a_crash_is_reported_with_its_python_stack(make_team):
         return ctypes.string_at(index)
 
     team = make_team(FunctionDataset(crashes))
-    team.submit(1, [0])
-    [lost] = team.wait(1, Lost)
+    lost = team.run(1, [0], kinds=Lost)
     assert (lost.cause, lost.killed_externally) == ("killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in lost.stack
     assert "Extension modules" not in lost.stack
 
 
-def test_a_kill_by_another_process_is_reported_as_external(make_team, tmp_path):
-    started = tmp_path / "started"
-
-    def waits(index):
-        import time
-
-        started.touch()
-        while True:
-            time.sleep(0.01)
-
-    team = make_team(FunctionDataset(waits))
-    team.submit(1, [0])
-    wait_until(started.exists, "the sample is being read")
-    os.kill(team.pool.pids[0], signal.SIGKILL)
-    [lost] = team.wait(1, Lost)
-    assert (lost.cause, lost.killed_externally) == ("killed by SIGKILL", True)
-
-
 def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
-    begun = tmp_path / "begun"
-
-    def hang(index):
-        import time
-
-        begun.touch()
-        while True:
-            time.sleep(0.01)
-
-    team = make_team(FunctionDataset(hang))
+    started = tmp_path / "started"
+    team = make_team(FunctionDataset(touch_and_hang(started)))
     team.submit(1, [7])
-    while not (team.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
-        team.pool.collect_events(0.1)
+    team.await_ready()  # a slow start is warned of too
+    wait_until(started.exists, "the worker loads the sample")
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
-    def collect_events_until_it_is_told() -> None:
-        wait_until(lambda: team.pool.collect_events(0.5) or warned, "it is warned of")
+    def collect_events_until_warned() -> None:
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "the sample is warned of")
         team.pool.collect_events(2.0)
 
     with pytest.warns(RuntimeWarning, match=expected) as warned:
-        collect_events_until_it_is_told()
-    assert len(warned) == 1  # once for a sample
+        collect_events_until_warned()
+    assert len(warned) == 1
 
 
 def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(make_team, monkeypatch, tmp_path):
-    begun = tmp_path / "begun"
+    started = tmp_path / "started"
 
     class Slow:
         def __reduce__(self):
-            hang = f"def hang_at_import():\n import time\n open({str(begun)!r}, 'w')\n while True: time.sleep(0.01)"
+            hang = f"def hang_at_import():\n import time\n open({str(started)!r}, 'w')\n while True: time.sleep(0.01)"
             return exec, (f"{hang}\nhang_at_import()",)
 
     team = make_team(Slow(), forked=False)
-    while not begun.exists():  # a worker that is slow to start is warned of, too
-        time.sleep(0.01)
+    wait_until(started.exists, "the dataset is unpickled")
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
         RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
-        wait_until(lambda: team.pool.collect_events(0.5) or warned, "it is warned of")
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "the template is warned of")
 
 
 # -- more and fewer workers -----------------------------------------------------------------------------------------
 
 
 def resize_and_wait(team, workers: int) -> None:
-    """Wait until there are so many, and all are ready. An idle worker leaves after the next chunk that it gets."""
+    """Resize the pool and wait until it is steady. An idle worker leaves after its next chunk, so submit chunks."""
     team.pool.resize(workers)
     chunk, deadline = max([0, *team.slots]), time.monotonic() + LIMIT_S
     while not team.pool.is_steady or len(team.pool.pids) > workers:
@@ -658,34 +493,31 @@ def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
     [first_pid] = team.pool.pids
     team.pool.resize(3)
     team.pool.collect_events(0.0)
-    assert team.pool.size == 2  # one at a time
+    assert team.pool.size == 2  # workers are added one by one
     resize_and_wait(team, 3)
     assert team.pool.pids[0] == first_pid
-    for pid in team.pool.pids[:2]:  # the third one has to do the next chunk
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
+    stop_processes(*team.pool.pids[:2])  # the third worker must load the next chunk
     third_pid = team.pool.pids[2]
     assert team.load([0], chunk=1000) == [str((third_pid, 2, 3))]
     for pid in team.pool.pids[:2]:
         os.kill(pid, signal.SIGCONT)
     team.pool.resize(9)
-    assert team.pool.is_steady  # three are the most
+    assert team.pool.is_steady  # three is the maximum
     team.pool.resize(0)
-    assert team.pool.size == 1  # the least
+    assert team.pool.size == 1  # the minimum
     resize_and_wait(team, 1)
     assert team.pool.pids == [first_pid]
     assert not is_alive(third_pid)
     resize_and_wait(team, 2)
     second_pid = team.pool.pids[1]
-    os.kill(first_pid, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(first_pid), "it has stopped")
+    stop_processes(first_pid)
     assert team.load([0], chunk=2000) == [str((second_pid, 1, 3))]
     os.kill(first_pid, signal.SIGCONT)
     assert team.pool.deaths.causes == []
 
 
 def test_a_leaving_worker_finishes_its_chunk_first(make_team):
-    team = make_team(FunctionDataset(lambda index: index), workers=3)
+    team = make_team(FunctionDataset(return_index), workers=3)
     team.pool.collect_events(0.0)
     for chunk in range(1, 51):
         team.submit(chunk, [chunk])
@@ -710,13 +542,13 @@ def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path
     team.pool.resize(2)
     team.pool.collect_events(0.0)
     assert (team.pool.size, team.pool.is_steady, team.pool.ready) == (2, False, True)
-    assert team.load([5], chunk=2) == [5]  # by the other one
+    assert team.load([5], chunk=2) == [5]  # by the other worker
     go.touch()
     resize_and_wait(team, 2)
 
 
 def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
-    team = make_team(FunctionDataset(lambda index: index), workers=2)
+    team = make_team(FunctionDataset(return_index), workers=2)
     team.load([1], chunk=1)
     for chunk in range(2, 40, 2):
         team.pool.resize(1)
@@ -731,19 +563,11 @@ def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
 
 def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def waits(index):
-        import time
-
-        while index == 7 and not go.exists():
-            time.sleep(0.002)
-        return index
-
-    team = make_team(FunctionDataset(waits), workers=2)
+    team = make_team(FunctionDataset(block_until(go)), workers=2)
     team.submit(1, [7])
     team.submit(2, [7])
     board = team.pool._board
-    wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both are at it")
+    wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both workers load a chunk")
     team.pool.resize(1)
     leaving, chunk = team.pool.pids[1], board.read(1).chunk
     os.kill(leaving, signal.SIGKILL)
@@ -757,7 +581,7 @@ def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_tea
 
 
 def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, monkeypatch):
-    team = make_team(FunctionDataset(lambda index: index), max_workers=4)
+    team = make_team(FunctionDataset(return_index), max_workers=4)
     team.load([1], chunk=1)
 
     def refuse(*args):
@@ -784,18 +608,17 @@ def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(make_t
             raise ZeroDivisionError(worker)
 
     team = make_team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
-    while not team.pool.ready:
-        team.pool.collect_events(0.1)
+    team.await_ready()
     fails.touch()
     team.pool.resize(4)
     text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
-    def collect_events_until_they_have_failed() -> None:
-        wait_until(lambda: team.pool.collect_events(0.1) or team.pool.is_steady, "the new ones have failed")
+    def collect_events_until_steady() -> None:
+        wait_until(lambda: team.pool.collect_events(0.1) or team.pool.is_steady, "the added workers have failed")
         team.pool.collect_events(0.0)
 
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        collect_events_until_they_have_failed()
+        collect_events_until_steady()
     assert len(warned) == 1
     assert (team.pool.size, team.pool.max_workers) == (2, 2)
     assert team.load([3], chunk=2) == [3]
@@ -814,25 +637,24 @@ def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team
 
     team = make_team(FunctionDataset(waits), workers=2)
     team.submit(1, [0])
-    wait_until(lambda: team.pool.busy_s() > 0.01, "a worker is at it, which counts already")
+    wait_until(lambda: team.pool.busy_s() > 0.01, "a chunk in progress is counted")
     go.touch()
     team.wait(1)
     resize_and_wait(team, 1)
-    wait_until(lambda: team.pool.busy_s() == team.pool.busy_s(), "nobody is at anything")
+    wait_until(lambda: team.pool.busy_s() == team.pool.busy_s(), "no worker processes a chunk")
     assert team.pool.busy_s() > 0.01
     [(pid, cpu_s)] = team.pool.wanted_cpu_s().items()
     assert (pid, cpu_s > 0.01) == (team.pool.pids[0], True)
 
 
 def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team):
-    """So that workers that share a CPU with other programs are not taken for workers that wait for a disk."""
+    """Otherwise, workers that share a CPU with other programs would look like workers that wait for a disk."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
     programs = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
     try:
         for program in programs:
-            assert program.stdout is not None
             program.stdout.readline()
 
         def computes(index):
@@ -848,7 +670,7 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team)
         before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
         team.load([1, 2])
         wanted_s, busy_s = sum(team.pool.wanted_cpu_s().values()) - before_s, team.pool.busy_s() - began
-        assert wanted_s > 0.25  # 0.2 of which it had
+        assert wanted_s > 0.25  # the worker has computed for 0.2 s
         assert wanted_s > 0.8 * busy_s
     finally:
         for program in programs:
@@ -857,10 +679,14 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team)
         os.sched_setaffinity(0, allowed)
 
 
-def test_close_while_workers_start_and_leave_leaves_no_process_or_descriptor():
-    gc.collect()  # what earlier tests left behind
-    before = open_descriptors()
-    team = Team(FunctionDataset(lambda index: index), workers=2, max_workers=3)
+# -- the end of a pool ------------------------------------------------------------------------------------------------
+
+
+def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_mapping():
+    gc.collect()  # frees descriptors of earlier tests
+    before = descriptors()
+    mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
+    team = Team(FunctionDataset(return_index), workers=2, max_workers=3)
     team.load([0])
     team.pool.resize(3)
     team.pool.collect_events(0.0)
@@ -869,22 +695,7 @@ def test_close_while_workers_start_and_leave_leaves_no_process_or_descriptor():
     team.pool.resize(1)
     team.close()
     assert not any(is_alive(pid) for pid in pids)
-    assert open_descriptors() <= before
-
-
-# -- ends -----------------------------------------------------------------------------------------------------------
-
-
-def test_close_leaves_no_process_descriptor_or_mapping():
-    gc.collect()
-    before = open_descriptors()
-    mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
-    team = Team(FunctionDataset(lambda index: index), workers=3)
-    pids = team.pool.pids
-    team.load([0])
-    team.close()
-    assert not any(is_alive(pid) for pid in pids)
-    assert open_descriptors() <= before
+    assert descriptors() <= before
     assert Path("/proc/self/maps").read_text().count("memfd:gpuload") == mapped
 
 
@@ -903,66 +714,8 @@ def test_close_does_not_wait_for_a_worker_that_hangs():
     assert not is_alive(pid)
 
 
-PARENT = """
-    import ctypes, os, sys, time
-    import numpy as np
-    sys.path.insert(0, {tests!r})
-    from test_pool import Team, FunctionDataset, wait_until
-
-    def hang_in_c(index):
-        import ctypes
-        ctypes.PyDLL(None).sleep(1000)   # with the interpreter's lock held: no Python code can end this
-
-    team = Team(FunctionDataset(hang_in_c), workers=2)
-    team.submit(1, [0])
-    team.submit(2, [0])
-    wait_until(lambda: all(team.pool._board.read(n).chunk > 0 for n in (0, 1)), "both workers hang")
-    exec({between!r})
-    print(*team.pool.pids, flush=True)
-    time.sleep(1000)
-"""
-
-
-FORK = """
-if os.fork() == 0:
-    open({mark!r}, 'w').write(str(os.getpid()))
-    time.sleep(1000)
-"""
-
-
-def start_parent(between: str = "") -> tuple[subprocess.Popen[str], list[int]]:
-    code = textwrap.dedent(PARENT).format(tests=str(Path(__file__).parent), between=between)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    return parent, [int(word) for word in parent.stdout.readline().split()]
-
-
-def test_workers_that_hang_in_c_code_die_with_their_killed_parent():
-    parent, pids = start_parent()
-    assert len(pids) == 2
-    assert all(is_alive(pid) for pid in pids)
-    parent.kill()
-    parent.communicate()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers die")
-
-
-def test_workers_die_with_their_parent_although_a_forked_child_of_it_lives_on(tmp_path):
-    mark = tmp_path / "forked"
-    parent, pids = start_parent(FORK.format(mark=str(mark)))
-    wait_until(lambda: mark.exists() and mark.read_text() != "", "the child runs")
-    child = int(mark.read_text())
-    try:
-        parent.kill()
-        parent.wait()
-        wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers die")
-        assert is_alive(child)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        parent.stdout.close()
-
-
 def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
-    team = make_team(FunctionDataset(lambda index: index))
+    team = make_team(FunctionDataset(return_index))
     team.load([0])
     pids = team.pool.pids
     pid = os.fork()
@@ -978,31 +731,12 @@ def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
     assert team.pool.pids == pids
 
 
-def test_workers_ignore_sigterm(make_team):
-    team = make_team(FunctionDataset(lambda index: index))
-    team.load([1], chunk=1)
-    [pid] = team.pool.pids
-    os.kill(pid, signal.SIGTERM)
-    assert team.load([2], chunk=2) == [2]
-    assert team.pool.pids == [pid]
-
-
-def test_workers_ignore_sigint(make_team):
-    team = make_team(FunctionDataset(lambda index: index))
-    [pid] = team.pool.pids
-    os.kill(pid, signal.SIGINT)  # it may still be starting
-    assert team.load([1], chunk=1) == [1]
-    os.kill(pid, signal.SIGINT)
-    assert team.load([2], chunk=2) == [2]
-    assert team.pool.pids == [pid]
-
-
 # -- the import path ------------------------------------------------------------------------------------------------
 
 SCRIPT = """
     import sys
     sys.path.insert(1, {tests!r})
-    from test_pool import Team
+    from workers.worker_team import Team
     import helper_of_the_script
 
     class Main:
@@ -1014,8 +748,7 @@ SCRIPT = """
         def __len__(self): return 10
 
     team = Team(Main())
-    team.submit(1, [2])
-    [reply] = team.wait(1)
+    reply = team.run(1, [2])
     print([column.values[0] for column in team.content(reply).values.values()])
     team.close()
 """
@@ -1026,10 +759,10 @@ def run_script(tmp_path: Path, *, as_module: bool) -> str:
     script_folder.mkdir()
     working_directory.mkdir()
     (script_folder / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
-    (script_folder / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+    (script_folder / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1])))
     trap = "import os\nopen(os.path.dirname(__file__) + '/was-run', 'w')\nraise ImportError('the wrong random')\n"
     (working_directory / "random.py").write_text(trap)
-    if as_module:  # as a notebook has it: the working directory is in the path, put there after the start
+    if as_module:  # as in a notebook, which adds the working directory to the path after the start
         path, script = str(script_folder), str(script_folder / "script.py")
         (script_folder / "gpuload").mkdir()
         (script_folder / "gpuload" / "__init__.py").write_text(
@@ -1056,7 +789,7 @@ def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directo
     assert "elsewhere" not in out
 
 
-# -- where workers cannot be ------------------------------------------------------------------------------------------
+# -- systems without support for workers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1082,7 +815,7 @@ def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch
 
 
 class NumbersOfWorker:
-    """An iterable dataset that counts, in a file, how often it was pickled."""
+    """An iterable dataset that records in a file how often it is pickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -1096,7 +829,6 @@ class NumbersOfWorker:
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
-        assert info is not None
         return iter(range(info.id, 100, info.num_workers))
 
 
@@ -1116,17 +848,15 @@ def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_o
 
 def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path):
     team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 2, queue_per_worker=True)
-    for worker in (0, 1):  # both have said hello, and noted that they are idle
+    for worker in (0, 1):
         submit_first_sample(team, worker, worker)
     team.wait(2)
-    wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both are idle")
+    wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both workers are idle")
     first_pid, second_pid = team.pool.pids
-    for pid in (first_pid, second_pid):
-        os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(is_stopped(pid) for pid in (first_pid, second_pid)), "both have stopped")
+    stop_processes(first_pid, second_pid)
     submit_first_sample(team, 2, 0)
     submit_first_sample(team, 3, 1)
-    team.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken the chunk and died before it noted it
     os.kill(first_pid, signal.SIGKILL)
     [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
@@ -1135,13 +865,7 @@ def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path
     assert reply.chunk == 3
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process has got its SIGSTOP: until then it may still take a message."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 def submit_first_sample(team, chunk: int, worker: int) -> None:
-    """A worker's first sample."""
     slot = team.ring.acquire(1 << 20)
     team.slots[chunk] = slot
     numbers, start = np.arange(1, dtype=np.int64), IterableStart(chunk, worker, 0, None, 2, worker)

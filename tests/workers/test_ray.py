@@ -1,5 +1,5 @@
-"""What `RayWorkers` takes, and workers of a cluster that dies, hangs or has no room. tests/frameworks/test_ray.py has a
-real one."""
+"""Options of `RayWorkers`, and workers of a fake cluster that die, hang or get no machine. tests/frameworks/test_ray.py
+uses a real cluster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.fake_ray import Cluster, RayError
+from helpers.processes import stop_processes
 
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
@@ -61,7 +61,7 @@ def test_batches_ahead_of_ray_workers_are_three_chunks_per_worker_and_at_least_t
 
 
 class Numbers:
-    """Samples that are their indices, but `bad`: that one does what it is told."""
+    """Samples that are their indices. The sample `bad` calls `act` first."""
 
     def __init__(self, samples=64, bad=None, act=lambda: None):
         self.samples, self.bad, self.act = samples, bad, act
@@ -80,7 +80,7 @@ def exit_with_7():
 
 
 def raise_lookup_error():
-    raise LookupError("nobody reads this")
+    raise LookupError("not available")
 
 
 def hang():
@@ -88,7 +88,7 @@ def hang():
 
 
 def sleep_60_s():
-    time.sleep(60)  # until it is warned of
+    time.sleep(60)  # long enough to be warned of
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(c
 
     with pytest.warns(RuntimeWarning, match="sample 5"):
         index, cause, traceback = records(raise_lookup_error)
-    assert (index, cause) == (5, "LookupError: nobody reads this")
+    assert (index, cause) == (5, "LookupError: not available")
     assert "in raise_lookup_error" in traceback
     with pytest.warns(RuntimeWarning, match="sample 5"):
         assert records(exit_with_7)[1] == (
@@ -140,7 +140,9 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
         stats = loader.stats()
         assert [worker.restarts for worker in stats.workers] == [1, 0]
-        assert sum(worker.samples for worker in stats.workers) >= 384  # less what nobody was told of before the death
+        assert (
+            sum(worker.samples for worker in stats.workers) >= 384
+        )  # the dead actor may not have reported all of its samples
         assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
         [death] = loader._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
@@ -209,7 +211,7 @@ def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
     def get(call):
         if type(real_get(call)).__name__ == "Done" and not lost:
             lost.append(call)
-            raise RayError("the machine that had it is gone")
+            raise RayError("the machine of the object has died")
         return real_get(call)
 
     monkeypatch.setattr(cluster, "get", get)
@@ -222,7 +224,7 @@ def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
 def test_an_error_of_worker_init_fn_keeps_its_type_and_names_the_machine(cluster):
     with make_loader(worker_init_fn=lambda worker: raise_lookup_error()) as loader:
         with pytest.raises(
-            LookupError, match=r"(?s)worker_init_fn raised.*nobody reads this.*a machine of the Ray"
+            LookupError, match=r"(?s)worker_init_fn raised.*not available.*a machine of the Ray"
         ) as caught:
             iter(loader)
         assert isinstance(caught.value, gl.WorkerError)
@@ -302,7 +304,7 @@ def test_a_chunk_too_large_for_its_slot_is_sent_and_read_once(cluster, monkeypat
 
     def get(call):
         result = real_get(call)
-        assert getattr(getattr(result, "event", None), "data", None) is None  # it would be sent a second time
+        assert getattr(getattr(result, "event", None), "data", None) is None  # the bytes would be sent twice
         return result
 
     monkeypatch.setattr(cluster, "get", get)
@@ -351,16 +353,13 @@ def test_an_actor_recovers_both_slots_from_a_dead_worker_and_an_idle_one(cluster
     with make_loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader:
         epoch = iter(loader)
         loader._session.feed.await_engine()
-        seen = flatten([next(epoch)])  # with both slots; there will be work again once the next one is asked for
+        seen = flatten([next(epoch)])  # uses both slots; the next chunks are requested with the next batch
         host = cluster.actors[0].host
         first_pid, second_pid = host._pool.pids
-        for pid in (first_pid, second_pid):
-            os.kill(pid, signal.SIGSTOP)
-            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-                time.sleep(0.002)
+        stop_processes(first_pid, second_pid)
 
         async def lose_both_chunks() -> None:
-            """As if the first worker had taken both chunks, and died before it noted them."""
+            """Act as if the first worker had taken both chunks and died before it noted them."""
             while len(host._pool._in_flight) < 2:
                 await asyncio.sleep(0.002)
             assert len(host._pool._queues[0].withdraw()) == 2

@@ -1,4 +1,4 @@
-"""Chunks: those of an `ArrayFile`, copied row by row, are what the three steps make of them."""
+"""Chunks of an `ArrayFile`, which a row copier copies row by row, compared with the three steps that load others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def array_file(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(rang
 
 
 def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
-    """One that copies rows, and one that goes the ordinary way."""
+    """Return a runner with a row copier and one without, which takes the three steps."""
     both = []
     for _ in range(2):
         plain = not transforms
@@ -42,7 +42,7 @@ def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRun
             Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves_pixels=False, **options),
             guard_generators=False,
         )
-        runner._reader._searches_left = 0  # as after its first samples
+        runner._reader._searches_left = 0  # as after the first samples
         both.append(runner)
     both[1]._row_copier = None
     return both[0], both[1]
@@ -73,7 +73,7 @@ def run_chunk(
 
 
 def comparable_content(reply: Reply, slot: np.ndarray) -> list[Any]:
-    """All of it, comparable; of the slot what images and blocks take."""
+    """Return a reply, and the bytes of its images and blocks in the slot, as values that compare with `==`."""
     content = read_content(slot, reply.meta, reply.meta_at)
     images = [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.images]
     pixels = [
@@ -101,7 +101,7 @@ def comparable_content(reply: Reply, slot: np.ndarray) -> list[Any]:
 
 
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
-    "whole images": ({}, []),
+    "complete images": ({}, []),
     "crops": ({}, [T.RandomResizedCrop(8)]),
     "bands": ({}, [T.CenterCrop((9, 4))]),
     "two views": ({}, [T.MultiView([[T.RandomCrop(4)], [T.CenterCrop(3)]])]),
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "vectors": ({"labels": np.arange(4.0 * COUNT).reshape(COUNT, 4)}, []),
     "blocks": ({"labels": np.arange(512.0 * COUNT).reshape(COUNT, 512)}, []),
     "uint16": ({"dtype": "uint16"}, [T.RandomCrop(5)]),
-    "float32, whole": ({"dtype": "float32"}, []),
+    "float32, complete": ({"dtype": "float32"}, []),
     "one channel": ({"shape": (9, 10)}, [T.CenterCrop(4)]),
     "rows of 64 bytes": ({"shape": (8, 8, 4)}, []),
 }
@@ -195,11 +195,11 @@ def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tm
 
 
 def count_chunk_files() -> int:
-    """How many files this process has open that are memory of a chunk."""
+    """Return the number of open files that are separate memory of a chunk."""
     return sum("gpuload-chunk" in name for _, name in descriptors())
 
 
-@pytest.mark.parametrize("ordinary", [False, True], ids=["rows", "three steps"])
+@pytest.mark.parametrize("ordinary", [False, True], ids=["row copier", "three steps"])
 @pytest.mark.parametrize(
     ("labels", "room"),
     [
@@ -248,7 +248,7 @@ def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_pat
 
 def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
     rows, ordinary = make_runners(array_file(tmp_path))
-    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # at the first row that is written
+    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # unwanted at the first row that is written
         wanted = iter(answers)
         reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
         assert reply.status is Status.UNWANTED
@@ -265,8 +265,6 @@ def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
 
 
 class NegativeLabels(gl.ArrayFile):
-    """A user's own."""
-
     def __getitem__(self, index: Any) -> Any:
         image, label = super().__getitem__(index)
         return image, -label
@@ -289,7 +287,7 @@ def test_a_loader_returns_the_same_batches_from_an_array_file_and_a_list(tmp_pat
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0, "device": "cpu", "seed": 3}
     chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]
     with gl.Loader(dataset, transforms=chain, **options) as rows:
-        batches = [batch for _ in range(3) for batch in rows]  # after 16 samples they are no longer looked at
+        batches = [batch for _ in range(3) for batch in rows]  # the search for targets ends after 16 samples
         assert rows._session.engine._runner._reader.is_search_over
     with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as ordinary:
         expected = [batch for _ in range(3) for batch in ordinary]

@@ -1,4 +1,4 @@
-"""Chunks of cuttable files: what is cut out of them together has the pixels of the originals."""
+"""Regions that are cut out of the cuttable files of a chunk together: they have the pixels of the original files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CUTTABLE = [make_cuttable(data) for data in ORIGINALS]
 
 
 class ImagePairs:
-    """Two images in each sample, the second as grey. If they are `broken`, the first of every fifth is cut off."""
+    """Samples of a color image, a grey image and their number. With `broken`, the first file of every fifth sample is
+    truncated."""
 
     def __init__(self, files: list[bytes], *, broken: bool = False) -> None:
         self.files, self.broken = files, broken
@@ -37,7 +38,7 @@ class ImagePairs:
 
 
 def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:
-    """The images by number, what was counted, and which samples failed."""
+    """Load an epoch. Return the images by number, the counts of decoders, and the samples that failed."""
     transforms = [T.RandomResizedCrop(48, scale=(0.05, 0.4))]
     dataset = ImagePairs(files, broken=broken)
     with gl.Loader(
@@ -56,6 +57,12 @@ def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, l
         return images_by_number, loader.stats().decode.counts, sorted(error.index for error in loader.errors)
 
 
+def assert_same_images(images_by_number: dict[int, list[np.ndarray]], expected: dict[int, list[np.ndarray]]) -> None:
+    for number, images in images_by_number.items():
+        for image, expected_image in zip(images, expected[number], strict=True):
+            np.testing.assert_array_equal(image, expected_image)
+
+
 @pytest.mark.parametrize("cut_bytes", [1, 8 << 20])
 def test_cuttable_files_have_the_pixels_of_their_originals_for_any_cut_bytes(cut_bytes, monkeypatch):
     monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
@@ -70,9 +77,7 @@ def test_cuttable_files_have_the_pixels_of_their_originals_for_any_cut_bytes(cut
     assert sum(calls) == COUNT
     assert (set(calls) == {1}) == (cut_bytes == 1)
     assert list(images_by_number) == list(expected)
-    for number, images in expected.items():
-        for expected_image, image in zip(images, images_by_number[number], strict=True):
-            np.testing.assert_array_equal(expected_image, image)
+    assert_same_images(images_by_number, expected)
 
 
 @pytest.mark.filterwarnings("ignore:sample 4:RuntimeWarning")
@@ -81,9 +86,7 @@ def test_a_truncated_cuttable_file_fails_alone():
     images_by_number, _, failed = load_epoch(CUTTABLE, broken=True)
     assert failed == [4, 9]
     assert sorted(images_by_number) == [number for number in range(COUNT) if number not in failed]
-    for number, images in images_by_number.items():
-        for image, expected_image in zip(images, expected[number], strict=True):
-            np.testing.assert_array_equal(image, expected_image)
+    assert_same_images(images_by_number, expected)
 
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
@@ -100,6 +103,4 @@ def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
     images_by_number, _, failed = load_epoch(CUTTABLE)
     assert failed == [3]
     assert sorted(images_by_number) == [number for number in range(COUNT) if number != 3]
-    for number, images in images_by_number.items():
-        for image, expected_image in zip(images, expected[number], strict=True):
-            np.testing.assert_array_equal(image, expected_image)
+    assert_same_images(images_by_number, expected)

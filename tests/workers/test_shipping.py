@@ -1,5 +1,5 @@
-"""What is sent to workers, and how: arrays, files, tensors, functions; which part is named where that fails; what the
-user's processes share on purpose, which is the same memory in workers."""
+"""Objects that are sent to workers: arrays, memmaps, tensors and functions. An error names the object that cannot be
+sent. Memory that the user shares between processes is the same memory in workers."""
 
 from __future__ import annotations
 
@@ -78,16 +78,22 @@ def test_a_memmap_is_sent_as_its_location_in_the_file(tmp_path, mode):
     path.write_bytes(b"\0" * 5000 + data.tobytes())
     array = np.memmap(path, np.int32, mode, offset=5000, shape=(3000, 1000))
     arrived, size = ship_and_receive(
-        {"whole": array, "rows": array[17:2000:3], "column": array[:, 5], "empty": array[:0], "view": np.asarray(array)}
+        {
+            "entire": array,
+            "rows": array[17:2000:3],
+            "column": array[:, 5],
+            "empty": array[:0],
+            "view": np.asarray(array),
+        }
     )
     assert size < 20_000
     expected = data.reshape(3000, 1000)
-    assert np.array_equal(arrived["whole"], expected)
+    assert np.array_equal(arrived["entire"], expected)
     assert np.array_equal(arrived["rows"], expected[17:2000:3])
     assert np.array_equal(arrived["column"], expected[:, 5])
     assert np.array_equal(arrived["view"], expected)
     assert arrived["empty"].shape == (0, 1000)
-    arrived["whole"][0, 0] = 99  # private: the file keeps its values
+    arrived["entire"][0, 0] = 99  # the mapping is private, so the file keeps its values
     assert np.fromfile(path, np.int32, 1, offset=5000)[0] == 0
 
 
@@ -109,7 +115,7 @@ def test_a_memmap_whose_file_was_replaced_or_deleted_is_sent_as_its_contents(tmp
     (entire, part), size = ship_and_receive((array, array[10:20:3]))
     assert np.array_equal(entire, np.arange(100_000))
     assert np.array_equal(part, [10, 13, 16, 19])
-    assert array.nbytes < size < array.nbytes + 20_000, "they are in memory that workers share"
+    assert array.nbytes < size < array.nbytes + 20_000, "the values are in memory that workers share"
 
 
 def test_a_memmap_whose_file_was_replaced_is_refused_if_it_is_large(tmp_path, monkeypatch):
@@ -159,7 +165,7 @@ def test_a_large_tensor_is_sent_out_of_band(dtype):
 
 @pytest.mark.parametrize("bit", ["conjugate", "negative"])
 def test_values_of_a_large_conjugate_or_negative_tensor_are_sent_out_of_band(bit):
-    """torch would pickle the memory, which does not hold the values, and the bit."""
+    """torch would pickle the memory, which does not contain these values, and the bit."""
     conjugate = torch.complex(torch.arange(300_000.0), torch.arange(300_000.0)).conj()
     tensor = conjugate if bit == "conjugate" else conjugate.imag
     arrived, size = ship_and_receive(tensor)
@@ -180,8 +186,6 @@ def test_an_object_that_cannot_be_pickled_is_refused_with_the_remedy():
 
 
 class Attributes:
-    """An object with the attributes that a test gives it."""
-
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
@@ -199,7 +203,7 @@ class Fussy:
 
 
 class DropsItsLock(Attributes):
-    """Has a lock that is not sent, and a reader that is."""
+    """An object whose lock is not sent, but whose other attributes are."""
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "own_lock"}
@@ -211,7 +215,7 @@ class Blur(Transform):
 
 
 def refused_object(obj) -> str:
-    """What the refusal names first."""
+    """Return the name of the object that the error says cannot be sent."""
     with pytest.raises(
         TypeError, match=r" cannot be sent to the worker processes: .*; or use num_workers=0$"
     ) as refusal:
@@ -276,7 +280,7 @@ def test_a_list_nested_too_deep_is_refused():
         deep = [deep]
     with pytest.raises(TypeError, match=r"^dataset \(a list\) cannot be sent .*recursion"):
         ship(make_job(deep), {})
-    while deep:  # one by one, or freeing it recurses too
+    while deep:  # freeing the nested lists at once would recurse too
         deep = deep[0]
 
 
@@ -288,7 +292,7 @@ def test_a_dataset_that_cannot_be_sent_raises_before_a_process_starts(monkeypatc
     ring.close()
 
 
-# -- lists of bytes, and what is not shared ---------------------------------------------------------------------------
+# -- large lists ------------------------------------------------------------------------------------------------------
 
 
 def test_find_lists_returns_only_large_lists_of_bytes():
@@ -329,7 +333,7 @@ def test_a_large_list_that_each_worker_copies_is_warned_of(monkeypatch):
 
 
 class Cache:
-    """Sample i is what `read` finds in `store`, and `write` puts i + 1 there. Sample 3 kills its worker, once."""
+    """Samples that are read from `store` before i + 1 is written. With a `folder`, sample 3 kills its worker once."""
 
     def __init__(self, store, read, write, folder=None):
         self.store, self.read, self.write, self.folder = store, read, write, folder
@@ -355,10 +359,10 @@ def set_first(store, value):
 
 
 def check_sharing(store, read=first, write=set_first, folder=None):
-    """Whether workers see what is changed here, from epoch to epoch, and this process what they change."""
+    """Check that workers see changes of this process between epochs, and that this process sees theirs."""
     write(store, 0)
     with gl.Loader(Cache(store, read, write, folder), 2, num_workers=1, device="cpu") as loader:
-        list(loader)  # the worker dies in this one
+        list(loader)  # the worker dies in this epoch
         write(store, 100)
         assert torch.cat(list(loader)).tolist() == [100, 1, 2, 3, 4, 5]
         assert read(store) == 6
@@ -369,8 +373,8 @@ def check_sharing(store, read=first, write=set_first, folder=None):
 
 TENSORS = {
     "a tensor": lambda: torch.zeros(5000).share_memory_(),
-    "a part of one": lambda: torch.zeros(50, 100).share_memory_()[7:, 3],
-    "of bfloat16": lambda: torch.zeros(5000, dtype=torch.bfloat16).share_memory_(),
+    "a view of a tensor": lambda: torch.zeros(50, 100).share_memory_()[7:, 3],
+    "a bfloat16 tensor": lambda: torch.zeros(5000, dtype=torch.bfloat16).share_memory_(),
     "a parameter": lambda: torch.nn.Linear(1, 2).share_memory().bias.requires_grad_(False),
 }
 
@@ -519,7 +523,7 @@ def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
     memory = shared_memory.SharedMemory(create=True, size=64)
     try:
         check_sharing(get_store(memory), read, write, tmp_path)
-        again = shared_memory.SharedMemory(memory.name)  # it has not been unlinked
+        again = shared_memory.SharedMemory(memory.name)  # the block has not been unlinked
         again.close()
     finally:
         memory.unlink()
@@ -535,7 +539,7 @@ def test_an_array_over_an_anonymous_mapping_is_refused():
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
 def test_a_tensor_over_an_anonymous_mapping_is_copied():
-    """It may be a batch that somebody kept."""
+    """Such a tensor can be a batch that the user keeps."""
     tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
     with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), set_first), num_workers=1, device="cpu") as loader:
         assert next(iter(loader)).item() == 7 * 512

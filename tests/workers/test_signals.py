@@ -1,4 +1,4 @@
-"""Signals whose handlers wait: for the end of a piece of work, never longer, and none is lost."""
+"""Signals whose handlers are deferred to the end of a block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuload.workers.signals import deferred_signals, signals_enabled
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Each test ends with the handlers that it began with."""
+    """Restore the signal handlers, and check that the test has restored them too."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     after = {number: signal.getsignal(number) for number in before}
@@ -26,11 +26,6 @@ def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)  # Python runs the handler before this returns
 
 
-def interrupted(work) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        work()
-
-
 def test_deferred_signals_raise_an_interrupt_after_the_block():
     done = []
 
@@ -41,7 +36,8 @@ def test_deferred_signals_raise_an_interrupt_after_the_block():
             done.append("work")
         done.append("not reached")
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["work"]
 
 
@@ -67,7 +63,8 @@ def test_deferred_handlers_of_several_signals_run_once_each_although_one_raises(
                 interrupt(number)
             assert seen == []
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert seen == [signal.SIGTERM, signal.SIGUSR1]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -82,7 +79,8 @@ def test_nested_deferred_signals_wait_for_the_outer_block():
                 interrupt()
             done.append("outer")
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["outer"]
 
 
@@ -121,8 +119,8 @@ def test_signals_enabled_raises_earlier_and_new_interrupts():
             done.append("inside")
         with deferred_signals(), pytest.raises(KeyboardInterrupt), signals_enabled():
             interrupt()
-        done.append("behind")
-    assert done == ["inside", "behind"]
+        done.append("after")
+    assert done == ["inside", "after"]
 
 
 def test_signals_enabled_outside_of_deferred_signals_changes_nothing():
@@ -144,21 +142,21 @@ def test_deferred_signals_change_nothing_in_another_thread():
 
 
 def test_a_handler_that_raises_while_it_is_restored_leaves_no_other_handler_replaced(monkeypatch):
-    put_back = signal.signal
+    set_handler = signal.signal
 
-    def interrupted(number, handler):
-        put_back(number, handler)
+    def set_and_interrupt(number, handler):
+        set_handler(number, handler)
         if handler is signal.default_int_handler:
             interrupt()
 
     def work():
         with deferred_signals():
-            monkeypatch.setattr(signal, "signal", interrupted)
+            monkeypatch.setattr(signal, "signal", set_and_interrupt)
 
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    ours = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         work()
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGTERM) is ours
+    assert signal.getsignal(signal.SIGTERM) is handler
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

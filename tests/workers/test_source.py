@@ -1,4 +1,4 @@
-"""Read-ahead: the samples of the next chunk are named to a dataset whose reads take long, and to no other."""
+"""Reading ahead: the samples of the next chunk are passed to the `will_need` of a dataset whose reads are slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_NS, Source
 
 
 class SlowDataset:
-    """A number for each sample, which takes a while; notes what is named to it."""
+    """Numbers that take some time to load. `needed` records the calls of `will_need`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.needed = seconds, []
@@ -68,11 +68,11 @@ def test_source_reads_ahead_for_chunks_ahead_chunks_after_a_slow_one(kind: type[
     read_chunk(source, 3, 4)
     source.store_next_keys(None)
     read_chunk(source, 5, 6)
-    source.store_next_keys(replace(request(7, 8), is_planning=True))  # its positions are no indices
+    source.store_next_keys(replace(request(7, 8), is_planning=True))  # the positions of a plan are not indices
     read_chunk(source, 5, 6)
     assert dataset.needed == [[5, 6]]
     source._slow_chunks_left = CHUNKS_AHEAD
-    source._read_ns = 0  # quick, whatever this machine is busy with
+    source._read_ns = 0  # quick, even on a busy machine
     for _ in range(CHUNKS_AHEAD):
         assert source.reads_ahead
         source._note_speed(2)
@@ -90,7 +90,7 @@ def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
 
 @pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
 def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
-    """So they are named: the first one as it begins, and the two that follow."""
+    """It is not known yet whether the first chunks come from a disk."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
     needed: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
@@ -98,7 +98,7 @@ def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDatas
             source.store_next_keys(following)
         dataset.needed.clear()
         get = source.open(chunk)
-        source._read_ns = 0  # quick, whatever this machine is busy with
+        source._read_ns = 0  # quick, even on a busy machine
         for row in range(3):
             get(row)
             source._read_ns = 0
@@ -122,12 +122,12 @@ def test_will_need_gets_a_few_samples_at_a_time(kind: type[SlowDataset]) -> None
     source.open(request(20))(0)
     source.store_next_keys(request(50))
     source.open(request(40))(0)
-    assert dataset.needed[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
+    assert dataset.needed[-2:] == [[40, 41, 42, 43], [50]], "samples that were read meanwhile are not named"
     source.store_next_keys(request(*range(60, 70)))
     source.open(request(20))(0)
     source.store_next_keys(None)
     source.open(request(60))(0)
-    assert dataset.needed[-1] == [60, 61, 62, 63], "nor where nothing follows"
+    assert dataset.needed[-1] == [60, 61, 62, 63], "no samples are named if no chunk follows"
 
 
 def test_an_index_error_of_will_need_skips_only_its_samples() -> None:
@@ -229,7 +229,7 @@ def test_peek_request_leaves_the_request_in_the_queue() -> None:
 
 
 class LogsWillNeed(SlowDataset):
-    """Writes down what is named to it."""
+    """A dataset that writes the calls of `will_need` to a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(0.001)

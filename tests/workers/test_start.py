@@ -1,4 +1,4 @@
-"""How long workers take to start: what is measured, what `stats()` and the log say of it."""
+"""The time that workers take to start: its measurement, and its report in `stats()` and the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import gpuload as gl
 from gpuload.workers.start import DEFAULT_REMEDY, REMEDIES, Start, Stopwatch
 
-# What takes how long by the fake clock, by the file of a module.
+# The code of modules, which advance the fake clock when they are imported.
 MODULES = {
     "own/own_module.py": "fake_clock.now += 1\nimport big\nfake_clock.now += 2\nimport json, helper, csv\n",
     "own/helper.py": "fake_clock.now += 4\nimport big.more\n",
@@ -31,7 +31,7 @@ MODULES = {
 
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
-    """A clock that the modules of `MODULES` set, which can be imported, and are forgotten afterwards."""
+    """A clock that is advanced by the imports of `MODULES`."""
     monkeypatch.setitem(sys.modules, "fake_clock", clock := SimpleNamespace(now=0.0))  # pyright: ignore[reportArgumentType]
     for name, text in MODULES.items():
         path = tmp_path / name
@@ -57,7 +57,7 @@ def test_stopwatch_attributes_import_times_to_modules(clock):
     clock.now += 1024
     importlib.import_module("base64")
     start = Start.unpack(stopwatch.pack(), started_at=-3.0)
-    # A library has what it imports itself, and the user's own modules do not have the libraries.
+    # The time of a library includes the libraries that it imports; the time of the user's modules does not.
     expected = {"big": 16.0 + 64 + 32, "broken": 8.0, "helper": 4.0, "own_module": 3.0}
     assert {name: seconds for name, seconds in start.imports_s.items() if seconds} == expected
     assert list(start.imports_s)[:4] == list(expected)
@@ -100,15 +100,15 @@ def test_start_describes_its_times_and_advises_on_the_slowest_import():
 
 @pytest.fixture
 def slow_dataset(monkeypatch, tmp_path):
-    """A dataset of a module that takes a while to import; in each interpreter, if its `fit` is false."""
+    """A dataset from a module that is imported slowly. Its workers are separate interpreters unless `is_forkable`."""
     text = """
         import os, time
         time.sleep(0.5 if os.environ.get("GPULOAD_TEST_SLOW") else 0)
         class Slow:
-            def __init__(self, fit): self.fit = fit
+            def __init__(self, is_forkable): self.is_forkable = is_forkable
             def __setstate__(self, state):
                 vars(self).update(state)
-                self.pipe = None if self.fit else os.pipe()
+                self.pipe = None if self.is_forkable else os.pipe()
             def __len__(self): return 8
             def __getitem__(self, index): return index
     """
@@ -123,7 +123,6 @@ def slow_dataset(monkeypatch, tmp_path):
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["PIL.Image", "PIL.ImageMode"])
 def test_pillows_plugins_are_imported_if_the_dataset_imports_pil_image(monkeypatch, tmp_path, module):
-    """Unless the dataset has no use for Pillow's images."""
     text = f"""
         import sys, {module}
         class Data:
@@ -144,16 +143,16 @@ def make_loader(dataset, workers=2):
 
 
 def stats_once_ready(loader):
-    """Its statistics, once all workers are ready, which may be after the end of an epoch."""
+    """Wait until all workers are ready, which may be after the end of an epoch, and return the statistics."""
     while not loader._session.engine.ready:
         loader._session.engine.collect_events(0.05)
     return loader.stats()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fit", [True, False], ids=["forked", "fresh"])
-def test_stats_start_describes_the_sessions_first_workers(slow_dataset, fit):
-    with make_loader(slow_dataset(fit)) as loader:
+@pytest.mark.parametrize("is_forkable", [True, False], ids=["forked", "fresh"])
+def test_stats_start_describes_the_sessions_first_workers(slow_dataset, is_forkable):
+    with make_loader(slow_dataset(is_forkable)) as loader:
         batches = iter(loader)
         assert loader.stats().start == Start()
         list(batches)
@@ -161,7 +160,7 @@ def test_stats_start_describes_the_sessions_first_workers(slow_dataset, fit):
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
         stats_once_ready(loader)
-        assert loader.stats().start == loader.stats(since=first).start == first.start  # the session's
+        assert loader.stats().start == loader.stats(since=first).start == first.start  # that of the session
     start = first.start
     assert start.imports_s["slow_module"] >= 0.5
     assert start.interpreter_s > 0
