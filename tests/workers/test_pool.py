@@ -755,7 +755,7 @@ SCRIPT = """
 
 
 def run_script(tmp_path: Path, *, as_module: bool) -> str:
-    script_folder, working_directory = tmp_path / "beside", tmp_path / "elsewhere"
+    script_folder, working_directory = tmp_path / "script", tmp_path / "elsewhere"
     script_folder.mkdir()
     working_directory.mkdir()
     (script_folder / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")

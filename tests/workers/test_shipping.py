@@ -3,6 +3,7 @@ sent. Memory that the user shares between processes is the same memory in worker
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -36,12 +37,19 @@ from gpuload.workers.shipping import find_lists, ship
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def ship_and_receive(obj):
+@contextlib.contextmanager
+def shipped(obj):
+    """Ship an object, and yield the descriptor of its pickle."""
     fds = ship(obj, {"path": []})
     try:
-        return receive(fds[0]), os.fstat(fds[0]).st_size
+        yield fds[0]
     finally:
         list(map(os.close, fds))
+
+
+def ship_and_receive(obj):
+    with shipped(obj) as fd:
+        return receive(fd), os.fstat(fd).st_size
 
 
 def test_shipped_arrays_are_writable_and_separate_from_the_original():
@@ -53,13 +61,10 @@ def test_shipped_arrays_are_writable_and_separate_from_the_original():
 
 
 def test_a_shipped_array_is_stored_once_for_all_workers():
-    fds = ship({"a": np.zeros(10_000_000, np.uint8)}, {})
-    try:
-        assert os.fstat(fds[0]).st_size < 10_010_000
-        first, second = receive(fds[0]), receive(fds[0])
+    with shipped({"a": np.zeros(10_000_000, np.uint8)}) as fd:
+        assert os.fstat(fd).st_size < 10_010_000
+        first, second = receive(fd), receive(fd)
         assert first["a"].nbytes == second["a"].nbytes == 10_000_000
-    finally:
-        list(map(os.close, fds))
 
 
 def test_local_classes_and_lambdas_are_sent_by_value():
@@ -141,15 +146,12 @@ def test_a_file_that_is_replaced_before_a_worker_opens_it_is_refused(tmp_path, k
         array: Any = np.memmap(path, np.int32, "r")
     else:
         array = torch.from_file(str(path), shared=True, size=1000, dtype=torch.int32).numpy()
-    fds = ship([array], {"path": []})
-    try:
-        assert not receive(fds[0])[0].any()
+    with shipped([array]) as fd:
+        assert not receive(fd)[0].any()
         (tmp_path / "other").write_bytes(path.read_bytes())
         os.replace(tmp_path / "other", path)
         with pytest.raises(gl.DecodeError, match=r"data.bin': it was replaced by another file after the dataset"):
-            receive(fds[0])
-    finally:
-        list(map(os.close, fds))
+            receive(fd)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
 
 @pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
 def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
-    """It is not known yet whether the first chunks come from a disk."""
+    """Whether they come from a disk is not known yet."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
     needed: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
