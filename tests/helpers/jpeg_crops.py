@@ -9,8 +9,8 @@ import numpy as np
 from helpers.jpeg_restarts import header_of
 
 from gpuload.datasets.sample import Encoded
-from gpuload.decode import Decoder
-from gpuload.decode.cut import cut
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.cut import cut, is_cuttable
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodecRegions, SimpleJpeg
 from gpuload.errors import DecodeError
 
@@ -19,10 +19,10 @@ always = mock.patch("gpuload.decode.cut._pays_off", return_value=True)
 
 
 def jpeg_decoders() -> list[JpegDecoder]:
-    made: list[JpegDecoder] = [SimpleJpeg()]
+    decoders: list[JpegDecoder] = [SimpleJpeg()]
     with contextlib.suppress(ImportError):
-        made.append(NvImageCodecRegions())
-    return made
+        decoders.append(NvImageCodecRegions())
+    return decoders
 
 
 def without_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
@@ -47,15 +47,34 @@ def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB
 
 def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
     """Check that the pixels of cuts equal slices of the full image, with each decoder."""
-    header, grey = header_of(jpeg), sampling.startswith("grey")
-    whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
-    assert whole is not None, said
+    header, gray = header_of(jpeg), sampling.startswith("grey")
+    image, message = SimpleJpeg().decode(jpeg, header, gray, (0, 0, header.height, header.width))
+    assert image is not None, message
     for region in regions:
         with always:
-            made = cut(jpeg, header, region)
-        assert made.header[:5] == header_of(made.data)[:5]
+            part = cut(jpeg, header, region)
+        assert part.header[:5] == header_of(part.data)[:5]
         top, left, height, width = region
         for decoder in decoders:
-            pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
-            assert not said
-            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+            pixels, message = decoder.decode(part.data, part.header, gray, part.region_tlhw)
+            assert not message
+            np.testing.assert_array_equal(pixels, image[top : top + height, left : left + width])
+
+
+def check_same_without_cutting(jpeg: bytes, region: Region) -> np.ndarray | None:
+    """Check that a region has the same pixels, or is refused, with and without cutting. Return the pixels."""
+    decoder = Decoder(Decode())
+    expected, pixels = without_cutting(decoder, jpeg, region), with_cutting(decoder, jpeg, region)
+    assert (pixels is None) == (expected is None)
+    if expected is not None:
+        np.testing.assert_array_equal(pixels, expected)
+    return pixels
+
+
+def check_not_cut(jpeg: bytes, region: Region) -> None:
+    """Check that a JPEG cannot be cut, and that a region is decoded, or refused, as without cutting."""
+    header = header_of(jpeg)
+    with always:
+        assert cut(jpeg, header, region) is None
+    assert not is_cuttable(jpeg, header)
+    check_same_without_cutting(jpeg, region)
