@@ -18,7 +18,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def start(zygote, tmp_path, jpeg_folder):
-    """Start a script. Its globals are those of `zygote.py`, `tmp` (a folder for its files) and `folder` (of JPEGs)."""
+    """Start a script. Its globals are those of `zygote.py`, `tmp` (a folder for its files) and `folder` (JPEGs)."""
     started: list[Program] = []
 
     def start(code: str) -> Program:
@@ -33,7 +33,7 @@ def start(zygote, tmp_path, jpeg_folder):
 
 @pytest.fixture
 def succeed(start):
-    """Run a script to its end: it must leave no process, exit with 0 and print nothing to standard error."""
+    """Run a script and check that it exits with 0, prints nothing to stderr and leaves no process."""
 
     def succeed(code: str) -> None:
         exit_code, error = start(code).end()

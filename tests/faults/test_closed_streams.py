@@ -6,23 +6,22 @@ from helpers.matrix import matrix
 
 
 @matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])
-def test_what_is_printed_gets_into_no_sample_and_into_no_decoders_messages(start, tmp_path, closed, workers):
+def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(start, tmp_path, closed, workers):
     program = start(f"""
         for number in ({closed},):
             os.close(number)
-        there = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
+        open_before = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
 
         def speak(index):
             for number in (1, 2):
-                with contextlib.suppress(OSError):  # it is closed
+                with contextlib.suppress(OSError):  # the stream is closed
                     os.write(number, b"spoken " * 100)
             if {workers}:
                 with open(f"{{tmp}}/{{os.getpid()}}.worker", "w") as file:
                     links = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
                     print(*links, file.fileno(), file=file)
-                if index == 20 and not os.path.exists(f"{{tmp}}/once"):
-                    open(f"{{tmp}}/once", "w").close()
-                    os.kill(os.getpid(), signal.SIGKILL)  # the worker that takes its place has them too
+                if index == 20 and happens_first("death"):
+                    os.kill(os.getpid(), signal.SIGKILL)  # the replacing worker is checked too
 
         class Images(Numbers):
             def __getitem__(self, index):
@@ -38,15 +37,15 @@ def test_what_is_printed_gets_into_no_sample_and_into_no_decoders_messages(start
                 assert (images == indices[:, None, None, None]).all() and (arrays == indices[:, None]).all(), indices
                 assert (photos == photos[0]).all()
                 open_now = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
-                assert open_now == there, open_now
+                assert open_now == open_before, open_now
         open(f"{{tmp}}/good", "w").close()
     """)
     code, error = program.end()
     assert (code, (tmp_path / "good").exists()) == (0, True), error
-    told = list(tmp_path.glob("*.worker"))
-    assert len(told) == 2 * workers
-    for file in told:
-        *links, own = file.read_text().split()
+    worker_files = list(tmp_path.glob("*.worker"))
+    assert len(worker_files) == 2 * workers
+    for file in worker_files:
+        *links, new_descriptor = file.read_text().split()
         assert all(link == "/dev/null" for number, link in enumerate(links) if str(number) in closed)
         assert not any("memfd" in link for link in links)
-        assert int(own) > 2
+        assert int(new_descriptor) > 2

@@ -1,4 +1,4 @@
-"""ctrl-C, wherever it hits: the program ends as any Python program does, and at once; a notebook goes on."""
+"""Ctrl-C at different places: the program ends at once, as any Python program does."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ IN_A_FINALIZER = re.compile(
     r"Exception ignored in: <function (on_collected\.<locals>\.call|Epoch\.__del__) .*\n(.*\n)*?KeyboardInterrupt: \n"
 )
 
-# Where the program is when the signal comes, which goes to all processes of its group.
+# Where the program is when the signal arrives, which goes to all processes of its group.
 PLACES = {
     "in the loop body": """
-        for batch in numbers():
+        for batch in number_loader():
             say("here")
             hang()
     """,
     "in next() while workers hang": """
-        for batch in numbers(hang_from_8):
+        for batch in number_loader(hang_from_8):
             wait_for_the_hang()
             say("here")
     """,
@@ -34,7 +34,7 @@ PLACES = {
             if index == 8:
                 say("here")
                 hang()
-        for batch in numbers(slow, num_workers=0):
+        for batch in number_loader(slow, num_workers=0):
             pass
     """,
     "while workers start": """
@@ -52,18 +52,18 @@ PLACES = {
             say("here")
             return result
         process._launch = launch
-        for batch in numbers():
+        for batch in number_loader():
             say("too late")
             hang()
     """,
     "in a with block": """
-        with numbers(hang_from_8) as loader:
+        with number_loader(hang_from_8) as loader:
             for batch in loader:
                 wait_for_the_hang()
                 say("here")
     """,
     "in close()": """
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
@@ -75,20 +75,20 @@ PLACES = {
 
 
 @matrix(strength=1, place=PLACES, times=[1, 2])
-def test_the_program_ends_with_its_traceback_and_its_workers_with_it(start, place, times):
+def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start, place, times):
     program = start(PLACES[place])
-    program.hear("here")
+    program.wait_for_line("here")
     program.signal(signal.SIGINT)
     if times == 2:
-        time.sleep(0.05)  # as fingers do it; whatever the program is at by then, and be it over
+        time.sleep(0.05)  # as fingers press it; the program may be anywhere by then, or have ended
         program.signal(signal.SIGINT)
     began = time.monotonic()
     code, error = program.end()
     assert time.monotonic() - began < SOON_S
     assert code == -signal.SIGINT
     if times == 2:
-        error = IN_A_FINALIZER.sub("", error)  # of a Loader that the first one lets go: Python shows the second
-        # torch's own work at the interpreter's exit may be hit, and Python shows that too.
+        # The second signal can hit a finalizer of the Loader, or torch at the interpreter's exit. Python prints both.
+        error = IN_A_FINALIZER.sub("", error)
         error, _, ignored = error.partition("Exception ignored in")
         assert f"{PACKAGE}/" not in ignored
     assert (ONE_CTRL_C, TWO_CTRL_CS)[times - 1].fullmatch(error), error

@@ -1,4 +1,4 @@
-"""Workers that die or hang, through the Loader: every good sample arrives once, the bad one is told."""
+"""Workers of a Loader that die or hang: every good sample arrives once, and the bad one is reported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import random
 import signal
 import time
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults.programs import wait_until
+from helpers.processes import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -22,17 +23,17 @@ from gpuload.workers import pool as pool_module
 pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
-class Deadly:
-    """Sample i is the number i; sample `at` calls `act` as long as fewer than `times` calls of it began."""
+class DeadlySample:
+    """Samples that are their numbers. The samples `at` call `act`, at most `times` times in all processes."""
 
-    def __init__(self, samples: int, folder: Path, at: int, act, times: int = 10**9) -> None:
+    def __init__(self, samples: int, folder: Path, at: Container[int], act, times: int = 10**9) -> None:
         self.samples, self.folder, self.at, self.act, self.times = samples, str(folder), at, act, times
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, index):
-        if index == self.at:
+        if index in self.at:
             calls = len(os.listdir(self.folder))
             if calls < self.times:
                 Path(self.folder, f"{calls}-{os.getpid()}").touch()
@@ -44,15 +45,15 @@ class Deadly:
         return len(os.listdir(self.folder))
 
 
-def kill_from_outside():
+def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave():
+def exit_with_7():
     os._exit(7)
 
 
-def read_nothing():
+def read_null():
     ctypes.string_at(0)
 
 
@@ -60,20 +61,24 @@ def abort():
     os.abort()
 
 
+def hang():
+    time.sleep(1000)
+
+
 def hang_in_c():
     ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 
-def numbers(loader):
-    return [number for _, labels in loader for number in labels.tolist()]
+def loaded_numbers(batches):
+    return [number for _, labels in batches for number in labels.tolist()]
 
 
-def loader(dataset, workers=2, batch_size=8, **options):
+def make_loader(dataset, workers=2, batch_size=8, **options):
     return gl.Loader(dataset, batch_size, num_workers=workers, device="cpu", **options)
 
 
 class DeadlyStream:
-    """0 … 7. The processes that iterate over it end, in the order of their starts, at these numbers."""
+    """The numbers 0 … 7. The n-th process that iterates over them exits at the number `ends[n]`."""
 
     def __init__(self, folder: Path, ends: list[int]) -> None:
         self.folder, self.ends = str(folder), ends
@@ -84,21 +89,21 @@ class DeadlyStream:
         end = self.ends[process] if process < len(self.ends) else None
         for number in range(8):
             if number == end:
-                leave()
+                exit_with_7()
             yield number
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_against_it(tmp_path, batch_size):
     dataset = DeadlyStream(tmp_path, [6, 1, 2, 3])
-    with loader(dataset, 1, batch_size) as loader_:
-        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
-        assert len(loader_.errors) == 0
+    with make_loader(dataset, 1, batch_size) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == list(range(8))
+        assert len(loader.errors) == 0
     assert len(os.listdir(tmp_path)) == 5
 
 
 class DeadlyState(DeadlyStream):
-    """The same, from a state; a process whose number comes before the state's ends while it resumes."""
+    """A `DeadlyStream` with a state. A process exits while it resumes if its number is before the state's."""
 
     def __init__(self, folder: Path, ends: list[int]) -> None:
         super().__init__(folder, ends)
@@ -111,7 +116,7 @@ class DeadlyState(DeadlyStream):
         process = len(os.listdir(self.folder))
         if process < len(self.ends) and self.ends[process] < state["number"]:
             Path(self.folder, str(os.getpid())).touch()
-            leave()
+            exit_with_7()
         self.number = state["number"]
 
     def __iter__(self):
@@ -123,15 +128,15 @@ class DeadlyState(DeadlyStream):
 
 
 def test_deaths_while_an_iterable_dataset_resumes_do_not_count_against_a_sample(tmp_path):
-    with loader(DeadlyState(tmp_path, [6, 1, 2, 3]), 1, 1) as loader_:
-        assert [number for batch in loader_ for number in batch.tolist()] == list(range(8))
+    with make_loader(DeadlyState(tmp_path, [6, 1, 2, 3]), 1, 1) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == list(range(8))
     assert len(os.listdir(tmp_path)) == 5
 
 
 def test_a_sample_of_an_iterable_dataset_that_kills_two_workers_is_bad(tmp_path):
     dataset = DeadlyStream(tmp_path, [6, 1, 6])
-    with loader(dataset, 1, 1) as loader_, pytest.raises(gl.SampleError) as caught:
-        list(loader_)
+    with make_loader(dataset, 1, 1) as loader, pytest.raises(gl.SampleError) as caught:
+        list(loader)
     assert caught.value.position == 6
     assert caught.value.cause == "WorkerError: 2 workers died while processing only this sample: exited with status 7"
 
@@ -139,43 +144,43 @@ def test_a_sample_of_an_iterable_dataset_that_kills_two_workers_is_bad(tmp_path)
 def test_too_many_deaths_name_the_sample_that_the_workers_were_on_the_way_to(tmp_path):
     dataset = DeadlyStream(tmp_path, [6, 1, 1])
     with (
-        loader(dataset, 1, 1, faults=gl.Faults(max_restarts=2)) as loader_,
+        make_loader(dataset, 1, 1, faults=gl.Faults(max_restarts=2)) as loader,
         pytest.raises(gl.WorkerError, match=r"exited with status 7 on the way to sample 6 \(position 6\)"),
     ):
-        list(loader_)
+        list(loader)
 
 
-@pytest.mark.parametrize("act", [kill_from_outside, leave, read_nothing, abort])
+@pytest.mark.parametrize("act", [kill_self, exit_with_7, read_null, abort])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
-    dataset = Deadly(80, tmp_path, 13, act, times=1)
-    with loader(dataset, workers) as loader_:
-        assert numbers(loader_) == list(range(80))
-        assert len(loader_.errors) == 0
+    dataset = DeadlySample(80, tmp_path, [13], act, times=1)
+    with make_loader(dataset, workers) as loader:
+        assert loaded_numbers(loader) == list(range(80))
+        assert len(loader.errors) == 0
     assert dataset.calls == 1
 
 
 @pytest.mark.parametrize(
     ("act", "deaths", "cause"),
     [
-        (read_nothing, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
-        (leave, 3, "2 workers died while processing only this sample: exited with status 7"),
-        (kill_from_outside, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
+        (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
+        (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
+        (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, deaths, cause, on_error):
-    dataset = Deadly(80, tmp_path, 13, act)
-    with loader(dataset, on_error=on_error) as loader_:
-        batches = iter(loader_)
+    dataset = DeadlySample(80, tmp_path, [13], act)
+    with make_loader(dataset, on_error=on_error) as loader:
+        batches = iter(loader)
         next(batches)
         if on_error == "raise":
             with pytest.raises(gl.SampleError, match=r"sample 13, at position 13 .*" + cause):
                 next(batches)
-        seen = numbers(batches)
-        [entry] = loader_.errors
+        seen = loaded_numbers(batches)
+        [entry] = loader.errors
         assert (entry.index, entry.position, entry.cause) == (13, 13, f"WorkerError: {cause}")
-        assert ("in read_nothing" in entry.traceback) == (act is read_nothing)
+        assert ("in read_null" in entry.traceback) == (act is read_null)
     expected = [number for number in range(8, 80) if number != 13]
     if on_error == "raise":
         assert seen == list(range(16, 80))
@@ -183,24 +188,24 @@ def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, de
         assert seen == expected
     else:
         assert seen == [entry.replaced_by if number == 13 else number for number in range(8, 80)]
-    # Among others, then alone; and once more where a worker had taken the chunk, but not noted it when it was declared
-    # lost, and the machine was too busy to run that worker in time.
+    # The sample is loaded with others and then alone. It is loaded once more if a worker had taken the chunk but could
+    # not note it before the chunk was declared lost, since the machine was busy.
     assert deaths <= dataset.calls <= deaths + 1
 
 
-def test_kills_from_outside_are_forgiven_twice_more_than_deaths(tmp_path):
-    dataset = Deadly(80, tmp_path, 13, kill_from_outside, times=3)
-    with loader(dataset) as loader_:
-        assert numbers(loader_) == list(range(80))
+def test_a_sample_may_be_killed_from_outside_once_more_than_it_may_crash(tmp_path):
+    dataset = DeadlySample(80, tmp_path, [13], kill_self, times=3)
+    with make_loader(dataset) as loader:
+        assert loaded_numbers(loader) == list(range(80))
     assert dataset.calls == 3
 
 
-@pytest.mark.parametrize("act", [hang_in_c, lambda: time.sleep(1000)])
+@pytest.mark.parametrize("act", [hang_in_c, hang])
 def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(tmp_path, act):
-    dataset = Deadly(40, tmp_path, 13, act)
-    with loader(dataset, timeout=0.4, on_error="skip") as loader_:
-        assert numbers(loader_) == [number for number in range(40) if number != 13]
-        [entry] = loader_.errors
+    dataset = DeadlySample(40, tmp_path, [13], act)
+    with make_loader(dataset, timeout=0.4, on_error="skip") as loader:
+        assert loaded_numbers(loader) == [number for number in range(40) if number != 13]
+        [entry] = loader.errors
     assert entry.cause == (
         "WorkerError: 2 workers died while processing only this sample: no progress for timeout=0.4 seconds"
     )
@@ -208,62 +213,50 @@ def test_a_sample_that_hangs_is_ended_by_the_timeout_and_listed_with_its_stack(t
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_where_every_sample_hangs_each_worker_is_killed_three_times_at_most_before_it_is_told(tmp_path, workers):
-    class AllHang(Deadly):
-        def __getitem__(self, index):
-            time.sleep(1000)
-
-    with loader(AllHang(80, tmp_path, 0, leave), workers, 64, timeout=0.2) as loader_:
+def test_a_dataset_that_hangs_costs_each_worker_at_most_three_kills_before_the_error(tmp_path, workers):
+    with make_loader(DeadlySample(80, tmp_path, range(80), hang), workers, 64, timeout=0.2) as loader:
         with pytest.raises(
             gl.SampleError, match=r"WorkerError: 2 workers died .*: no progress for timeout=0.2 seconds"
         ):
-            next(iter(loader_))
-        assert len(loader_._session.engine.deaths.causes) <= 3 * workers
+            next(iter(loader))
+        assert len(loader._session.engine.deaths.causes) <= 3 * workers
 
 
-def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
-    """Time counts while a worker has claimed a chunk, not while it waits for one."""
-
-    class Later:
-        """The clock of those who look after workers, an hour later."""
-
+def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path, monkeypatch):
+    class OneHourLater:
         monotonic = staticmethod(lambda: time.monotonic() + 3600)
         monotonic_ns = staticmethod(lambda: time.monotonic_ns() + 3600 * 10**9)
         perf_counter = staticmethod(time.perf_counter)
 
-    dataset = Deadly(64, tmp_path, -1, leave)
-    with loader(dataset, timeout=60, batch_size=4) as loader_:
+    dataset = DeadlySample(64, tmp_path, [], exit_with_7)
+    with make_loader(dataset, timeout=60, batch_size=4) as loader:
         seen = []
-        for _, labels in loader_:
+        for _, labels in loader:
             seen += labels.tolist()
-            feed, pool = loader_._session.feed, loader_._session.engine
-            feed.await_engine()  # a worker that is slow to start is another matter
+            feed, pool = loader._session.feed, loader._session.engine
+            feed.await_engine()  # the time that workers take to start is not tested here
             wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._in_flight, "workers wait for chunks")
             with monkeypatch.context() as patch:
-                patch.setattr(pool_module, "time", Later)
-                looks = pool._checked_at
+                patch.setattr(pool_module, "time", OneHourLater)
+                checked_at = pool._checked_at
                 pool.collect_events(0.0)
-                assert pool._checked_at > looks + 3500
-                pool._checked_at = looks
+                assert pool._checked_at > checked_at + 3500
+                pool._checked_at = checked_at
         assert seen == list(range(64))
-        assert not loader_._session.engine.deaths.causes
+        assert not loader._session.engine.deaths.causes
 
 
-def test_too_many_deaths_end_the_epoch_and_say_of_what_and_where(tmp_path):
-    class AllDie(Deadly):
-        def __getitem__(self, index):
-            leave()
-
-    with loader(AllDie(80, tmp_path, 0, leave), 1, faults=gl.Faults(max_restarts=2)) as loader_:
+def test_more_deaths_than_max_restarts_end_the_epoch_with_their_cause_and_sample(tmp_path):
+    with make_loader(DeadlySample(80, tmp_path, range(80), exit_with_7), 1, faults=gl.Faults(max_restarts=2)) as loader:
         expected = (
             r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 7 at sample 0 "
             r"\(position 0\) \(3 times\)\. .*num_workers=0.*Faults\(max_restarts=…\)"
         )
         with pytest.raises(gl.WorkerError, match=expected):
-            next(iter(loader_))
-        # The next epoch starts with new workers, and with a new count.
+            next(iter(loader))
+        # The next epoch starts with new workers and a new count.
         with pytest.raises(gl.WorkerError, match="died 3 times"):
-            next(iter(loader_))
+            next(iter(loader))
 
 
 def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
@@ -271,27 +264,27 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
     generator = random.Random(0)
     faults = gl.Faults(max_restarts=10**6)
     options = {"transforms": [T.CenterCrop(32)], "faults": faults, "info": True, "chunk_size": 2}
-    with gl.Loader(dataset, 5, True, num_workers=2, device="cpu", **options) as loader_:
+    with gl.Loader(dataset, 5, True, num_workers=2, device="cpu", **options) as loader:
         deaths = 0
         for _ in range(6):
             seen = []
-            for step, (_, info) in enumerate(loader_):
+            for step, (_, info) in enumerate(loader):
                 seen += info.indices.tolist()
                 if step % 3 == 1:
-                    pids = loader_._session.engine.pids
+                    pids = loader._session.engine.pids
                     deaths += 1
-                    with contextlib.suppress(ProcessLookupError):  # it has died already, and is not replaced yet
+                    with contextlib.suppress(ProcessLookupError):  # the worker is dead already and not replaced yet
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
-        assert len(loader_.errors) == 0
+        assert len(loader.errors) == 0
     assert deaths >= 18
 
 
 KILLS = 100
 
 
-class Unnoted(Deadly):
-    """Its workers die at the second chunk that they take, before they note it, until a hundred have died."""
+class Unnoted(DeadlySample):
+    """A dataset whose workers die at their second chunk, before they note it, until `KILLS` workers have died."""
 
     def __getitem__(self, index):
         return np.full((4, 4, 3), index % 251, np.uint8), index
@@ -300,28 +293,28 @@ class Unnoted(Deadly):
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do, taken = main._process_request, []
+        process_request, taken_chunks = main._process_request, []
 
         def die_or_do(request, *others):
-            taken.append(request.chunk)
-            if len(taken) == 2 and self.calls < KILLS:
+            taken_chunks.append(request.chunk)
+            if len(taken_chunks) == 2 and self.calls < KILLS:
                 Path(self.folder, str(os.getpid())).touch()
-                kill_from_outside()
-            return do(request, *others)
+                kill_self()
+            return process_request(request, *others)
 
         main._process_request = die_or_do
 
 
 @pytest.mark.slow
 def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two(tmp_path):
-    dataset = Unnoted(48, tmp_path, -1, leave)
+    dataset = Unnoted(48, tmp_path, [], exit_with_7)
     options = {"ring_bytes": 2 * GRANULE_BYTES, "chunk_size": 4, "faults": gl.Faults(max_restarts=10**6)}
-    with loader(dataset, **options) as loader_:
+    with make_loader(dataset, **options) as loader:
         while dataset.calls < KILLS:
-            assert numbers(loader_) == list(range(48))
-        assert numbers(loader_) == list(range(48))
-        assert len(loader_.errors) == 0
-        pool, ring = loader_._session.engine, loader_._session.ring
+            assert loaded_numbers(loader) == list(range(48))
+        assert loaded_numbers(loader) == list(range(48))
+        assert len(loader.errors) == 0
+        pool, ring = loader._session.engine, loader._session.ring
         wait_until(lambda: pool.collect_events(0.01) or not pool.recover_slots(), "no slot is written off")
         assert ring.used_bytes == 0
         slots = [ring.acquire(GRANULE_BYTES) for _ in range(3)]
@@ -329,7 +322,7 @@ def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two
 
 
 class DrawsTogether:
-    """Draws a number for each sample; the first worker that reads sample 13 dies."""
+    """Random numbers that are read together. The first worker that reads sample 13 dies if there is a `marker`."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -348,9 +341,9 @@ class DrawsTogether:
 
 
 def test_samples_that_are_read_together_have_the_same_random_numbers_after_a_workers_death(tmp_path):
-    found = []
+    epochs = []
     for marker in ("", str(tmp_path / "died")):
         with gl.Loader(DrawsTogether(marker), 10, num_workers=2, device="cpu", seed=3, chunk_size=5) as loader:
-            found.append([batch.tolist() for batch in loader])
+            epochs.append([batch.tolist() for batch in loader])
             assert loader.stats().faults.restarts == bool(marker)
-    assert found[0] == found[1]
+    assert epochs[0] == epochs[1]

@@ -1,4 +1,4 @@
-"""However a program ends, its workers end with it, nothing stays behind, and it says nothing that it did not mean."""
+"""Programs that end in different ways: their workers end too, nothing is left behind, and nothing more is printed."""
 
 from __future__ import annotations
 
@@ -6,59 +6,96 @@ import os
 import signal
 
 import pytest
+from helpers.processes import is_alive, wait_until
 
-
-def test_workers_are_gone_within_a_second_when_the_program_is_killed_in_mid_epoch(start):
-    program = start("""
-        for batch, info in make(folder):
+# What a program does before it is killed, and how many processes it has then.
+KILLED = {
+    "in mid-epoch": (
+        """
+        for batch, info in jpeg_loader(folder):
             if info.step == 3:
                 say("here")
                 time.sleep(1000)
-    """)
-    program.hear("here")
-    assert len(program.processes()) == 4  # with the template and the fork server
-    os.kill(program.pid, signal.SIGKILL)
-    assert program.end(within_s=1) == (-signal.SIGKILL, "")
-
-
-def test_workers_that_hang_are_gone_within_a_second_when_the_program_is_killed(start):
-    program = start("""
-        iterator = iter(numbers(hang_from_8))
+        """,
+        4,  # two workers, their template and the fork server
+    ),
+    "while workers hang": (
+        """
+        iterator = iter(number_loader(hang_from_8))
         next(iterator)
         wait_for_the_hang()
         say("here")
         for batch in iterator:
             pass
-    """)
-    program.hear("here")
+        """,
+        4,
+    ),
+    "while a stopped template starts": (
+        """
+        launch = process._launch
+        def launch_and_stop(number, descriptors):
+            result = launch(number, descriptors)
+            os.kill(result.pid, signal.SIGSTOP)
+            return result
+        process._launch = launch_and_stop
+        iterator = iter(number_loader())
+        wait_until(lambda: all(process_state(pid) == "T" for pid in children()), "the template has stopped")
+        say("here")
+        time.sleep(1000)
+        """,
+        1,
+    ),
+    "while all other processes are stopped": (
+        """
+        loader = number_loader(persistent_workers=True)
+        check_epoch(loader)
+        for pid in (*workers(), *templates(), *servers()):
+            os.kill(pid, signal.SIGSTOP)
+        say("here")
+        time.sleep(1000)
+        """,
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("when", KILLED)
+def test_all_processes_end_within_a_second_when_the_program_is_killed(start, when):
+    code, process_count = KILLED[when]
+    program = start(code)
+    program.wait_for_line("here")
+    assert len(program.processes()) == process_count
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_a_template_that_was_stopped_while_it_started_is_gone_when_the_program_is_killed(start):
+def test_workers_end_with_a_killed_program_although_its_forked_child_lives_on(start, tmp_path):
     program = start("""
-        started = process._launch
-        def launch(number, descriptors):
-            result = started(number, descriptors)
-            os.kill(result.pid, signal.SIGSTOP)
-            return result
-        process._launch = launch
-        iterator = iter(numbers())
-        wait_until(lambda: all(Path(f"/proc/{pid}/stat").read_text().split()[2] == "T" for pid in children()), "stop")
+        iterator = iter(number_loader(hang_from_8))
+        next(iterator)
+        wait_for_the_hang()
+        pids = workers()
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
+        Path(f"{tmp}/pids").write_text(" ".join(map(str, [child, *pids])))
         say("here")
         time.sleep(1000)
     """)
-    program.hear("here")
-    assert len(program.processes()) == 1
+    program.wait_for_line("here")
+    child, *pids = map(int, (tmp_path / "pids").read_text().split())
     os.kill(program.pid, signal.SIGKILL)
-    assert program.end(within_s=1) == (-signal.SIGKILL, "")
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the workers exit")
+    assert is_alive(child)
+    os.kill(child, signal.SIGKILL)
+    assert program.end() == (-signal.SIGKILL, "")
 
 
-def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path):
+def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normally(start, tmp_path):
     program = start("""
         from gpuload.workers import pool
-        pool.CLOSE_GRACE_S = 60  # a loaded machine may take longer than the second that close() grants
-        class Held(list):
+        pool.CLOSE_GRACE_S = 60  # a loaded machine can need more than the second that close() allows
+        class WritesWithoutClosing(list):
             def __getitem__(self, index):
                 import atexit
                 if not hasattr(self, "text"):
@@ -72,19 +109,19 @@ def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path)
                     open(f"{tmp}/{os.getpid()}.thread", "w").close()
                 threading.Thread(target=note).start()
                 return index
-        iterator = iter(gl.Loader(Held(range(8)), batch_size=4, num_workers=2, device="cpu"))
+        iterator = iter(gl.Loader(WritesWithoutClosing(range(8)), batch_size=4, num_workers=2, device="cpu"))
         next(iterator)
     """)
     assert program.end() == (0, "")
-    began = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
-    assert began
-    assert set(began.values()) == {"not flushed"}
-    assert {path.stem: path.read_text() for path in tmp_path.glob("*.raw")} == began
-    assert {path.stem for path in tmp_path.glob("*.ended")} == began.keys()
-    assert {path.stem for path in tmp_path.glob("*.thread")} == began.keys()
+    texts = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
+    assert texts
+    assert set(texts.values()) == {"not flushed"}
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.raw")} == texts
+    assert {path.stem for path in tmp_path.glob("*.ended")} == texts.keys()
+    assert {path.stem for path in tmp_path.glob("*.thread")} == texts.keys()
 
 
-# How a program ends while an iterator is open, its exit code, and the last line that it shows.
+# How a program ends while an iterator is open, its exit code, and the last line of its standard error.
 ENDS = {
     "at the end of the script": ("", 0, ""),
     "by sys.exit": ("sys.exit(3)", 3, ""),
@@ -107,15 +144,15 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_program_with_an_open_iterator_says_only_what_it_means_when_it_ends(start, how):
-    code, exit_code, last_line = ENDS[how]
+def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start, how):
+    ending, exit_code, last_line = ENDS[how]
     program = start(f"""
-        iterator = iter(numbers({"hang_from_8" if "hang" in how else "int"}))
+        iterator = iter(number_loader({"hang_from_8" if "hang" in how else "int"}))
         next(iterator)
-        {code}
+        {ending}
     """)
-    found, error = program.end()
-    assert found == exit_code
+    status, error = program.end()
+    assert status == exit_code
     if last_line:
         assert error.startswith("Traceback")
         assert error.count("Traceback") == 1

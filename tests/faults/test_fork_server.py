@@ -1,4 +1,4 @@
-"""The process from which the templates of all sessions are forked: what it imports, and who outlives whom."""
+"""The fork server, from which the templates of all sessions are forked: what it imports, and when it ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-# Libraries, which note in which processes they are imported, and a dataset that needs some of them.
+# Modules that record which processes import them, and a dataset that imports some of them.
 SETUP = """
     import importlib
     def write(name, code="", folder="site-packages"):
@@ -29,12 +29,6 @@ SETUP = """
         return importlib.import_module(module).Data()
     def load(data, **options):
         return gl.Loader(data, 4, num_workers=2, chunk_size=2, device="cpu", **options)
-    def whole(loader):
-        assert torch.cat(list(loader)).tolist() == list(range(40))
-    def is_gone(pid):
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        return True
     logged = log_of_workers()
 """
 
@@ -48,23 +42,23 @@ def test_several_loaders_import_their_libraries_once(succeed_with):
     succeed_with("""
         write("library")
         data = dataset_with("library")
-        before = left()
+        before = held_resources()
         loaders = [load(data) for _ in range(3)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
-            assert torch.cat(list(iterator)).tolist() == list(range(40))
+            check_epoch(iterator)
         assert importers("library") == servers(), importers("library")
         assert sorted(importers("own")) == sorted(templates()) and len(templates()) == 3
         for loader in loaders:
             loader.close()
         assert templates() == []
         assert len(servers()) == 1
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
 def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
-    """A garbage collection in a template does not traverse them: it would write to the pages that templates share."""
+    """If a garbage collection in a template traversed them, it would write to the pages that templates share."""
     succeed_with("""
         write("library", "value = [[]]")
         write("own", "import gc, library\\n"
@@ -72,8 +66,8 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
             "    def __len__(self): return 40\\n"
             "    def __getstate__(self): return {}\\n"
             "    def __setstate__(self, state):\\n"
-            "        self.found = any(entry is library.value for entry in gc.get_objects())\\n"
-            "    def __getitem__(self, index): return self.found", folder="own")
+            "        self.is_tracked = any(entry is library.value for entry in gc.get_objects())\\n"
+            "    def __getitem__(self, index): return self.is_tracked", folder="own")
         importlib.invalidate_caches()
         import own
         loader = load(own.Data())
@@ -83,19 +77,18 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
     """)
 
 
-def test_libraries_are_imported_from_the_construction_on(succeed_with):
-    """The user's own modules are not, and without a library there is no process yet."""
+def test_the_fork_server_imports_libraries_when_a_loader_is_created(succeed_with):
     succeed_with("""
         write("library")
         write("second")
         plain = load(dataset_with(module="plain"))
         assert servers() == []
         load(dataset_with("library"))
-        wait_until(lambda: importers("library") == servers() != [], "it is imported")
+        wait_until(lambda: importers("library") == servers() != [], "the library is imported")
         load(dataset_with("library", "second", module="other"))
-        wait_until(lambda: importers("second") == servers(), "it is imported by the same process")
-        assert importers("own") == importers("other") == templates() == []
-        whole(plain)
+        wait_until(lambda: importers("second") == servers(), "the second library is imported by the same process")
+        assert importers("own") == importers("other") == templates() == []  # no modules of the user
+        check_epoch(plain)
         assert len(servers()) == 1
         plain.close()
     """)
@@ -110,7 +103,7 @@ def test_libraries_are_imported_from_the_construction_on(succeed_with):
         ("import pathlib; 'server' in pathlib.Path('/proc/self/cmdline').read_text() and os._exit(3)", "status 3"),
     ],
 )
-def test_a_library_that_must_not_be_forked_is_left_out(succeed_with, code, reason):
+def test_the_fork_server_does_not_import_a_library_that_must_not_be_forked(succeed_with, code, reason):
     succeed_with(
         f"code, reason = {code!r}, {reason!r}"
         + """
@@ -119,18 +112,18 @@ write("good")
 write("odd", f"if os.getpid() != {os.getpid()}: {code}")
 loader = load(dataset_with("odd", "good"))
 good = load(dataset_with("good", module="other"))
-whole(good)
+check_epoch(good)
 assert any("the fork server does not import odd: " in text and reason in text for text in logged), logged
 assert importers("good")[-1:] == servers(), (importers("good"), servers())
-whole(good)
+check_epoch(good)
 good.close()
-whole(loader)
+check_epoch(loader)
 loader.close()
 """
     )
 
 
-def test_another_environment_has_another_server_and_sessions_go_on(succeed_with):
+def test_another_environment_starts_another_server_and_open_sessions_continue(succeed_with):
     succeed_with("""
         write("library")
         data = dataset_with("library", code="return int(os.environ.get('CHANGED', 0))")
@@ -146,7 +139,7 @@ def test_another_environment_has_another_server_and_sessions_go_on(succeed_with)
         assert torch.cat(list(first)).tolist() == 40 * [0]
         assert children(old) == [template]
         first.close()
-        wait_until(lambda: is_gone(old), "it has no session")
+        wait_until(lambda: is_dead(old), "the server without a session has exited")
         assert torch.cat(list(second)).tolist() == 40 * [1]
         second.close()
         load(data)
@@ -154,111 +147,112 @@ def test_another_environment_has_another_server_and_sessions_go_on(succeed_with)
     """)
 
 
-def test_sessions_outlive_their_server(succeed_with):
+def test_sessions_continue_after_their_fork_server_was_killed(succeed_with):
     succeed_with("""
         logging.disable()
         write("library")
         data = dataset_with("library")
         loader = load(data, persistent_workers=True)
-        whole(loader)
-        [server], made, team = servers(), templates(), loader._session.engine.pids
+        check_epoch(loader)
+        [server], [template] = servers(), templates()
+        pids = loader._session.engine.pids
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: is_gone(server), "it is dead")
-        whole(loader)
-        assert loader._session.engine.pids == team
+        wait_until(lambda: is_dead(server), "the server is dead")
+        check_epoch(loader)
+        assert loader._session.engine.pids == pids
         assert loader._session.engine.deaths.causes == []
         other = load(data)
-        whole(other)
+        check_epoch(other)
         assert len(importers("library")) == 2
-        os.kill(made[0], signal.SIGKILL)  # the new one comes from the new server
-        whole(loader)
-        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "there is another")
+        os.kill(template, signal.SIGKILL)  # the next one comes from the new server
+        check_epoch(loader)
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "it is replaced")
         loader.close()
         other.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
 
 
-def test_a_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
+def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
     succeed_with("""
         logging.disable()
         write("library", "import time; time.sleep(0.5)")
         data = dataset_with("library")
-        before = left()
+        before = held_resources()
         loader = load(data)
         batches = iter(loader)
-        wait_until(servers, "its command line is there")
+        wait_until(servers, "the fork server has its command line")
         [server] = servers()
-        wait_until(lambda: importers("library") == [server], "it is importing")
+        wait_until(lambda: importers("library") == [server], "the fork server imports the library")
         os.kill(server, signal.SIGKILL)
-        assert torch.cat(list(batches)).tolist() == list(range(40))
+        check_epoch(batches)
         assert importers("library") == [server, *servers()]
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
-def test_a_stopped_server_is_replaced(succeed_with):
+def test_a_stopped_fork_server_is_replaced(succeed_with):
     succeed_with("""
         logging.disable()
         data = dataset_with()
         loader = load(data, timeout=0.5)
-        whole(loader)
+        check_epoch(loader)
         loader.close()
         [server] = servers()
         os.kill(server, signal.SIGSTOP)
         loader = load(data, timeout=0.5)
-        whole(loader)
+        check_epoch(loader)
         assert server not in servers()
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
     """)
 
 
-def test_without_a_session_it_ends_after_a_while(succeed_with):
+def test_the_fork_server_ends_after_its_idle_limit_without_a_session(succeed_with):
     succeed_with("""
         fork_server.IDLE_LIMIT_S = 0.3
         data = dataset_with()
         loader = load(data, persistent_workers=True)
-        whole(loader)
+        check_epoch(loader)
         [server] = servers()
         time.sleep(1)
-        whole(loader)
+        check_epoch(loader)
         assert servers() == [server]
         loader.close()
-        wait_until(lambda: is_gone(server), "it has ended")
+        wait_until(lambda: is_dead(server), "the server has exited")
         with load(data) as other:
-            whole(other)
+            check_epoch(other)
             assert len(servers()) == 1 and servers() != [server]
     """)
 
 
-def test_a_forked_child_of_the_program_has_its_own(succeed_with):
+def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
     succeed_with("""
         data = dataset_with()
         loader = load(data, persistent_workers=True)
-        whole(loader)
-        own = servers()
+        check_epoch(loader)
+        parent_servers = servers()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 assert fork_server._server is None and servers() == []
                 other = load(data)
-                whole(other)
-                assert len(servers()) == 1 and servers() != own
+                check_epoch(other)
+                assert len(servers()) == 1 and servers() != parent_servers
                 other.close()
                 fork_server.close()
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0) == (pid, 0)
-        whole(loader)
-        assert servers() == own
+        check_epoch(loader)
+        assert servers() == parent_servers
         loader.close()
-        whole(load(data))
-        assert servers() == own
+        check_epoch(load(data))
+        assert servers() == parent_servers
     """)
 
 
@@ -272,15 +266,15 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
             def __len__(self): return len(self.tensors)
             def __getitem__(self, index): return self.tensors[index]
         data = Shared()
-        before = left()
+        before = held_resources()
         with gl.Loader(data, 4, num_workers=2, device="cpu") as loader:
             assert torch.cat(list(loader))[:, 0].tolist() == list(range(600))
-            assert len(children(servers()[0])) == 1  # it was forked
-        assert left() == before
+            assert len(children(servers()[0])) == 1  # the template was forked
+        assert held_resources() == before
     """)
 
 
-def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(succeed_with):
+def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_module(succeed_with):
     succeed_with("""
         write("dependency", "value = 1", folder="old")
         import dependency
@@ -294,15 +288,15 @@ def test_where_it_has_another_module_the_template_is_an_interpreter_of_its_own(s
         with load(data) as loader:
             assert torch.cat(list(loader)).tolist() == 40 * [1]
             assert started_as("template") == templates() and len(templates()) == 1
-        wanted = (
+        expected = (
             "the template is a separate interpreter, since it cannot be forked from the fork server: "
             "it has imported another dependency"
         )
-        assert wanted in logged, logged
+        assert expected in logged, logged
     """)
 
 
-def test_where_a_library_has_taken_its_descriptors_the_template_is_an_interpreter_of_its_own(succeed_with):
+def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptors(succeed_with):
     succeed_with("""
         code = f"if os.getpid() != {os.getpid()}:\\n"
         code += "    for number in range(3, 100):\\n"
@@ -310,10 +304,10 @@ def test_where_a_library_has_taken_its_descriptors_the_template_is_an_interprete
         code += "        except OSError: os.dup2(os.open('/dev/null', os.O_RDONLY), number)\\n"
         write("library", code)
         with load(dataset_with("library")) as loader:
-            whole(loader)
+            check_epoch(loader)
             assert started_as("template") == templates() and len(templates()) == 1
-        wanted = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
-        assert any(text.startswith(wanted) for text in logged), logged
+        expected = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
+        assert any(text.startswith(expected) for text in logged), logged
     """)
 
 
@@ -322,13 +316,12 @@ def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imp
         write("library", "import warnings; warnings.warn('this library is old', FutureWarning)")
         warnings.filterwarnings("ignore", "this library is old")
         with load(dataset_with("library")) as loader:
-            whole(loader)
+            check_epoch(loader)
         assert len(importers("library")) == 1
     """)
 
 
 def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
-    """Each of them sets the result of torch's `get_worker_info()`."""
     succeed_with("""
         class Stream:
             def __iter__(self):
@@ -340,13 +333,13 @@ def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
     """)
 
 
-def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed_with):
+def test_atexit_functions_of_a_library_run_in_the_fork_server_alone(succeed_with):
     succeed_with("""
         write("library", f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())")
         data = dataset_with("library")
         for _ in range(2):
             with load(data) as loader:
-                whole(loader)
+                check_epoch(loader)
         [server] = servers()
         ended = lambda: sorted(path.name for path in Path(tmp).glob("ended-*"))
         assert ended() == []
@@ -355,15 +348,15 @@ def test_what_a_library_registers_for_the_end_runs_with_the_server_alone(succeed
     """)
 
 
-def test_numbers_without_a_seed_differ_between_sessions(succeed_with):
+def test_unseeded_random_numbers_differ_between_sessions(succeed_with):
     succeed_with("""
         write("library", "import numpy.random")
         import library
         class Drawing(Numbers):
             def __setstate__(self, state):
                 vars(self).update(state)
-                self.drawn = np.random.rand(), random.random()
-            def __getitem__(self, index): return library and np.array(self.drawn)
+                self.numbers = np.random.rand(), random.random()
+            def __getitem__(self, index): return library and np.array(self.numbers)
         draws = []
         for _ in range(2):
             with load(Drawing()) as loader:
@@ -374,7 +367,7 @@ def test_numbers_without_a_seed_differ_between_sessions(succeed_with):
     """)
 
 
-def test_in_a_worker_and_while_a_spawned_process_starts_there_is_none(succeed_with):
+def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(succeed_with):
     succeed_with("""
         import multiprocessing
         from gpuload.datasets.worker import THIS_PROCESS
@@ -384,15 +377,15 @@ def test_in_a_worker_and_while_a_spawned_process_starts_there_is_none(succeed_wi
             setattr(owner, name, True)
             with load(data) as loader:
                 assert servers() == []
-                whole(loader)
+                check_epoch(loader)
                 assert servers() == [] and len(started_as("template")) == 1
             setattr(owner, name, False)
         with load(data):
-            wait_until(servers, "its command line is there")
+            wait_until(servers, "the fork server has its command line")
     """)
 
 
-# Makes `os.fork` fail in the process that runs it, as long as there is a file.
+# Makes `os.fork` fail in the process that runs this code as long as a file exists.
 FAILING_FORK = """
 def failing_fork(fork=os.fork):
     if os.path.exists({path!r}):
@@ -401,7 +394,7 @@ def failing_fork(fork=os.fork):
 """
 
 
-def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
     succeed_with(f"""
         logging.disable()
         warnings.simplefilter("always")
@@ -419,30 +412,27 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with
             Path(tmp, "block").touch()
             os.kill(engine().pids[0], signal.SIGKILL)
             seen += batches
-            assert torch.cat(seen).tolist() == list(range(400))
-            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
+            check_epoch(seen, 400)
+            wait_until(lambda: engine().collect_events(0.0) or caught, "a fork has failed")
             assert len(engine().pids) == 1
-            assert torch.cat(list(loader)).tolist() == list(range(400))
+            check_epoch(loader, 400)
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().collect_events(0.0) or engine().is_steady, "both are there")
-        [text] = [str(each.message) for each in caught if each.category is RuntimeWarning]
+            wait_until(lambda: engine().collect_events(0.0) or engine().is_steady, "both workers run")
+        [text] = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
         assert "could not be forked: [Errno 11] Resource temporarily unavailable" in text, text
         assert "The other workers continue, and gpuload tries again every second" in text, text
-        assert torch.cat(list(loader)).tolist() == list(range(400))
+        check_epoch(loader, 400)
         Path(tmp, "block").touch()
         for pid in engine().pids:
             os.kill(pid, signal.SIGKILL)
-        try:
+        with pytest.raises(gl.WorkerError, match="could not be forked"):
             for batch in loader: pass
-            raise AssertionError
-        except gl.WorkerError as error:
-            assert "could not be forked" in str(error), error
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
 
 
-def test_a_template_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_with):
+def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
     succeed_with(f"""
         logging.disable()
         pool.RETRY_INTERVAL_S = 0.2
@@ -453,16 +443,16 @@ def test_a_template_that_cannot_be_forked_in_mid_epoch_is_tried_again(succeed_wi
         engine = lambda: loader._session.engine
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            whole(loader)
+            check_epoch(loader)
             Path(tmp, "block").touch()
             os.kill(templates()[0], signal.SIGKILL)
-            wait_until(lambda: engine().collect_events(0.0) or caught, "it has failed")
-            whole(loader)
+            wait_until(lambda: engine().collect_events(0.0) or caught, "a fork has failed")
+            check_epoch(loader)
             assert templates() == []
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "there is another")
+            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "it is replaced")
         assert "the workers' template could not be forked: " in str(caught[0].message), caught
-        whole(loader)
+        check_epoch(loader)
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)

@@ -1,4 +1,4 @@
-"""Interrupts that the program survives, as a notebook does: what broke off says so, all else is whole."""
+"""Interrupts that the program survives, as a notebook does: the iterator has ended, later epochs are complete."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import re
 
 import pytest
 
-IN_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.*\n)*?KeyboardInterrupt: \n")
+IN_EPOCH_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.*\n)*?KeyboardInterrupt: \n")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole(succeed, workers):
+def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed, workers):
     succeed(f"""
         def interrupt(index):
-            if index == 11 and not os.path.exists(f"{{tmp}}/once"):
-                open(f"{{tmp}}/once", "w").close()
+            if index == 11 and happens_first("interrupt"):
                 if {workers}:
                     wait_until(lambda: os.path.exists(f"{{tmp}}/waits"), "the main process waits")
                 ctrl_c()
                 time.sleep(0.2 if {workers} else 1)  # the main process waits for this sample
-        loader = numbers(interrupt, num_workers={workers})
+        loader = number_loader(interrupt, num_workers={workers})
         iterator = iter(loader)
         seen = []
         when_waiting_for_workers(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
@@ -29,73 +28,61 @@ def test_after_a_ctrl_c_in_next_the_iterator_is_over_and_the_next_epoch_is_whole
         except KeyboardInterrupt:
             pass
         assert seen == list(range(len(seen))) and len(seen) in (0, 4, 8), seen
+        text = (
+            "this iterator has ended: it was interrupted by KeyboardInterrupt, and a batch may be lost. "
+            "Begin a new epoch with iter()"
+        )
         for _ in range(2):
-            try:
+            with pytest.raises(RuntimeError, match=re.escape(text)):
                 next(iterator)
-                raise AssertionError
-            except RuntimeError as error:
-                assert str(error) == (
-                    "this iterator has ended: it was interrupted by KeyboardInterrupt, and a batch may be lost. "
-                    "Begin a new epoch with iter()"
-                ), error
         assert loader.epoch == 0
-        expected = left()
-        assert torch.cat(list(loader)).tolist() == list(range(40))
-        assert loader.epoch == (1 if seen else 0)  # what nothing was taken from is no epoch
-        assert left() == expected
+        expected = held_resources()
+        check_epoch(loader)
+        assert loader.epoch == (1 if seen else 0)  # an epoch without a batch does not count
+        assert held_resources() == expected
         del iterator
-        assert left() == expected
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        assert held_resources() == expected
+        check_epoch(loader)
     """)
 
 
-def test_after_a_ctrl_c_in_iter_the_next_one_begins_the_same_epoch(succeed):
+def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
     succeed("""
         class Slow(Numbers):
-            def __getstate__(self):  # pickled in the main process, within iter()
-                if not os.path.exists(f"{tmp}/once"):
-                    open(f"{tmp}/once", "w").close()
+            def __getstate__(self):  # called by iter() in the main process
+                if happens_first("interrupt"):
                     ctrl_c()
                     hang()
                 return self.__dict__
-        before = left()
+        before = held_resources()
         loader = gl.Loader(Slow(), 4, num_workers=2, device="cpu", info=True)
         loader.set_epoch(5)
-        try:
+        with pytest.raises(KeyboardInterrupt):
             iter(loader)
-            raise AssertionError
-        except KeyboardInterrupt:
-            pass
-        assert left() == before, (left(), before)
+        assert held_resources() == before, (held_resources(), before)
         batch, info = next(iter(loader))
         assert (batch.tolist(), info.epoch, loader.epoch) == ([0, 1, 2, 3], 5, 5)
     """)
 
 
-def test_a_time_limit_of_the_programs_own_is_as_good_as_a_ctrl_c(succeed):
+def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
     succeed("""
         class Late(Exception): pass
         def late(*_): raise Late
         signal.signal(signal.SIGALRM, late)
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
         when_waiting_for_workers(lambda: True, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
-        try:
+        with pytest.raises(Late):
             for batch in iterator: pass
-            raise AssertionError
-        except Late:
-            pass
-        try:
+        with pytest.raises(RuntimeError, match="it was interrupted by Late, and a batch may be lost"):
             next(iterator)
-            raise AssertionError
-        except RuntimeError as error:
-            assert "it was interrupted by Late, and a batch may be lost" in str(error), error
     """)
 
 
-def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
+def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
     succeed("""
         import gpuload.loader.session
         def interrupting(function):
@@ -106,43 +93,33 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
                     ctrl_c()
                 return result
             return interrupted
-        before = left()
+        before = held_resources()
         for module, name in ((process, "_launch"), (process.Template, "__init__"), (gpuload.loader.session, "Feed")):
             original, armed = getattr(module, name), []
             setattr(module, name, interrupting(original))
-            loader = numbers()
-            try:
+            loader = number_loader()
+            with pytest.raises(KeyboardInterrupt):
                 iter(loader)
-                raise AssertionError
-            except KeyboardInterrupt:
-                pass
-            assert torch.cat(list(loader)).tolist() == list(range(40))
+            check_epoch(loader)
             loader.close()
-            assert left() == before, (name, left())
+            assert held_resources() == before, (name, held_resources())
             setattr(module, name, original)
 
-        def die_once(index):
-            if index == 17 and not os.path.exists(f"{tmp}/once"):
-                open(f"{tmp}/once", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-        loader = numbers(die_once)
+        loader = number_loader(die_once_at(17))
         iterator = iter(loader)
         process.Template.fork, armed = interrupting(process.Template.fork), [True]
         next(iterator)
-        armed.clear()  # of the worker that takes the place of the dead one
-        try:
+        armed.clear()  # interrupt the fork of the replacing worker
+        with pytest.raises(KeyboardInterrupt):
             for batch in iterator: pass
-            raise AssertionError
-        except KeyboardInterrupt:
-            pass
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        check_epoch(loader)
         loader.close()
         del iterator
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
     """)
 
 
-def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
+def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
     succeed("""
         end = process.Template.end
         def interrupted(self, deadline):
@@ -150,59 +127,55 @@ def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
             end(self, deadline)
             ctrl_c()
         process.Template.end = interrupted
-        before = left()
+        before = held_resources()
         def close():
-            loader = numbers()
+            loader = number_loader()
             iter(loader)
             loader.close()
         def leave():
-            with numbers() as loader:
+            with number_loader() as loader:
                 iter(loader)
-        def anew():
-            loader = numbers()
+        def start_again():
+            loader = number_loader()
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             iter(loader)
-        for way in (close, leave, anew):
-            try:
+        for way in (close, leave, start_again):
+            with pytest.raises(KeyboardInterrupt):
                 way()
-                raise AssertionError(way)
-            except KeyboardInterrupt:
-                pass
-            assert left() == before, (way, left())
+            assert held_resources() == before, (way, held_resources())
         def leave_interrupted():
-            with numbers() as loader:
+            with number_loader() as loader:
                 for batch in loader:
                     ctrl_c()
-        try:
+        with pytest.raises(KeyboardInterrupt) as caught:
             leave_interrupted()
-            raise AssertionError
-        except KeyboardInterrupt as error:
-            assert error.__context__ is None  # the first; those that came in close() would say the same
-        assert left() == before
+        assert caught.value.__context__ is None  # the first interrupt hides those that arrive in close()
+        del caught
+        assert held_resources() == before
     """)
 
 
-def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
+def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
     program = start("""
         end = process.Template.end
         def interrupted(self, deadline):
             ctrl_c()
             end(self, deadline)
         process.Template.end = interrupted
-        before = left()
+        before = held_resources()
         def collect():
-            loader = numbers()
+            loader = number_loader()
             iter(loader)
         def drop():
-            loader = numbers()
+            loader = number_loader()
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             del iterator
             assert workers() == []
         for way in (collect, drop):
             way()
-            assert left() == before, (way, left())
+            assert held_resources() == before, (way, held_resources())
     """)
     exit_code, error = program.end()
     assert exit_code == 0, error
@@ -210,13 +183,13 @@ def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
 
 
 @pytest.mark.parametrize("then", ["sys.exit(0)", "pass"])
-def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succeed, then):
+def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
     succeed(f"""
         def close(*_):
             loader.close()
             {then}
         signal.signal(signal.SIGTERM, close)
-        loader = numbers(hang_from_8)
+        loader = number_loader(hang_from_8)
         def kill():
             wait_for_the_hang()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -233,16 +206,16 @@ def test_the_handler_of_a_signal_may_close_the_loader_in_the_midst_of_next(succe
     """)
 
 
-def test_interrupts_at_any_moment_lose_no_sample_of_a_later_epoch_and_leave_nothing(start):
+def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
     program = start("""
-        loader = make(folder)
-        reference = make(folder, num_workers=0)
+        loader = jpeg_loader(folder)
+        reference = jpeg_loader(folder, num_workers=0)
         list(reference)
         list(loader)
         began = time.monotonic()
         list(loader)
         duration = time.monotonic() - began
-        before = left()
+        before = held_resources()
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         moments = random.Random(0)
         times = broken = 0
@@ -254,19 +227,19 @@ def test_interrupts_at_any_moment_lose_no_sample_of_a_later_epoch_and_leave_noth
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0001, 1.2 * duration))
                 seen = list(loader)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                duration = min(duration, time.monotonic() - began)  # the first may have been slow
+                duration = min(duration, time.monotonic() - began)  # the first epoch may have been slow
             except KeyboardInterrupt:
                 broken += 1
             else:
                 reference.set_epoch(loader.epoch)
-                assert same(seen, reference)
+                assert equal_epochs(seen, reference)
         signal.setitimer(signal.ITIMER_REAL, 0)
         seen = list(loader)
         reference.set_epoch(loader.epoch)
-        assert same(seen, reference)
-        assert left() == before, (left(), before)
+        assert equal_epochs(seen, reference)
+        assert held_resources() == before, (held_resources(), before)
     """)
     exit_code, error = program.end()
-    # Python itself looks for signals when it enters a `__del__`, and then only shows what the handler raised.
-    assert IN_DEL.sub("", error) == "", error
+    # Python checks for signals when it enters a `__del__`, and then only prints what the handler raises.
+    assert IN_EPOCH_DEL.sub("", error) == "", error
     assert exit_code == 0

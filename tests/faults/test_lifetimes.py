@@ -1,4 +1,4 @@
-"""Loaders and iterators that are dropped, doubled, nested, shared: what each says, and that nothing stays behind."""
+"""Loaders and iterators that are garbage collected, used in parallel, nested or closed."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ COLLECTED = {
     "in a cycle with its iterator": "loader.iterator = iter(loader); next(loader.iterator)\ndel loader",
     "in a cycle in mid-batch": "node = [iter(loader)]; node.append(node); next(node[0])\ndel loader, node",
     "in a generator that was left": """def batches():
-    for batch in numbers():
+    for batch in number_loader():
         yield batch
         return
 list(batches())
 del loader""",
     "in a generator that is closed": """def batches():
-    yield from numbers()
+    yield from number_loader()
 generator = batches(); next(generator)
 generator.close()
 del loader, generator""",
     "interrupted": """def interrupt(index):
     if index == 8: raise KeyboardInterrupt
-home = numbers(interrupt, num_workers=0)
+in_process = number_loader(interrupt, num_workers=0)
 with contextlib.suppress(KeyboardInterrupt):
-    for batch in home: pass
+    for batch in in_process: pass
 iterator = iter(loader); next(iterator)
-del home, loader, iterator, batch""",
+del in_process, loader, iterator, batch""",
     "with a copy that lives on": """import copy
 next(iter(loader))
 other = copy.copy(loader)
-del loader; gc.collect(); assert left()[1] == 0
-assert torch.cat(list(other)).tolist() == list(range(40))
+del loader; gc.collect(); assert held_resources()[1] == 0
+check_epoch(other)
 other.close()""",
 }
 
 
-def test_a_loader_that_is_collected_takes_all_with_it(succeed):
-    """One program for all ways, so that each begins with what those before it left."""
+def test_a_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
     succeed(f"""
-        before = left()
+        before = held_resources()  # by one program, in which a case that leaves something behind shows in the next
         for how, code in {COLLECTED!r}.items():
-            names = dict(globals(), loader=numbers())
+            names = dict(globals(), loader=number_loader())
             exec(code, names)
-            after = left()
+            after = held_resources()
             assert after == before, (how, after, before)
             names.clear()
     """)
@@ -57,13 +56,13 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
             open(f"{tmp}/{index}", "w").close()
             while index == 8 and not os.path.exists(f"{tmp}/go"):
                 time.sleep(0.002)
-        loader = numbers(slow, num_workers=1, chunk_size=4)
+        loader = number_loader(slow, num_workers=1, chunk_size=4)
         for batch in loader:
-            wait_until(lambda: os.path.exists(f"{tmp}/8"), "the worker is at sample 8")
+            wait_until(lambda: os.path.exists(f"{tmp}/8"), "the worker loads sample 8")
             break
         open(f"{tmp}/go", "w").close()
         feed = loader._session.feed
-        wait_until(lambda: feed.pump(0.1) or feed.is_idle(), "the worker has nothing to do")
+        wait_until(lambda: feed.pump(0.1) or feed.is_idle(), "the worker is idle")
         assert not os.path.exists(f"{tmp}/9")
     """)
 
@@ -71,95 +70,87 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
 # -- several ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_loaders_side_by_side_give_what_each_gives_alone(succeed):
+def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(succeed):
     succeed("""
-        expected = [list(make(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
-        before = left()
-        both = list(zip(make(folder, seed=0), make(folder, seed=1)))
-        assert same([one for one, _ in both], expected[0])
-        assert same([other for _, other in both], expected[1])
-        assert left() == before
+        expected = [list(jpeg_loader(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
+        before = held_resources()
+        first, second = zip(*zip(jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1)))
+        assert equal_epochs(first, expected[0])
+        assert equal_epochs(second, expected[1])
+        assert held_resources() == before
     """)
 
 
-def test_an_epoch_of_another_loader_inside_the_loop(succeed):
+def test_an_epoch_of_another_loader_inside_the_loop_changes_no_batch(succeed):
     succeed("""
-        train, check = make(folder, seed=0), make(folder, seed=1, shuffle=False)
-        expected = list(make(folder, seed=0, num_workers=0)), list(make(folder, seed=1, shuffle=False, num_workers=0))
+        train, check = jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1, shuffle=False)
+        expected = list(jpeg_loader(folder, seed=0, num_workers=0))
+        expected_inside = list(jpeg_loader(folder, seed=1, shuffle=False, num_workers=0))
         seen = []
         for step, batch in enumerate(train):
             seen.append(batch)
             if step in (2, 7):
                 check.set_epoch(0)
-                assert same(check, expected[1])
-        assert same(seen, expected[0])
+                assert equal_epochs(check, expected_inside)
+        assert equal_epochs(seen, expected)
     """)
 
 
-def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_one_and_it_says_so(succeed):
+def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(succeed):
     succeed("""
-        loader = numbers()
+        loader = number_loader()
         outer = iter(loader)
         next(outer)
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        check_epoch(loader)
         for _ in range(2):
-            try:
+            with pytest.raises(RuntimeError, match="^this iterator has ended: a newer iter.. of its Loader"):
                 next(outer)
-                raise AssertionError
-            except RuntimeError as error:
-                assert str(error).startswith("this iterator has ended: a newer iter() of its Loader was started"), error
-        del outer  # does not disturb the newer one
+        del outer  # does not disturb the newer iterator
         newer = iter(loader)
         older, newer = newer, iter(loader)
-        loader._session.drop_epoch(older._token)  # as a collection in another thread may do it late
+        loader._session.drop_epoch(older._token)  # as a late garbage collection in another thread does
         del older
         gc.collect()
-        assert torch.cat(list(newer)).tolist() == list(range(40))
+        check_epoch(newer)
     """)
 
 
-def test_after_close_an_iterator_says_so_and_the_loader_starts_anew(succeed):
+def test_close_ends_an_open_iterator_and_the_loader_starts_again(succeed):
     succeed("""
-        loader = numbers()
+        loader = number_loader()
         iterator = iter(loader)
         next(iterator)
         before = len(workers())
         loader.close()
         assert workers() == []
-        try:
+        with pytest.raises(RuntimeError, match="^this iterator has ended: its Loader was closed$"):
             next(iterator)
-            raise AssertionError
-        except RuntimeError as error:
-            assert str(error) == "this iterator has ended: its Loader was closed", error
         del iterator
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        check_epoch(loader)
         assert len(workers()) == before == 2
     """)
 
 
-def test_close_ends_all_that_it_can_whatever_one_worker_does(succeed):
+def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(succeed):
     succeed("""
-        before = left()
-        loader = numbers(num_workers=3)
+        before = held_resources()
+        loader = number_loader(num_workers=3)
         list(loader)
         stuck, broken, plain = loader._session.engine._team.values()
         wait = stuck._process.wait
-        def kernel_holds_it(timeout=None):
-            assert timeout is not None  # or it would be waited for, for ever
+        def time_out(timeout=None):
+            assert timeout is not None  # close() must not wait without a limit
             raise process.subprocess.TimeoutExpired("worker", timeout)
-        stuck._process.wait = kernel_holds_it
+        stuck._process.wait = time_out
         end = broken.end
         def end_and_fail(deadline):
             end(deadline)
             raise OSError("something else")
         broken.end = end_and_fail
-        try:
+        with pytest.raises(OSError, match="^something else$"):
             loader.close()
-            raise AssertionError
-        except OSError as error:
-            assert str(error) == "something else"
         with contextlib.suppress(ChildProcessError):
             os.waitpid(stuck.pid, 0)
         stuck = broken = plain = wait = end = None
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
     """)

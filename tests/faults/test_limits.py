@@ -1,4 +1,4 @@
-"""Open files, shared memory and the memory of a control group running short, for real: each in a process of its own."""
+"""Real shortages of open files, shared memory and the memory of a control group, each in a separate process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults.programs import wait_until
 from helpers import lacking
+from helpers.processes import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -21,16 +21,18 @@ from gpuload.loader import limits, session
 
 LIMIT_S = 200.0
 
-# What each of the programs below begins with.
+# The beginning of each of the programs below.
 PRELUDE = '''
 import gc, json, os, resource, sys, time
 import numpy as np
 import gpuload as gl
+sys.path.append('tests')
+from faults.zygote import children, templates, workers
 from gpuload import transforms as T
 from gpuload.loader import limits
 
 class Numbered:
-    """Sample i is an image of level i % 251; its memory is taken only where it is copied to."""
+    """Images of level i % 251, each with its number. A sample takes no memory until it is copied."""
     def __init__(self, samples, height=40, width=30, sizes=None):
         self.samples, self.shape, self.sizes = samples, (height, width, 3), sizes or {}
     def __len__(self):
@@ -38,33 +40,15 @@ class Numbered:
     def __getitem__(self, i):
         return gl.Image(np.broadcast_to(np.uint8(i % 251), self.sizes.get(i, self.shape))), i
 
-def right(batch):
+def is_right(batch):
     images, numbers = batch
     return (images.amin((1, 2, 3)) == numbers % 251).all() and (images.amax((1, 2, 3)) == numbers % 251).all()
-
-def children():
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid() and fields[0] != "Z":
-            found.append(int(pid))
-    return found
-
-def templates():
-    """The children of the fork server, the only child."""
-    return [pid for one in children() for pid in map(int, open(f"/proc/{one}/task/{one}/children").read().split())]
-
-def workers():
-    return [pid for one in templates() for pid in map(int, open(f"/proc/{one}/task/{one}/children").read().split())]
 
 def descriptors():
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 def left_exactly(free):
-    """Lower the limit until so many descriptors are left; no collector frees some meanwhile."""
+    """Lower the limit until `free` descriptors are left, and turn off the garbage collector, which could free some."""
     gc.collect()
     gc.disable()
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -75,19 +59,20 @@ def left_exactly(free):
 '''
 
 
-def run(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
-    """Run a program that prints JSON; its errors are ours."""
+def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
+    """Run a program and return the JSON that it prints."""
     command = [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(gl.__file__).parent.parent)
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    root = Path(gl.__file__).parent.parent
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=root)
+    assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 # -- open files -------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_open_files_are_refused_before_any_worker_exists():
-    found = run(
+    text, none_started, same, alive, works_later, started = run_program(
         """
         import subprocess
         loader = gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
@@ -102,26 +87,25 @@ def test_too_few_open_files_are_refused_before_any_worker_exists():
         same, alive = descriptors() == before, templates()
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        print(json.dumps([text, started == [], same, alive, all(map(right, loader)), len(started)]))
+        print(json.dumps([text, started == [], same, alive, all(map(is_right, loader)), len(started)]))
         """
     )
-    text, none_started, same, alive, works_later, started = found
     assert text.startswith("num_workers=3 needs 40 file descriptors in this process (5 per worker and 25 others), ")
     assert "but only 20 of the " in text
     assert none_started
     assert same
     assert alive == []
     assert works_later
-    assert started == 0  # the fork server is there
+    assert started == 0  # the fork server was running already
 
 
 @pytest.mark.usefixtures("warm")
-def test_the_count_of_descriptors_is_what_workers_take():
-    steady, works, spare, left = run(
+def test_workers_take_exactly_the_descriptors_that_limits_counts():
+    steady, works, spare, left = run_program(
         """
         def loader():
             return gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
-        with loader() as first:  # what libraries open once and keep
+        with loader() as first:  # libraries open files that they keep
             list(first)
         before = descriptors()
         with loader() as second:
@@ -130,7 +114,7 @@ def test_the_count_of_descriptors_is_what_workers_take():
         limits.SPARE_DESCRIPTORS = 0
         left_exactly(limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS + limits.START_DESCRIPTORS)
         with loader() as third:
-            works = all(map(right, third))
+            works = all(map(is_right, third))
             left = limits.descriptors_left()
         print(json.dumps([steady, bool(works), limits.SPARE_DESCRIPTORS, left]))
         """
@@ -142,39 +126,36 @@ def test_the_count_of_descriptors_is_what_workers_take():
 
 
 @pytest.mark.usefixtures("warm")
-def test_batches_that_the_user_keeps_take_no_open_files():
-    found = run(
+def test_batches_that_the_user_keeps_hold_no_descriptors():
+    batch_count, are_right, opened, each_once = run_program(
         """
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         with gl.Loader(Numbered(800), 2, num_workers=2, device="cpu", shuffle=True) as loader:
             before = len(descriptors())
-            kept = []
-            for batch in loader:
-                kept.append(batch)
-            print(json.dumps([len(kept), all(map(right, kept)), len(descriptors()) - before,
-                              sorted(int(n) for _, numbers in kept for n in numbers) == list(range(800))]))
+            batches = list(loader)
+            print(json.dumps([len(batches), all(map(is_right, batches)), len(descriptors()) - before,
+                              sorted(int(n) for _, numbers in batches for n in numbers) == list(range(800))]))
         """
     )
-    batches, right, opened, each_once = found
-    assert batches == 400
+    assert batch_count == 400
     assert opened <= limits.POOL_DESCRIPTORS + 2 * limits.WORKER_DESCRIPTORS
-    assert right
+    assert are_right
     assert each_once
 
 
 # -- /dev/shm ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_dev_shm_does_not_matter():
+def test_a_loader_works_with_a_full_dev_shm():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a /dev/shm of its own")
-    space = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-    mount = (*space, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
-    tried = subprocess.run([*mount, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        lacking.skip("a /dev/shm of its own", tried.stderr.strip())
-    found = run(
+    namespace = (unshare, "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+    mount = (*namespace, "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    attempt = subprocess.run([*mount, "true"], capture_output=True, text=True)
+    if attempt.returncode:
+        lacking.skip("a /dev/shm of its own", attempt.stderr.strip())
+    result = run_program(
         """
         with open("/dev/shm/filler", "wb", buffering=0) as filler:
             try:
@@ -183,14 +164,14 @@ def test_a_full_dev_shm_does_not_matter():
             except OSError as error:
                 full = error.errno
         with gl.Loader(Numbered(64), 8, num_workers=2, device="cpu") as loader:
-            good = all(map(right, loader))
+            good = all(map(is_right, loader))
             maps = [open(f"/proc/{pid}/maps") for pid in ["self", *children(), *templates(), *workers()]]
             mapped = [line for lines in maps for line in lines if "/dev/shm" in line]
             print(json.dumps([full, bool(good), os.listdir("/dev/shm"), mapped, os.statvfs("/dev/shm").f_bfree]))
         """,
         before=mount,
     )
-    assert found == [28, True, ["filler"], [], 0]  # 28: no space left on device
+    assert result == [28, True, ["filler"], [], 0]  # 28: no space left on device
 
 
 # -- the memory of a control group ------------------------------------------------------------------------------------
@@ -198,29 +179,31 @@ def test_a_full_dev_shm_does_not_matter():
 
 @pytest.fixture
 def group():
-    """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
+    """The memory limit of a control group within our own, removed when the test ends."""
     groups = ((folder, limits.MEMORY_FILES[version]) for folder, version in limits.control_groups("/", "memory"))
-    found = next(((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None)
-    if found is None:
+    folder_and_limit = next(
+        ((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None
+    )
+    if folder_and_limit is None:
         lacking.skip("a control group", "this process is in none that counts memory")
-    folder, limit_name = found
-    made = Path(folder, f"gpuload-test-{os.getpid()}")
+    folder, limit_name = folder_and_limit
+    group = Path(folder, f"gpuload-test-{os.getpid()}")
     try:
-        made.mkdir()
+        group.mkdir()
     except OSError as error:
         lacking.skip("a control group", error)
     try:
-        limit = made / limit_name
+        limit = group / limit_name
         if not limit.exists():
-            lacking.skip("a control group", f"{folder} does not hand it on to groups within it")
+            lacking.skip("a control group", f"{folder} does not pass the memory controller to its groups")
         try:
             limit.write_text(str(1 << 40))
         except OSError as error:
             lacking.skip("a control group", error)
         yield limit
     finally:
-        wait_until(lambda: not (made / "cgroup.procs").read_text(), "its processes are gone")
-        made.rmdir()
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "its processes have exited")
+        group.rmdir()
 
 
 IN_GROUP = '''
@@ -229,7 +212,7 @@ def enter(limit):
         procs.write(str(os.getpid()))
 
 def leave_mb(limit, mb):
-    """Set the limit so that so much is left."""
+    """Set the limit so that `mb` megabytes are left."""
     huge = 1 << 40
     open(limit, "w").write(str(huge))
     open(limit, "w").write(str(huge - limits.memory_left_bytes() + (mb << 20)))
@@ -241,16 +224,16 @@ def attempt(function):
         return str(error)
 
 enter(sys.argv[1])
-list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]))  # all is loaded now
+list(gl.Loader(Numbered(4), 2, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]))  # loads all libraries
 '''
 
 
-def run_in(group: Path, program: str) -> dict:
-    return run(IN_GROUP + textwrap.dedent(program), group)
+def run_in_group(group: Path, program: str) -> dict:
+    return run_program(IN_GROUP + textwrap.dedent(program), group)
 
 
 def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
-    text, alive, good = run_in(
+    text, alive, good = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 150)
@@ -258,7 +241,7 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
         text = attempt(lambda: iter(loader))
         alive = templates()
         leave_mb(sys.argv[1], 400)
-        print(json.dumps([text, alive, all(map(right, loader))]))
+        print(json.dumps([text, alive, all(map(is_right, loader))]))
         """,
     )
     assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for an output batch)")
@@ -267,8 +250,8 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
     assert good
 
 
-def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoch_works(group):
-    good, text, again, alive = run_in(
+def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_works(group):
+    good, text, again, alive = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
@@ -276,9 +259,9 @@ def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoc
         options = {"transforms": [T.Resize((16, 16))]}
         loader = gl.Loader(data, 4, num_workers=2, device="cpu", **options)
         batches = iter(loader)
-        good = all(right(next(batches)) for _ in range(5))
+        good = all(is_right(next(batches)) for _ in range(5))
         text = attempt(lambda: next(batches))
-        again = [attempt(lambda: bool(right(batch))) for _, batch in zip(range(5), loader)]
+        again = [attempt(lambda: bool(is_right(batch))) for _, batch in zip(range(5), loader)]
         print(json.dumps([good, text, again, len(workers())]))
         """,
     )
@@ -289,8 +272,8 @@ def test_an_image_that_memory_will_not_suffice_for_is_an_error_and_the_next_epoc
     assert alive == 2
 
 
-def test_little_memory_is_back_pressure_and_not_the_end(group):
-    good, most, wanted = run_in(
+def test_little_memory_delays_workers_and_raises_no_error(group):
+    good, most_bytes, needed_bytes = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
@@ -299,17 +282,17 @@ def test_little_memory_is_back_pressure_and_not_the_end(group):
                        chunk_size=2) as loader:
             good, most = True, 0
             for batch in loader:
-                good = good and bool(right(batch))
+                good = good and bool(is_right(batch))
                 most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
         print(json.dumps([good, most, 9 * 8 * 3_300_000]))
         """,
     )
     assert good
-    assert most < 160 << 20 < wanted
+    assert most_bytes < 160 << 20 < needed_bytes
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, workers):
+def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
     left: list[int | None] = [None]
     monkeypatch.setattr(session, "memory_left_bytes", lambda: left[0])
 
@@ -329,7 +312,7 @@ def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, worke
             assert [images[:, 0, 0, 0].tolist() for images, _ in loader] == [
                 list(range(start, start + 8)) for start in range(0, 64, 8)
             ]
-            loader.close()  # the slots of the good epoch would do for the next
+            loader.close()  # the slots of the good epoch would be enough for the next
 
 
 # -- back-pressure ----------------------------------------------------------------------------------------------------
@@ -338,26 +321,26 @@ def test_the_error_comes_out_of_next_and_the_next_epoch_works(monkeypatch, worke
 @pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
-    seen = run(
+    good, most, trees = run_program(
         """
         def tree_bytes(pids):
             total = 0
             for pid in ("self", *pids):
                 for line in open(f"/proc/{pid}/smaps_rollup"):
-                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):  # libraries are shared with whoever runs beside
+                    if line.startswith(("Pss_Anon:", "Pss_Shmem:")):  # libraries are shared with other programs
                         total += int(line.split()[1]) << 10
             return total
 
-        # Images of many sizes, whose chunks never have the same.
+        # Images of so different sizes that no two chunks have the same size.
         sizes = {i: (60 + 7 * (i % 31), 80 + 5 * (i % 23), 3) for i in range(4800)}
         options = {"num_workers": 2, "device": "cpu", "transforms": [T.Resize((16, 16))]}
         ring_bytes = int(sys.argv[1])
         with gl.Loader(Numbered(4800, sizes=sizes), 16, ring_bytes=ring_bytes, prefetch_factor=8, **options) as loader:
             most, trees, good = 0, [], True
             for step, batch in enumerate(loader):
-                good = good and bool(right(batch))
+                good = good and bool(is_right(batch))
                 time.sleep(0.002)  # a training step; the workers run ahead of it
-                if step % 50 == 20:  # as far as they can, however slow they are
+                if step % 50 == 20:  # wait until they are as far ahead as they can be
                     feed, pool = loader._session.feed, loader._session.engine
                     while feed.pump(0.01) or pool._in_flight:
                         pass
@@ -368,7 +351,6 @@ def test_a_slow_consumer_does_not_let_memory_grow():
         """,
         ring_bytes,
     )
-    good, most, trees = seen
     assert good
     assert ring_bytes / 2 < most <= ring_bytes
     assert len(trees) == 6

@@ -1,4 +1,4 @@
-"""Samples that fail: raised, skipped, replaced; counted and listed."""
+"""Samples that fail: raised, skipped or replaced, counted, and listed in `Loader.errors`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import gpuload as gl
 from gpuload import transforms as T
 
 SIDE = 16
-MANY = gl.Faults(on_error="skip", max_error_rate=1.0)
+SKIP_ALL = gl.Faults(on_error="skip", max_error_rate=1.0)
 
 
 class Numbered:
-    """Sample i is an image of level i % 251 and the number i; what is in `bad` raises."""
+    """Images of level i % 251, each with its number i. The samples in `bad` raise an error."""
 
     def __init__(self, samples: int, bad=()) -> None:
         self.samples = samples
@@ -32,16 +32,16 @@ class Numbered:
         return np.full((SIDE, SIDE, 3), index % 251, np.uint8), index
 
 
-def loader(dataset, batch_size=8, **options):
+def make_loader(dataset, batch_size=8, **options):
     return gl.Loader(dataset, batch_size, **{"num_workers": 0, "device": "cpu", "info": True, **options})
 
 
-def epoch(loader_):
-    """[(images, numbers, info)] of an epoch; warnings of the first bad sample are expected."""
-    return [(images, numbers.tolist(), info) for (images, numbers), info in loader_]
+def load_epoch(loader):
+    """Return (images, numbers, info) of each batch."""
+    return [(images, numbers.tolist(), info) for (images, numbers), info in loader]
 
 
-def cached_indices(batches):
+def loaded_numbers(batches):
     return [number for _, numbers, _ in batches for number in numbers]
 
 
@@ -49,26 +49,26 @@ pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are o
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_raise_names_the_sample_and_goes_on_with_the_next_batch(workers):
-    with loader(Numbered(24, bad=[9]), num_workers=workers) as loader_:
-        batches = iter(loader_)
+def test_on_error_raise_names_the_sample_and_continues_with_the_next_batch(workers):
+    with make_loader(Numbered(24, bad=[9]), num_workers=workers) as loader:
+        batches = iter(loader)
         next(batches)
         with pytest.raises(
             gl.SampleError, match=r"sample 9 \(/data/9.jpg\), at position 9 .* could not be loaded: OSError"
         ):
             next(batches)
         assert next(batches)[0][1].tolist() == list(range(16, 24))
-        assert [(entry.index, entry.replaced_by) for entry in loader_.errors] == [(9, None)]
+        assert [(entry.index, entry.replaced_by) for entry in loader.errors] == [(9, None)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_skip_leaves_the_sample_out_and_lists_it(workers):
-    loader_ = loader(Numbered(24, bad=[0, 9, 10]), num_workers=workers, on_error="skip", chunk_size=3)
+def test_on_error_skip_drops_the_sample_and_lists_it(workers):
+    loader = make_loader(Numbered(24, bad=[0, 9, 10]), num_workers=workers, on_error="skip", chunk_size=3)
     with (
-        loader_,
+        loader,
         pytest.warns(RuntimeWarning, match=r"sample 0 \(/data/0.jpg\), at position 0 of epoch 0: .*it was skipped"),
     ):
-        batches = epoch(loader_)
+        batches = load_epoch(loader)
     assert [numbers for _, numbers, _ in batches] == [
         [1, 2, 3, 4, 5, 6, 7],
         [8, 11, 12, 13, 14, 15],
@@ -78,7 +78,7 @@ def test_skip_leaves_the_sample_out_and_lists_it(workers):
         assert info.positions.tolist() == info.indices.tolist() == numbers
         assert info.valid.tolist() == [True] * len(numbers)
         assert images[:, 0, 0, 0].tolist() == numbers
-    [first, second, third] = loader_.errors
+    [first, second, third] = loader.errors
     assert (first.index, first.position, first.epoch, first.source, first.replaced_by) == (0, 0, 0, "/data/0.jpg", None)
     assert first.cause == "OSError: [Errno 5] Input/output error: '/data/0.jpg'"
     assert "in __getitem__" in first.traceback
@@ -86,12 +86,12 @@ def test_skip_leaves_the_sample_out_and_lists_it(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_replace_puts_another_sample_in_the_place(workers):
+def test_on_error_replace_returns_another_sample_in_its_place(workers):
     bad = {0, 9, 10, 11}
-    with loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader_:
-        batches = epoch(loader_)
+    with make_loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader:
+        batches = load_epoch(loader)
     assert len(batches) == 8
-    replaced = {entry.position: entry.replaced_by for entry in loader_.errors}
+    replaced = {entry.position: entry.replaced_by for entry in loader.errors}
     assert set(replaced) == bad
     for step, (images, numbers, info) in enumerate(batches):
         assert info.positions.tolist() == list(range(8 * step, 8 * step + 8))
@@ -101,97 +101,99 @@ def test_replace_puts_another_sample_in_the_place(workers):
         assert info.indices.tolist() == images[:, 0, 0, 0].tolist() == numbers
 
 
-def test_what_is_replaced_is_the_same_with_any_workers_chunks_and_batches():
+def test_replacements_are_the_same_for_any_workers_chunks_and_batches():
     dataset = Numbered(60, bad=range(0, 60, 5))
     chain = [T.RandomCrop(8), T.ColorJitter(0.4, 0.4, 0.4)]
 
     def run(batch_size, **options):
         faults = gl.Faults(on_error="replace", max_error_rate=1.0)
-        with loader(dataset, batch_size, shuffle=True, seed=5, faults=faults, transforms=chain, **options) as loader_:
-            batches = epoch(loader_)
-        errors = sorted((entry.position, entry.index, entry.replaced_by) for entry in loader_.errors)
-        return torch.cat([images for images, _, _ in batches]), cached_indices(batches), errors
+        with make_loader(
+            dataset, batch_size, shuffle=True, seed=5, faults=faults, transforms=chain, **options
+        ) as loader:
+            batches = load_epoch(loader)
+        errors = sorted((entry.position, entry.index, entry.replaced_by) for entry in loader.errors)
+        return torch.cat([images for images, _, _ in batches]), loaded_numbers(batches), errors
 
     expected = run(10, num_workers=0)
     for batch_size, options in ((10, {"num_workers": 1, "chunk_size": 1}), (6, {"num_workers": 2, "chunk_size": 4})):
-        found = run(batch_size, **options)
-        assert torch.equal(found[0], expected[0])
-        assert found[1:] == expected[1:]
+        result = run(batch_size, **options)
+        assert torch.equal(result[0], expected[0])
+        assert result[1:] == expected[1:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_of_which_nothing_would_be_left_is_filled(workers):
-    with loader(Numbered(64, bad=range(8, 16)), num_workers=workers, on_error="skip") as loader_:
-        batches = epoch(loader_)
+def test_on_error_skip_fills_a_batch_that_would_be_empty(workers):
+    with make_loader(Numbered(64, bad=range(8, 16)), num_workers=workers, on_error="skip") as loader:
+        batches = load_epoch(loader)
     assert [len(numbers) for _, numbers, _ in batches] == [8] * 8
     _, numbers, info = batches[1]
     assert info.positions.tolist() == list(range(8, 16))
     assert not set(numbers) & set(range(8, 16))
-    assert {entry.position: entry.replaced_by for entry in loader_.errors if entry.replaced_by is not None} == dict(
+    assert {entry.position: entry.replaced_by for entry in loader.errors if entry.replaced_by is not None} == dict(
         zip(range(8, 16), numbers, strict=True)
-    ) or len(loader_.errors) > 8  # a substitute that failed as well is listed too
+    ) or len(loader.errors) > 8  # a substitute that failed as well is listed too
 
 
-def test_the_number_of_batches_stays_so_ranks_keep_step():
+def test_failed_samples_do_not_change_the_number_of_batches():
     for on_error in ("skip", "replace"):
         faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
-        with loader(Numbered(40, bad=range(3, 37)), batch_size=4, faults=faults) as loader_:
-            assert len(epoch(loader_)) == len(loader_) == 10
+        with make_loader(Numbered(40, bad=range(3, 37)), batch_size=4, faults=faults) as loader:
+            assert len(load_epoch(loader)) == len(loader) == 10
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_more_errors_than_the_rate_allows_end_the_epoch(on_error):
-    with loader(Numbered(400, bad=range(100, 400)), on_error=on_error, num_workers=2) as loader_:
+def test_more_errors_than_max_error_rate_allows_end_the_epoch(on_error):
+    with make_loader(Numbered(400, bad=range(100, 400)), on_error=on_error, num_workers=2) as loader:
         seen = []
 
         def consume():
-            for (_, numbers), _ in loader_:
+            for (_, numbers), _ in loader:
                 seen.extend(numbers.tolist())
 
         with pytest.raises(gl.TooManyErrors, match=r"samples of this epoch .*max_error_rate=0.01 of 1,000") as caught:
             consume()
         assert len(seen) <= 120
         assert "/data/" in str(caught.value)
-        assert len(loader_.errors) > 10
-        assert {entry.index for entry in loader_.errors} <= set(range(100, 400))
+        assert len(loader.errors) > 10
+        assert {entry.index for entry in loader.errors} <= set(range(100, 400))
 
 
-def test_a_few_errors_in_a_small_dataset_are_no_high_rate():
-    with loader(Numbered(16, bad=range(1, 11)), batch_size=16, on_error="skip") as loader_:
-        assert epoch(loader_)[0][1] == [0, *range(11, 16)]
+def test_ten_errors_in_a_small_dataset_do_not_exceed_max_error_rate():
+    with make_loader(Numbered(16, bad=range(1, 11)), batch_size=16, on_error="skip") as loader:
+        assert load_epoch(loader)[0][1] == [0, *range(11, 16)]
 
 
-def test_the_count_begins_anew_with_each_epoch():
-    with loader(Numbered(16, bad=range(1, 8)), batch_size=16, on_error="skip") as loader_:
+def test_the_error_count_restarts_with_each_epoch():
+    with make_loader(Numbered(16, bad=range(1, 8)), batch_size=16, on_error="skip") as loader:
         for _ in range(3):
-            epoch(loader_)
-    assert loader_.errors.total == 21
-    assert [entry.epoch for entry in loader_.errors[::7]] == [0, 1, 2]
+            load_epoch(loader)
+    assert loader.errors.total == 21
+    assert [entry.epoch for entry in loader.errors[::7]] == [0, 1, 2]
 
 
-def test_a_dataset_of_one_bad_sample_ends_with_what_was_tried():
-    with loader(Numbered(1, bad=[0]), on_error="replace") as loader_:
+def test_a_dataset_of_one_bad_sample_raises_too_many_errors_that_names_it():
+    with make_loader(Numbered(1, bad=[0]), on_error="replace") as loader:
         with pytest.raises(
             gl.TooManyErrors, match=r"the sample at position 0 .* could not be replaced.*sample 0 \(/data/0.jpg\)"
         ):
-            epoch(loader_)
-        assert [entry.index for entry in loader_.errors] == [0]
+            load_epoch(loader)
+        assert [entry.index for entry in loader.errors] == [0]
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
+def test_an_image_that_fails_in_a_late_transform_is_one_bad_sample(on_error):
     class Sizes(Numbered):
         def __getitem__(self, index):
             side = 8 if index in self.bad else SIDE
             return np.full((side, side, 3), index, np.uint8), index
 
-    # Contrast looks at the whole image, so no worker needs to know of the crop behind it.
+    # Contrast needs the entire image, so workers do not know of the crop after it.
     chain = [T.ColorJitter(contrast=0.5), T.RandomCrop(12)]
-    with loader(Sizes(16, bad=[3]), on_error=on_error, transforms=chain, num_workers=1) as loader_:
-        numbers = cached_indices(epoch(loader_))
+    with make_loader(Sizes(16, bad=[3]), on_error=on_error, transforms=chain, num_workers=1) as loader:
+        numbers = loaded_numbers(load_epoch(loader))
     assert 3 not in numbers
     assert len(numbers) == (15 if on_error == "skip" else 16)
-    [entry] = loader_.errors
+    [entry] = loader.errors
     assert entry.index == 3
     assert "the image of 8×8 (height × width) is smaller than the crop" in entry.cause
 
@@ -201,15 +203,15 @@ def test_an_image_that_a_late_transform_refuses_is_one_bad_sample(on_error):
     [
         ({"on_error": ""}, ValueError, "got ''"),
         (
-            {"on_error": "skip", "faults": MANY},
+            {"on_error": "skip", "faults": SKIP_ALL},
             ValueError,
             "combined; write faults=Faults(on_error='skip', …)",
         ),
     ],
 )
-def test_options_that_do_not_go_are_refused(options, kind, text):
+def test_wrong_options_of_errors_are_refused(options, kind, text):
     with pytest.raises(kind) as caught:
-        loader(Numbered(4), **options)
+        make_loader(Numbered(4), **options)
     assert text in str(caught.value)
 
 
@@ -234,14 +236,14 @@ class Paths:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, on_error):
+def test_each_odd_file_is_loaded_or_is_one_bad_sample(odd_files, jpeg_folder, on_error):
     good = next(jpeg_folder.rglob("*.jpg"))
     chain = [T.Resize((32, 32))]
-    refused = 0
+    failed_count = 0
     for path in odd_files:
-        with loader(Paths([path, good]), batch_size=1, on_error=on_error, transforms=chain) as loader_:
+        with make_loader(Paths([path, good]), batch_size=1, on_error=on_error, transforms=chain) as loader:
             seen, raised = [], []
-            batches = iter(loader_)
+            batches = iter(loader)
             while True:
                 try:
                     (images, numbers), _ = next(batches)
@@ -252,8 +254,8 @@ def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, o
                 else:
                     assert images.shape == (1, 3, 32, 32)
                     seen += numbers.tolist()
-            entries = list(loader_.errors)
-            refused += bool(entries)
+            entries = list(loader.errors)
+            failed_count += bool(entries)
             if not entries:
                 assert seen == [0, 1], path
             else:
@@ -261,40 +263,40 @@ def test_no_odd_file_ends_a_run_that_it_should_not_end(odd_files, jpeg_folder, o
                 assert [(entry.index, entry.source) for entry in entries] == [(0, str(path))], path
                 assert entries[0].replaced_by == (None if on_error == "raise" else 1)
             assert raised == ([(0, str(path))] if entries and on_error == "raise" else []), path
-    assert refused > 10  # the corpus holds damaged files
-    assert refused < len(odd_files)
+    assert failed_count > 10  # the corpus holds damaged files
+    assert failed_count < len(odd_files)
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_all_odd_files_at_once_in_workers(odd_files, jpeg_folder, on_error):
+def test_odd_files_together_are_loaded_or_listed_and_kill_no_worker(odd_files, jpeg_folder, on_error):
     good = [next(jpeg_folder.rglob("*.jpg"))] * 40
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
     chain = [T.Resize((32, 32))]
-    with loader(Paths([*odd_files, *good]), faults=faults, transforms=chain, num_workers=2, shuffle=True) as loader_:
-        batches = epoch(loader_)
-        assert loader_._session is not None
-        assert not loader_._session.engine.deaths.causes  # pyright: ignore[reportAttributeAccessIssue]
-    seen = cached_indices(batches)
-    bad = {entry.index for entry in loader_.errors}
+    with make_loader(
+        Paths([*odd_files, *good]), faults=faults, transforms=chain, num_workers=2, shuffle=True
+    ) as loader:
+        batches = load_epoch(loader)
+        assert not loader._session.engine.deaths.causes  # pyright: ignore[reportAttributeAccessIssue]
+    seen = loaded_numbers(batches)
+    bad = {entry.index for entry in loader.errors}
     assert not bad & set(seen)
     assert bad | set(seen) >= set(range(len(odd_files)))
 
 
-def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
-    """As on CUDA, where the next batch is issued while the consumer has the current one."""
+def test_max_error_rate_holds_for_batches_that_are_issued_ahead(monkeypatch):
     from gpuload.stage.transfer import CpuTransfer
     from gpuload.workers.feed import Feed
 
-    def ready(feed):  # the workers are always ahead of the consumer
+    def pop_complete_batch(feed):  # the workers are always ahead of the consumer
         while feed._batches and feed._batches[0].open_part_count:
             feed.pump(1.0)
         return pop_ready_batch(feed)
 
     pop_ready_batch = Feed.pop_ready_batch
-    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)
-    monkeypatch.setattr(Feed, "pop_ready_batch", ready)
-    with loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader_:
-        batches, seen = iter(loader_), 0
+    monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)  # as on CUDA
+    monkeypatch.setattr(Feed, "pop_ready_batch", pop_complete_batch)
+    with make_loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader:
+        batches, seen = iter(loader), 0
 
         def consume():
             nonlocal seen
@@ -304,45 +306,45 @@ def test_the_rate_is_held_where_batches_are_issued_ahead(monkeypatch):
         with pytest.raises(gl.TooManyErrors):
             consume()
         assert seen < 20
-        told = len(loader_.errors)
+        error_count = len(loader.errors)
         with pytest.raises(gl.TooManyErrors):
             next(batches)
-        assert len(loader_.errors) == told  # each failure is recorded once
+        assert len(loader.errors) == error_count  # each failure is recorded once
 
 
-def test_a_warning_that_is_an_error_costs_no_batch():
-    with loader(Numbered(16, bad=[1]), on_error="skip") as loader_, warnings.catch_warnings():
+def test_a_warning_that_is_raised_as_an_error_loses_no_batch():
+    with make_loader(Numbered(16, bad=[1]), on_error="skip") as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
-        batches = iter(loader_)
+        batches = iter(loader)
         with pytest.raises(RuntimeWarning, match="sample 1"):
             next(batches)
         assert [numbers.tolist() for (_, numbers), _ in batches] == [[0, 2, 3, 4, 5, 6, 7], list(range(8, 16))]
-        assert [entry.index for entry in loader_.errors] == [1]
+        assert [entry.index for entry in loader.errors] == [1]
 
 
-def test_an_exception_without_a_text_is_an_error_like_others():
-    class Mute(Exception):
+def test_an_exception_whose_str_raises_is_one_bad_sample():
+    class UnprintableError(Exception):
         def __str__(self):
             raise KeyError("odd")
 
-    class Mutes(Numbered):
+    class RaisesUnprintable(Numbered):
         def __getitem__(self, index):
             if index in self.bad:
-                raise Mute
+                raise UnprintableError
             return super().__getitem__(index)
 
-    with loader(Mutes(16, bad=[3]), on_error="skip") as loader_:
-        assert 3 not in cached_indices(epoch(loader_))
-    assert [entry.cause for entry in loader_.errors] == ["Mute: (its text is not available: KeyError)"]
+    with make_loader(RaisesUnprintable(16, bad=[3]), on_error="skip") as loader:
+        assert 3 not in loaded_numbers(load_epoch(loader))
+    assert [entry.cause for entry in loader.errors] == ["UnprintableError: (its text is not available: KeyError)"]
 
 
-def test_rows_of_a_batch_that_is_wrapped_round_keep_their_order():
-    with loader(Numbered(9), batch_size=1, rank=4, world_size=8, uneven="pad") as whole:
-        expected = [info.positions.tolist() for _, _, info in epoch(whole)]
-    with loader(Numbered(9, bad=[8]), batch_size=1, rank=4, world_size=8, uneven="pad", on_error="replace") as replaced:
-        assert [info.positions.tolist() for _, _, info in epoch(replaced)] == expected
-    with loader(Numbered(9), batch_size=2, rank=4, world_size=8, uneven="pad") as whole:
-        expected = [info.positions.tolist() for _, _, info in epoch(whole)]
-    with loader(Numbered(9, bad=[8]), batch_size=2, rank=4, world_size=8, uneven="pad", on_error="replace") as replaced:
-        assert expected == [[8, 0]]
-        assert [info.positions.tolist() for _, _, info in epoch(replaced)] == expected
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_replaced_rows_of_a_padded_batch_keep_their_order(batch_size):
+    def load_positions(bad, **options):
+        shard = {"rank": 4, "world_size": 8, "uneven": "pad"}
+        with make_loader(Numbered(9, bad), batch_size, **shard, **options) as loader:
+            return [info.positions.tolist() for _, _, info in load_epoch(loader)]
+
+    expected = load_positions([])
+    assert batch_size == 1 or expected == [[8, 0]]
+    assert load_positions([8], on_error="replace") == expected

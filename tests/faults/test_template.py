@@ -1,4 +1,4 @@
-"""The process that workers are forked from: it dies, it is replaced, and workers are what fresh processes would be."""
+"""The template, from which workers are forked: it is replaced when it dies, and workers are like fresh processes."""
 
 from __future__ import annotations
 
@@ -12,44 +12,39 @@ from helpers import lacking
 @pytest.mark.parametrize("when", ["before it is ready", "after the first batch", "while a worker is forked"])
 def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(succeed, when):
     succeed(f"""
-        import logging
         logging.disable()
         when = {when!r}
-        def die(index):  # each worker, once
-            if index in (17, 29) and not os.path.exists(f"{{tmp}}/{{index}}"):
-                open(f"{{tmp}}/{{index}}", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-        before = left()
-        loader = numbers(die)
+        before = held_resources()
+        loader = number_loader(die_once_at(17, 29))
         batches = iter(loader)
-        wait_until(templates, "its command line is there")
+        wait_until(templates, "the template has its command line")
         [first] = templates()
         if when == "before it is ready":
             os.kill(first, signal.SIGKILL)
         seen = [next(batches)]
         if when == "after the first batch":
             os.kill(first, signal.SIGKILL)
-            wait_until(lambda: not Path(f"/proc/{{first}}").exists() or not children(first), "it is dead")
+            wait_until(lambda: not Path(f"/proc/{{first}}").exists() or not children(first), "the template is dead")
         if when == "while a worker is forked":
             fork = process.Template.fork
             def killed(self, *request):
                 process.Template.fork = fork
-                os.kill(self.pid, signal.SIGSTOP)  # so that the request is not read
+                os.kill(self.pid, signal.SIGSTOP)  # it must not read the request
                 os.kill(self.pid, signal.SIGKILL)
                 return fork(self, *request)
             process.Template.fork = killed
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 1, "there is another")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 1, "it is replaced")
         assert templates() != [first]
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        check_epoch(loader)
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
 def test_objects_of_the_dataset_are_frozen_in_workers(succeed):
-    """A garbage collection in a worker does not traverse them: it would write to the pages that workers share."""
+    """If a garbage collection in a worker traversed them, it would write to the pages that workers share."""
     succeed("""
         import gc
         class Data:
@@ -58,130 +53,123 @@ def test_objects_of_the_dataset_are_frozen_in_workers(succeed):
             def __len__(self):
                 return 40
             def __getitem__(self, index):
-                own = [[]]
-                return [any(entry is value for entry in gc.get_objects()) for value in (self.entries, own)]
+                new = [[]]
+                return [any(entry is value for entry in gc.get_objects()) for value in (self.entries, new)]
         loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
-        found = [(dataset.any(), own.all()) for dataset, own in loader]
-        assert found == [(False, True)] * 10, found
+        tracked = [(dataset.any(), new.all()) for dataset, new in loader]
+        assert tracked == [(False, True)] * 10, tracked
         loader.close()
     """)
 
 
-def test_workers_go_on_without_their_template(succeed):
+def test_workers_continue_after_their_template_was_killed(succeed):
     succeed("""
-        import logging
         logging.disable()
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         batches = iter(loader)
         seen = [next(batches)]
-        team = set(loader._session.engine.pids)
+        pids = set(loader._session.engine.pids)
         os.kill(templates()[0], signal.SIGKILL)
         seen += batches
-        assert torch.cat(seen).tolist() == list(range(400))
-        assert set(loader._session.engine.pids) == team
+        check_epoch(seen, 400)
+        assert set(loader._session.engine.pids) == pids
         loader.close()
     """)
 
 
-def test_a_worker_whose_template_is_gone_ends_with_an_unknown_status(succeed):
+def test_a_worker_that_dies_after_its_template_has_an_unknown_exit_status(succeed):
     succeed("""
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         batches = iter(loader)
         next(batches)
         engine = loader._session.engine
         victim = engine.pids[0]
-        os.kill(templates()[0], signal.SIGSTOP)  # it reaps nobody any more
+        os.kill(templates()[0], signal.SIGSTOP)  # it reaps no process any more
         os.kill(templates()[0], signal.SIGKILL)
         os.kill(victim, signal.SIGKILL)
-        rest = torch.cat([*batches]).tolist()
-        assert rest == list(range(4, 400))
+        assert torch.cat([*batches]).tolist() == list(range(4, 400))
         causes = engine.deaths.causes
         assert any("its exit status is unknown" in cause for cause in causes), causes
         loader.close()
     """)
 
 
-def test_ends_of_what_was_made_at_import_are_left_to_the_template(succeed, tmp_path):
+def test_exit_handlers_registered_at_import_run_in_the_template_alone(succeed, tmp_path):
     module = tmp_path / "own_module.py"
     module.write_text(
         "import atexit, os, tempfile\n"
         "folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)\n"
-        "atexit.register(lambda: open(os.environ['TOLD'] + f'/{os.getpid()}', 'w').close())\n"
+        "atexit.register(lambda: open(os.environ['EXITS'] + f'/{os.getpid()}', 'w').close())\n"
         "class Data:\n"
         "    def __len__(self): return 40\n"
         "    def __getitem__(self, index):\n"
         "        assert os.path.isdir(folder.name)\n"
-        "        if index == 17 and not os.path.exists(os.environ['TOLD'] + '/left'):\n"
-        "            open(os.environ['TOLD'] + '/left', 'w').close()\n"
         "        return index\n"
     )
-    (tmp_path / "told").mkdir()
-    succeed(f"""
-        os.environ["TOLD"] = {str(tmp_path / "told")!r}
-        warnings.simplefilter("ignore", ResourceWarning)  # a temporary folder that goes with its process
-        sys.path.insert(0, {str(tmp_path)!r})
+    (tmp_path / "exits").mkdir()
+    succeed("""
+        exits = os.environ["EXITS"] = f"{tmp}/exits"
+        warnings.simplefilter("ignore", ResourceWarning)  # about a temporary folder that is removed at exit
+        sys.path.insert(0, tmp)
         import own_module
         loader = gl.Loader(own_module.Data(), 4, num_workers=2, device="cpu", persistent_workers=True)
         for _ in loader: pass
         [template] = templates()
         engine = loader._session.engine
-        engine.resize(1)  # a worker leaves in order
+        engine.resize(1)  # a worker exits normally
         for batch in loader: pass
-        wait_until(lambda: engine.collect_events(0.0) or len(workers()) == 1, "one has left")
+        wait_until(lambda: engine.collect_events(0.0) or len(workers()) == 1, "a worker has exited")
         for batch in loader: pass
-        assert sorted(os.listdir({str(tmp_path / "told")!r})) == ["left"]
+        assert os.listdir(exits) == []
         loader.close()
-        assert sorted(os.listdir({str(tmp_path / "told")!r})) == sorted(["left", str(template)])
+        assert os.listdir(exits) == [str(template)]
     """)
 
 
-def test_finalizers_that_workers_made_run_at_their_ends(succeed, tmp_path):
-    """And those of the template at its own: the standard library has one function for all of a process."""
+def test_finalizers_created_in_workers_run_when_they_exit(succeed, tmp_path):
+    """The template's own finalizers run when the template exits. `weakref` has one exit function for a process."""
     (tmp_path / "finalizing.py").write_text(
         """import os, weakref
-def told(name): open(f"{os.environ['TOLD']}/{name}-{os.getpid()}", "w").close()
+def note(name): open(f"{os.environ['EXITS']}/{name}-{os.getpid()}", "w").close()
 class Data:
     def __len__(self): return 40
     def __getitem__(self, index):
         if not hasattr(self, "finalizer"):
-            self.finalizer = weakref.finalize(self, told, "worker")
+            self.finalizer = weakref.finalize(self, note, "worker")
         return index
-kept = Data()
-finalizer = weakref.finalize(kept, told, "template")
+data = Data()
+finalizer = weakref.finalize(data, note, "template")
 """
     )
-    (tmp_path / "told").mkdir()
-    succeed(f"""
-        os.environ["TOLD"] = {str(tmp_path / "told")!r}
-        sys.path.insert(0, {str(tmp_path)!r})
+    (tmp_path / "exits").mkdir()
+    succeed("""
+        os.environ["EXITS"] = f"{tmp}/exits"
+        sys.path.insert(0, tmp)
         import finalizing
-        finalizing.finalizer.detach()  # of this process
+        finalizing.finalizer.detach()  # that of this process
         loader = gl.Loader(finalizing.Data(), 4, num_workers=2, device="cpu", persistent_workers=True)
-        for _ in range(3): list(loader)  # each worker has a sample
-        wait_until(lambda: list(loader) and all(w.samples for w in loader.stats().workers), "each has a sample")
-        names = {{f"worker-{{pid}}" for pid in loader._session.engine.pids}}
-        names |= {{f"template-{{pid}}" for pid in templates()}}
+        wait_until(lambda: list(loader) and all(w.samples for w in loader.stats().workers), "each has loaded a sample")
+        names = {f"worker-{pid}" for pid in loader._session.engine.pids}
+        names |= {f"template-{pid}" for pid in templates()}
         loader.close()
-        assert set(os.listdir(os.environ["TOLD"])) == names, os.listdir(os.environ["TOLD"])
+        assert set(os.listdir(os.environ["EXITS"])) == names, os.listdir(os.environ["EXITS"])
     """)
 
 
-def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed, tmp_path):
+def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent(succeed, tmp_path):
     (tmp_path / "other").mkdir()
     succeed("""
-        import logging, resource
+        import resource
         logging.disable()
-        class Told:
+        class Surroundings:
             def __len__(self): return 400
             def __getitem__(self, index):
-                if index == 100 and not os.path.exists(f"{tmp}/once"):
-                    open(f"{tmp}/once", "w").close()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                found = os.getcwd(), os.environ.get("NEW"), os.environ.get("OLD")
+                die_once_at(100)(index)
+                variables = [os.environ.get(name) for name in ("NEW", "OLD", "OMP_NUM_THREADS")]
                 limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
-                return str((*found, limit, os.environ["OMP_NUM_THREADS"], os.readlink("/proc/self/fd/1")))
+                return str((os.getcwd(), *variables, limit, os.readlink("/proc/self/fd/1")))
         os.environ["OLD"] = "1"
-        loader = gl.Loader(Told(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
+        loader = gl.Loader(Surroundings(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
         batches = iter(loader)
         first = next(batches)
         os.chdir(f"{tmp}/other")
@@ -191,13 +179,13 @@ def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed,
         new = os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT)
         os.dup2(new, 1)
         last = list(batches)[-1]
-        assert last[0] == str((f"{tmp}/other", "2", None, 0, "1", f"{tmp}/printed")), last
+        assert last[0] == str((f"{tmp}/other", "2", None, "1", 0, f"{tmp}/printed")), last
         assert first[0] != last[0]
         loader.close()
     """)
 
 
-def test_what_is_printed_at_import_is_printed_once(succeed, tmp_path):
+def test_text_printed_at_import_is_printed_once(succeed, tmp_path):
     (tmp_path / "printing.py").write_text(
         """print("imported", end=" ")
 class Data:
@@ -212,16 +200,16 @@ class Data:
         sys.stdout.flush()
         os.dup2(os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         with gl.Loader(printing.Data(), 4, num_workers=3, device="cpu") as loader:
-            assert torch.cat(list(loader)).tolist() == list(range(40))
+            check_epoch(loader)
         assert Path(f"{tmp}/printed").read_text() == "imported "
     """)
 
 
-# -- what a fork has in common with an interpreter of its own ---------------------------------------------------------
+# -- forked workers compared with separate interpreters ---------------------------------------------------------------
 
-# A dataset whose template has a second thread, if it is to have no forks.
-EITHER_WAY = """
-class Told:
+# A dataset that starts a thread in its template unless its workers are to be forked.
+FORKED_OR_NOT = """
+class FunctionData:
     def __init__(self, forked, function):
         self.forked, self.function = forked, function
     def __setstate__(self, state):
@@ -233,11 +221,11 @@ class Told:
 """
 
 
-def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_own(succeed, tmp_path):
+def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(succeed, tmp_path):
     (tmp_path / "other").mkdir()
     succeed(f"""
         import resource
-        exec({EITHER_WAY!r})
+        exec({FORKED_OR_NOT!r})
         def describe(index):
             if index in (0, 100):
                 with contextlib.suppress(FileExistsError):
@@ -245,14 +233,14 @@ def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_
                     if index:
                         os.kill(os.getpid(), signal.SIGKILL)
             status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-            found = {{name: status[name].strip() for name in ("SigBlk", "SigIgn", "Umask", "Cpus_allowed")}}
-            found["handled"] = [number for number in range(1, 65) if callable(signal.getsignal(number))]
-            found["limits"] = Path("/proc/self/limits").read_text()
-            found["group"] = os.getpgid(0), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
-            found["folder"], found["argv"] = os.getcwd(), sys.argv
-            found["streams"] = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
-            found["environment"] = dict(os.environ)
-            return found
+            facts = {{name: status[name].strip() for name in ("SigBlk", "SigIgn", "Umask", "Cpus_allowed")}}
+            facts["handled"] = [number for number in range(1, 65) if callable(signal.getsignal(number))]
+            facts["limits"] = Path("/proc/self/limits").read_text()
+            facts["group"] = os.getpgid(0), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
+            facts["folder"], facts["argv"] = os.getcwd(), sys.argv
+            facts["streams"] = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
+            facts["environment"] = dict(os.environ)
+            return facts
 
         def limit(which, soft):
             resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
@@ -268,7 +256,7 @@ def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_
         limit(resource.RLIMIT_STACK, 4 << 20)
         os.environ["OMP_NUM_THREADS"] = "7"
         options = {{"num_workers": 1, "device": "cpu", "chunk_size": 1, "prefetch_factor": 1, "collate_fn": list}}
-        loaders = [gl.Loader(Told(forked, describe), 4, **options) for forked in (True, False)]
+        loaders = [gl.Loader(FunctionData(forked, describe), 4, **options) for forked in (True, False)]
         both = [iter(loader) for loader in loaders]
         firsts = [next(batches)[0] for batches in both]
         assert firsts[0] == firsts[1], firsts
@@ -292,9 +280,9 @@ def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_
     """)
 
 
-def test_what_forked_workers_draw_is_what_others_draw(succeed):
+def test_forked_workers_draw_the_same_random_numbers_as_separate_interpreters(succeed):
     succeed(f"""
-        exec({EITHER_WAY!r})
+        exec({FORKED_OR_NOT!r})
         def draw(*_):
             return [random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()]
         samples, inits, hashes = {{}}, {{}}, {{}}
@@ -304,7 +292,7 @@ def test_what_forked_workers_draw_is_what_others_draw(succeed):
                 Path(f"{{tmp}}/{{worker}} hash").write_text(str(hash("text")))
             logged = log_of_workers()
             options = {{"num_workers": 2, "device": "cpu", "collate_fn": list, "seed": 3, "worker_init_fn": note}}
-            with gl.Loader(Told(forked, draw), 4, **options) as loader:
+            with gl.Loader(FunctionData(forked, draw), 4, **options) as loader:
                 samples[forked] = list(loader)
             inits[forked] = [Path(f"{{tmp}}/{{worker}}").read_text() for worker in (0, 1)]
             hashes[forked] = {{Path(f"{{tmp}}/{{worker}} hash").read_text() for worker in (0, 1)}}
@@ -316,16 +304,16 @@ def test_what_forked_workers_draw_is_what_others_draw(succeed):
     """)
 
 
-def test_a_collate_fn_draws_other_numbers_in_each_worker_where_samples_draw_none(succeed):
+def test_a_collate_fn_draws_different_random_numbers_in_each_worker(succeed):
     succeed("""
         from torch.utils.data import TensorDataset
-        def drawn(samples):
+        def draw(samples):
             open(f"{tmp}/{os.getpid()}.collates", "w").close()
-            wait_until(lambda: len(list(Path(tmp).glob("*.collates"))) == 2, "both are here")
+            wait_until(lambda: len(list(Path(tmp).glob("*.collates"))) == 2, "both workers collate")
             return random.random(), np.random.rand(), torch.rand(1).item()
         logged = log_of_workers()
         data = TensorDataset(torch.arange(40))
-        with gl.Loader(data, 4, num_workers=2, device="cpu", collate_fn=drawn) as loader:
+        with gl.Loader(data, 4, num_workers=2, device="cpu", collate_fn=draw) as loader:
             batches = list(loader)
         for name, values in zip(("random", "numpy", "torch"), zip(*batches)):
             assert len(set(values)) == 10, (name, values)
@@ -333,9 +321,9 @@ def test_a_collate_fn_draws_other_numbers_in_each_worker_where_samples_draw_none
     """)
 
 
-# -- what keeps it from being forked -----------------------------------------------------------------------------------
+# -- datasets whose workers cannot be forked ---------------------------------------------------------------------------
 
-# What the dataset does when it is unpickled, and how the log calls it.
+# What the dataset does when it is unpickled, and the reason in the log.
 UNFIT = {
     "threads": ("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "started threads"),
     "socket": ("held = socket.socketpair()", "an open socket"),
@@ -346,7 +334,7 @@ UNFIT = {
     "written": ("held = open(tmp + '/held', 'w')", "open for writing"),
     "scratch": ("held = tempfile.TemporaryFile()", "open for writing"),
     "locked": ("held = open(__file__, 'rb'); fcntl.flock(held, fcntl.LOCK_SH)", "a lock of "),
-    "not to be opened again": (  # the process of the file has ended
+    "cannot be opened again": (  # the process of the file has exited
         "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE); held = open(f'/proc/{child.pid}/maps'); "
         "child.communicate()",
         "which cannot be opened again (No such process)",
@@ -359,8 +347,8 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_where_something_must_not_be_shared_workers_have_interpreters_of_their_own(succeed, tmp_path, what):
-    hold, told = UNFIT[what]
+def test_workers_are_separate_interpreters_if_the_dataset_holds_what_forks_cannot_share(succeed, tmp_path, what):
+    hold, reason = UNFIT[what]
     if what in ("hdf5", "lmdb"):
         lacking.require("h5py", "lmdb")
         import h5py
@@ -387,18 +375,18 @@ class Data:
         sys.path.insert(0, tmp)
         import holding
         with gl.Loader(holding.Data(), 4, num_workers=2, device="cpu") as loader:
-            assert torch.cat(list(loader)).tolist() == list(range(40))
+            check_epoch(loader)
             assert templates() == []
             assert len(workers()) == 2
         [text] = [text for text in logged if "separate interpreter" in text]
-        assert {told!r} in text, text
+        assert {reason!r} in text, text
     """)
 
 
-# -- what each worker opens again --------------------------------------------------------------------------------------
+# -- files that each worker opens again --------------------------------------------------------------------------------
 
 # How the module of a dataset opens its files when the dataset is unpickled, and how a sample reads the value of `index`
-# from them, with a pause in which the other workers move a position that they share. `path` has 240 numbers of 8 bytes.
+# from them. During the pause, other workers would move a shared position. `path` has 240 numbers of 8 bytes.
 OPENED_AGAIN = {
     "plain file": (
         "file = open(path, 'rb')",
@@ -409,7 +397,7 @@ OPENED_AGAIN = {
         "file.seek(8 * index); pause(); value = file.read(8); assert value == mapped[8 * index :][:8]; "
         "return int.from_bytes(value, 'little')",
     ),
-    "memmap beside an open file": (
+    "memmap and an open file": (
         "array = np.memmap(path, np.int64); file = open(path, 'rb', buffering=0)",
         "file.seek(8 * index); pause(); value = int.from_bytes(file.read(8), 'little'); assert value == array[index]; "
         "return value",

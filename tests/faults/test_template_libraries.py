@@ -1,4 +1,4 @@
-"""Libraries that are imported, and used, in the process that workers are forked from, and then in the workers."""
+"""Libraries that are used in the template that workers are forked from, and then in the workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from helpers.http_server import served
 FORKED = "workers are forked from a template"
 THREADS = "a library started threads when it was imported, or the dataset did when it was unpickled"
 
-# The packages; what the dataset's module does when it is imported, where `file_name` is that of no other process; what
-# each sample has to find true; what the log says.
+# The packages; the code at the import of the dataset's module, in which each process has its own `file_name`; what must
+# be true in each sample; the text in the log.
 LIBRARIES = {
     "OpenBLAS": (
         (),
@@ -154,8 +154,8 @@ LIBRARIES = {
 }
 
 
-def own_module(folder, at_import: str, check: str) -> str:
-    """Write the module of a dataset, and return a program that goes through it, and looks for a line of the log."""
+def write_module(folder, at_import: str, check: str) -> str:
+    """Write the module of a dataset. Return a program that loads it and finds the line `text` in the log."""
     (folder / "own_module.py").write_text(
         "import os, pathlib\n"
         + "file_name = pathlib.Path(__file__).with_name(f'of {os.getpid()}')\n"
@@ -172,19 +172,19 @@ def own_module(folder, at_import: str, check: str) -> str:
             indices, right = map(torch.cat, zip(*loader))
         assert indices.tolist() == list(range(40))
         assert right.all(), right
-        [way] = [text for text in logged if "template" in text]
+        [text] = [text for text in logged if "template" in text]
     """
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_that_was_used_in_the_template_works_in_the_workers(succeed, tmp_path, library):
-    packages, at_import, check, said = LIBRARIES[library]
+    packages, at_import, check, expected = LIBRARIES[library]
     lacking.require(*packages)
-    program = own_module(tmp_path, at_import, check)
-    succeed(program + f"    assert {said!r} in way, way\n")
+    program = write_module(tmp_path, at_import, check)
+    succeed(program + f"    assert {expected!r} in text, text\n")
 
 
-# What the dataset's module does when it is imported, and what the log says.
+# The code at the import of the dataset's module, and the text in the log.
 FILESYSTEMS = {
     "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS),
     "with its loop, in the workers": ("files = None", FORKED),
@@ -198,7 +198,7 @@ FILESYSTEMS = {
 @pytest.mark.parametrize("opened", FILESYSTEMS)
 def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(succeed, tmp_path, opened):
     lacking.require("fsspec", "aiohttp")
-    at_import, said = FILESYSTEMS[opened]
+    at_import, expected = FILESYSTEMS[opened]
     at_import = f"""
 import os
 import fsspec
@@ -209,6 +209,8 @@ def content(index):
     files = files or fsspec.filesystem("http")
     return files.cat(os.environ["URL"] + f"/{{index}}")
 """
-    program = own_module(tmp_path, at_import, "content(index) == b'file %d' % index")
+    program = write_module(tmp_path, at_import, "content(index) == b'file %d' % index")
     with served({str(index): b"file %d" % index for index in range(40)}) as server:
-        succeed(f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {said!r} in way, way\n")
+        succeed(
+            f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {expected!r} in text, text\n"
+        )

@@ -1,10 +1,8 @@
-"""Who dies with whom: the program, the template that workers are forked from, and the workers; and nothing stays."""
+"""Deaths of workers and of the template that they are forked from: the others continue, and nothing is left behind."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -17,8 +15,8 @@ import gpuload
 
 LIMIT_S = 120.0
 
-# What several of the programs below begin with.
-TEAM = """
+# The beginning of the programs below.
+PRELUDE = """
     import logging
     logging.disable()
     def pool():
@@ -26,42 +24,20 @@ TEAM = """
     def is_steady():
         pool().collect_events(0.0)
         return pool().is_steady and len(templates()) == 1 and pool()._template.ready
-    def state(pid):
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return "gone"
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool().collect_events(0.0) or (state(pid) in "gone" and is_steady()), "there is another")
-    loader = numbers(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
-    def whole():
-        assert torch.cat(list(loader)).tolist() == list(range(40))
+        wait_until(lambda: pool().collect_events(0.0) or process_state(pid) == "gone" and is_steady(), "it is replaced")
+    loader = number_loader(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
 """
 
 
-def team(code: str) -> str:
-    return textwrap.dedent(TEAM) + textwrap.dedent(code)
+@pytest.fixture
+def succeed_with(succeed):
+    return lambda code: succeed(textwrap.dedent(PRELUDE) + textwrap.dedent(code))
 
 
-def test_all_that_was_stopped_is_gone_when_the_program_is_killed(start):
-    program = start(
-        team("""
-        whole()
-        for pid in (*workers(), *templates(), *servers()):
-            os.kill(pid, signal.SIGSTOP)
-        say("here")
-        time.sleep(1000)
-    """)
-    )
-    program.hear("here")
-    assert len(program.processes()) == 4  # workers, template and fork server
-    os.kill(program.pid, signal.SIGKILL)
-    assert program.end(within_s=1) == (-signal.SIGKILL, "")
-
-
-def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
-    succeed(
-        team("""
+def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed_with):
+    succeed_with("""
         def pipes(pid):
             ends = {}
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -72,7 +48,7 @@ def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
                     flags = int(info.split("flags:")[1].split()[0], 8)
                     ends[link] = "write" if flags & os.O_ACCMODE == os.O_WRONLY else "read"
             return ends
-        whole()
+        check_epoch(loader)
         [template] = templates()
         for _ in range(3):
             others = set(workers())
@@ -81,103 +57,90 @@ def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
             assert others <= set(workers()) and len(workers()) == 2
             assert templates() == [template]
             held = [pipes(pid) for pid in (template, *workers())]
-            assert sum(map(len, held)) == len(set().union(*held))  # no two have an end of the same one
-            assert sorted(held[0].values()) == ["read", "write", "write"]  # its lifeline, and where it writes statuses
+            assert sum(map(len, held)) == len(set().union(*held))  # each pipe end is in one process
+            assert sorted(held[0].values()) == ["read", "write", "write"]  # its lifeline, and the pipes for statuses
             assert [list(each.values()) for each in held[1:]] == [["read"], ["read"]]
-        whole()
+        check_epoch(loader)
         loader.close()
     """)
-    )
 
 
-def test_after_many_deaths_nothing_has_piled_up(succeed):
-    succeed(
-        team("""
-        def held():
+def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed_with):
+    succeed_with("""
+        def open_counts():
             return len(os.listdir("/proc/self/fd")), [len(os.listdir(f"/proc/{pid}/fd")) for pid in templates()]
         def zombies():
-            return [pid for one in ("self", *templates()) for pid in children(one) if state(pid) == "Z"]
-        whole()
-        before = held()
+            return [pid for one in ("self", *templates()) for pid in children(one) if process_state(pid) == "Z"]
+        check_epoch(loader)
+        before = open_counts()
         for _ in range(50):
             kill(pool().pids[0])
-            assert (held(), zombies()) == (before, [])
-        team = set(pool().pids)
+            assert (open_counts(), zombies()) == (before, [])
+        first_pids = set(pool().pids)
         for number in range(10):
             kill(templates()[0])
-            assert held()[0] == before[0]
+            assert open_counts()[0] == before[0]
             assert zombies() == []
-            assert children() == servers()  # the workers of one that was killed are not given to this process
-            if number == 5:  # from a template that none of the others came from
+            assert children() == servers()  # orphaned workers do not become children of this process
+            if number == 5:  # its replacement comes from another template than the other worker
                 kill(pool().pids[0])
-        assert len(team & set(pool().pids)) == 1
-        whole()
+        assert len(first_pids & set(pool().pids)) == 1
+        check_epoch(loader)
         loader.close()
-        assert left()[1] == 0
+        assert held_resources()[1] == 0
     """)
-    )
 
 
-def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
-    succeed(
-        team("""
+def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed_with):
+    succeed_with("""
         accept, forks = process.WorkerProcess.accept, []
         def accept_and_kill(self, *answer):
             error = accept(self, *answer)
             forks.append(self.pid)
             if len(forks) <= 20:
                 os.kill(self.pid, signal.SIGKILL)
-            if len(forks) in (4, 12, 19):  # reaped, too, before this process has done anything with it
-                wait_until(lambda: state(self.pid) == "gone", "it is gone")
+            if len(forks) in (4, 12, 19):  # some are even reaped before the pool has used them
+                wait_until(lambda: process_state(self.pid) == "gone", "the worker is reaped")
             return error
         process.WorkerProcess.accept = accept_and_kill
-        before = left()
-        whole()
+        before = held_resources()
+        check_epoch(loader)
         assert len(forks) == 22
-        causes = pool().deaths.causes  # some have had the time to take a chunk
+        causes = pool().deaths.causes
         assert len(causes) == 20 and all(cause.startswith("killed by SIGKILL") for cause in causes), causes
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
-    )
 
 
-def test_a_worker_is_there_although_its_template_died_when_it_had_forked_it(succeed):
-    succeed(
-        team("""
+def test_a_worker_is_used_although_its_template_died_after_the_fork(succeed_with):
+    succeed_with("""
         accept, accepted = process.WorkerProcess.accept, []
         def accept_when_the_template_is_dead(self, *answer):
             if not accepted:
                 [template] = templates()
                 os.kill(template, signal.SIGKILL)
-                wait_until(lambda: state(template) in ("gone", "Z"), "it is dead")
+                wait_until(lambda: is_dead(template), "the template is dead")
             accepted.append(self)
             return accept(self, *answer)
         process.WorkerProcess.accept = accept_when_the_template_is_dead
-        before = left()
-        whole()
+        before = held_resources()
+        check_epoch(loader)
         assert accepted[0].pid in pool().pids
         assert pool().deaths.causes == ["killed by SIGKILL"]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
-    )
 
 
 @pytest.mark.parametrize("timeout", [0.5, 0])
-def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
-    """After the timeout, or after 30 seconds, here one."""
-    succeed(
-        team(f"""
+def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed_with, timeout):
+    succeed_with(f"""
         from collections import Counter
         pool_module = sys.modules["gpuload.workers.pool"]
-        pool_module.FORK_LIMIT_S = 1.0
-        def die(index):  # each worker, once
-            if index in (17, 29) and not os.path.exists(f"{{tmp}}/{{index}}"):
-                open(f"{{tmp}}/{{index}}", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-        loader = numbers(die, timeout={timeout}, faults=gl.Faults(max_restarts=10**6))
-        before = left()
+        pool_module.FORK_LIMIT_S = 1.0  # the limit without a timeout
+        loader = number_loader(die_once_at(17, 29), timeout={timeout}, faults=gl.Faults(max_restarts=10**6))
+        before = held_resources()
         batches = iter(loader)
         seen = [next(batches)]
         [first] = templates()
@@ -190,35 +153,32 @@ def test_a_stopped_template_holds_nothing_up_and_is_replaced(succeed, timeout):
         pool_module.WorkerPool.collect_events = collect_and_count
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        assert collections[True], collections  # it did not wait for the template
+        assert collections[True], collections  # the pool did not wait for the template
         limit = {timeout or 1}
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
         assert templates() != [first]
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
-    )
 
 
-def test_a_loader_is_closed_while_its_template_is_stopped(succeed):
-    succeed(
-        team("""
-        before = left()
+def test_close_ends_a_stopped_template_and_its_workers(succeed_with):
+    succeed_with("""
+        before = held_resources()
         batches = iter(loader)
         next(batches)
         [template] = templates()
         os.kill(template, signal.SIGSTOP)
         os.kill(pool().pids[0], signal.SIGKILL)
-        wait_until(lambda: pool().collect_events(0.0) or len(pool().pids) == 1, "a worker is pending")
+        wait_until(lambda: pool().collect_events(0.0) or len(pool().pids) == 1, "a replacement is pending")
         assert len(pool()._team) == 2
         loader.close()  # before its limit, KILL_WAIT_S
-        assert state(template) in ("gone", "Z")
-        assert left() == before
+        assert is_dead(template)
+        assert held_resources() == before
     """)
-    )
 
 
-def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
+def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
     succeed("""
         class Data(Numbers):
             def __setstate__(self, state):
@@ -227,26 +187,21 @@ def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
                     def fork():
                         raise OSError(11, "Resource temporarily unavailable")
                     os.fork = fork
-        warnings.simplefilter("ignore", RuntimeWarning)  # about the worker that was the first to fail
-        before = left()
+        warnings.simplefilter("ignore", RuntimeWarning)  # about the first worker that cannot be forked
+        before = held_resources()
         loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
-        try:
+        with pytest.raises(gl.WorkerError, match="(?s)^worker [01] could not be forked.*Resource temporarily"):
             next(iter(loader))
-            raise AssertionError
-        except gl.WorkerError as error:
-            assert re.match("worker [01] could not be forked", str(error)), error
-            assert "Resource temporarily unavailable" in str(error), error
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
 
 
-def test_signals_to_the_group_are_the_programs_alone(succeed):
-    succeed(
-        team("""
-        heard = []
+def test_signals_to_the_process_group_reach_the_program_alone(succeed_with):
+    succeed_with("""
+        received = []
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: heard.append(number))
+            signal.signal(number, lambda number, frame: received.append(number))
         def send():
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.killpg(0, number)
@@ -257,70 +212,68 @@ def test_signals_to_the_group_are_the_programs_alone(succeed):
             send()
             return forked
         process.Template.fork = fork_amid_signals
-        whole()
+        check_epoch(loader)
         [template], first = templates(), set(workers())
         send()
-        whole()
+        check_epoch(loader)
         assert (templates(), set(workers())) == ([template], first)
         kill(min(first))
-        whole()
+        check_epoch(loader)
         assert (templates(), len(set(workers()) & first)) == ([template], 1)
-        assert set(heard) == {signal.SIGINT, signal.SIGTERM}
+        assert set(received) == {signal.SIGINT, signal.SIGTERM}
         loader.close()
     """)
-    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_kills_at_random_moments_lose_and_repeat_nothing(succeed, seed):
-    succeed(
-        team(f"""
+def test_kills_at_random_moments_lose_and_repeat_no_sample(succeed_with, seed):
+    succeed_with(f"""
         from gpuload.workers import batch
-        batch.DEATHS_ALONE = 100  # as it happens, a sample is alone with a worker that is killed three times
+        batch.DEATHS_ALONE = 100  # chance can kill three workers while each has only the same sample
         generator, killed = random.Random({seed}), []
-        whole()
+        check_epoch(loader)
         def kill_some():
             deadline = time.monotonic() + LIMIT_S
             while len(killed) < 20 and time.monotonic() < deadline:
                 time.sleep(generator.expovariate(50))  # seconds, 0.02 in the mean
-                made = templates()
-                among = made if generator.random() < 0.25 else [pid for one in made for pid in children(one)]
-                with contextlib.suppress(ProcessLookupError, IndexError):  # it has gone, or there is none
-                    os.kill(generator.choice(among), signal.SIGKILL)
-                    killed.append(among)
+                pids = templates()
+                if generator.random() >= 0.25:
+                    pids = [pid for template in pids for pid in children(template)]
+                with contextlib.suppress(ProcessLookupError, IndexError):  # the process has exited, or there is none
+                    os.kill(generator.choice(pids), signal.SIGKILL)
+                    killed.append(pids)
         killer = threading.Thread(target=kill_some, daemon=True)
         killer.start()
         while killer.is_alive():
-            whole()
-        whole()
+            check_epoch(loader)
+        check_epoch(loader)
         assert len(killed) == 20
-        wait_until(is_steady, "all that died was replaced")
-        team = pool().pids
-        assert len(team) == 2
+        wait_until(is_steady, "all dead processes are replaced")
+        pids = pool().pids
+        assert len(pids) == 2
         loader.close()
-        wait_until(lambda: all(state(pid) in ("gone", "Z") for pid in team), "they have ended")
-        assert left()[1] == 0
+        wait_until(lambda: all(is_dead(pid) for pid in pids), "the workers have exited")
+        assert held_resources()[1] == 0
     """)
-    )
 
 
-FIRST_OF_ALL = """
+PID_1 = """
 import logging, os, signal, sys, time
 
 assert os.getpid() == 1
-told, tells = os.pipe()
-waits, go = os.pipe()
+pid_read_end, pid_write_end = os.pipe()
+go_read_end, go_write_end = os.pipe()
 if os.fork() == 0:
     child = os.fork()
     if child == 0:
-        os.close(go)
-        os.read(waits, 1)
+        os.close(go_write_end)
+        os.read(go_read_end, 1)
         os._exit(7)
-    os.write(tells, str(child).encode())
+    os.write(pid_write_end, str(child).encode())
     os._exit(0)
 os.wait()
-os.close(go)
-orphan = int(os.read(told, 20))  # it is this process's child by now, and ends
+os.close(go_write_end)
+orphan = int(os.read(pid_read_end, 20))  # it has become a child of this process, and exits
 
 import gpuload as gl
 import torch
@@ -342,12 +295,12 @@ logging.disable()
 while state(orphan) != "Z":
     time.sleep(0.002)
 waitid, refused = os.waitid, []
-def later(*arguments):  # the kernel closes a process's pipes a moment before it gives its children away
+def refuse_at_first(*arguments):  # the kernel closes a process's pipes a moment before its children get a new parent
     if len(refused) < 3:
         refused.append(arguments)
         raise ChildProcessError
     return waitid(*arguments)
-os.waitid = later
+os.waitid = refuse_at_first
 options = {"num_workers": 2, "device": "cpu", "persistent_workers": True}
 loader = gl.Loader(Numbers(range(400)), 4, chunk_size=2, **options)
 for _ in range(3):
@@ -356,7 +309,7 @@ for _ in range(3):
     pool = loader._session.engine
     template = pool._template
     if template.ready:
-        os.kill(template.pid, signal.SIGSTOP)  # it reaps nobody any more
+        os.kill(template.pid, signal.SIGSTOP)  # it reaps no process any more
         os.kill(pool.pids[0], signal.SIGKILL)
         os.kill(template.pid, signal.SIGKILL)
     seen += batches
@@ -372,15 +325,15 @@ print("good")
 """
 
 
-def test_the_first_process_of_a_container_reaps_its_own_alone():
+def test_pid_1_of_a_container_reaps_only_the_processes_of_gpuload():
     unshare = shutil.which("unshare")
     if unshare is None:
         lacking.skip("a PID namespace")
-    space = (unshare, "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
-    tried = subprocess.run([*space, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        lacking.skip("a PID namespace", tried.stderr.strip())
-    command = [*space, sys.executable, "-c", FIRST_OF_ALL]
+    namespace = (unshare, "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    attempt = subprocess.run([*namespace, "true"], capture_output=True, text=True)
+    if attempt.returncode:
+        lacking.skip("a PID namespace", attempt.stderr.strip())
+    command = [*namespace, sys.executable, "-c", PID_1]
     folder = Path(gpuload.__file__).parent.parent
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder)
-    assert (done.stdout, done.stderr, done.returncode) == ("good\n", "", 0)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder)
+    assert (result.stdout, result.stderr, result.returncode) == ("good\n", "", 0)

@@ -1,14 +1,15 @@
-"""A program that imports everything once and forks one child for each script that it is told to run.
+"""A program that imports everything once and forks one child for each script that it is asked to run.
 
-A script is a program of its own: it leads its process group and session, as a shell's job does, runs as `__main__`,
-writes to files of its own, and ends as an interpreter ends. The forking process has used neither torch's threads nor
-gpuload's workers, so nothing of it is in the child's way; importing torch alone would take each script a second.
+A script behaves like a separate program: it leads its process group and session, as a shell's job does, runs as
+`__main__`, writes to its own output files, and exits as an interpreter does. The forking process has used neither
+torch's threads nor gpuload's workers, so it leaves nothing in the child that could disturb it. Importing torch in each
+script would take a second.
 
-Reads lines ``script-file output-file error-file mark``; answers each with the child's pid, and with its exit code when
-it has ended.
+The program reads lines ``script-file output-file error-file mark``. It answers each line with the child's pid and, when
+the child has exited, with its exit code.
 """
 
-# ruff: noqa: F401  (what a script finds imported)
+# ruff: noqa: F401  (scripts use these imports)
 
 import contextlib
 import gc
@@ -24,6 +25,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import gpuload as gl
@@ -31,9 +33,9 @@ from gpuload import transforms as T
 from gpuload.workers import fork_server, pool, process
 
 LIMIT_S = 120.0
-tmp = ""  # each script sets it
-gl.Loader  # noqa: B018  the package's face imports lazily
-process.KILL_WAIT_S = LIMIT_S  # on a loaded machine a process may be there for more than two seconds after its SIGKILL
+tmp = ""  # set by each script
+gl.Loader  # noqa: B018  the package imports its public names lazily
+process.KILL_WAIT_S = LIMIT_S  # on a loaded machine a process can exist for more than two seconds after its SIGKILL
 
 
 def wait_until(condition, what):
@@ -44,27 +46,26 @@ def wait_until(condition, what):
 
 
 def say(*words):
-    """Tell the test, at once."""
+    """Print to the test without buffering."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def hang():
-    """Hang until a signal comes.
+    """Hang until a signal arrives.
 
-    In short steps: Python looks for signals before it calls `sleep`, so one that comes between that and the sleep's
-    beginning is noticed when the sleep is over.
+    Sleep in short steps: Python checks for signals before it calls `sleep`, so a signal that arrives between the check
+    and the call is noticed only after the sleep.
     """
     while True:
         time.sleep(0.1)
 
 
 def ctrl_c():
-    """As a terminal does it: to all processes of the group."""
+    """Send SIGINT to all processes of the group, as a terminal does."""
     os.killpg(0, signal.SIGINT)
 
 
-def make(folder, **options):
-    """A Loader over the folder of JPEGs."""
+def jpeg_loader(folder, **options):
     options = {"num_workers": 2, "device": "cpu", "info": True, "shuffle": True, "batch_size": 4, **options}
     return gl.Loader(gl.ImageFolder(folder), transforms=[T.RandomResizedCrop(32)], **options)
 
@@ -83,13 +84,13 @@ class Numbers:
         return self.length
 
 
-def numbers(function=int, length=40, **options):
+def number_loader(function=int, length=40, **options):
     options = {"batch_size": 4, "num_workers": 2, "chunk_size": 2, "device": "cpu", **options}
     return gl.Loader(Numbers(function, length), **options)
 
 
 def hang_from_8(index):
-    """For `numbers`: hang with the interpreter's lock held, so that no Python code can end it."""
+    """Hang with the interpreter's lock held, so that no Python code can end the process."""
     import ctypes
 
     if index >= 8:
@@ -97,8 +98,32 @@ def hang_from_8(index):
         ctypes.PyDLL(None).sleep(1000)
 
 
+def happens_first(name):
+    """Return True in the first process that asks for this name, else False."""
+    try:
+        Path(f"{tmp}/{name}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def die_once_at(*indices):
+    """Return a function for `number_loader` that kills the worker at each of these indices, once."""
+
+    def die(index):
+        if index in indices and happens_first(str(index)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+def check_epoch(loader, length=40):
+    """Check that an epoch of `number_loader` has all numbers in order."""
+    assert torch.cat(list(loader)).tolist() == list(range(length))
+
+
 def log_of_workers():
-    """A list of what `gpuload.workers` logs from now on; nothing else is done with it."""
+    """Return a list that will receive the messages that `gpuload.workers` logs from now on."""
     logged = []
 
     class Handler(logging.Handler):
@@ -113,7 +138,7 @@ def log_of_workers():
 
 
 def when_waiting_for_workers(condition, act):
-    """Call `act` once, when the main process waits for its workers, in next(), and this is true."""
+    """Call `act` once, when the main process waits for its workers in next() and the condition holds."""
     collect_events = pool.WorkerPool.collect_events
 
     def act_first(self, timeout_s):
@@ -129,8 +154,8 @@ def wait_for_the_hang():
     wait_until(Path(f"{tmp}/hangs").exists, "a worker hangs")
 
 
-def same(batches, expected):
-    """Whether two epochs with ``info=True`` are the same, to the last bit."""
+def equal_epochs(batches, expected):
+    """Return whether two epochs with ``info=True`` are equal to the last bit."""
     batches, expected = list(batches), list(expected)
     return len(batches) == len(expected) and all(
         torch.equal(images, images_) and torch.equal(labels, labels_) and torch.equal(info.indices, info_.indices)
@@ -139,44 +164,53 @@ def same(batches, expected):
 
 
 def children(pid="self"):
-    """The child processes of one."""
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has exited
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return []
 
 
+def process_state(pid):
+    """Return the state of a process as in /proc, such as "S", "T" (stopped) or "Z" (zombie); "gone" if it is reaped."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return "gone"
+
+
+def is_dead(pid):
+    return process_state(pid) in ("gone", "Z")
+
+
 def started_as(role):
-    """The child processes that were started as this."""
-    found = []
+    """Return the child processes with this role in their command line."""
+    pids = []
     for pid in children():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             if role in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def servers():
-    """The fork servers among the child processes."""
     return started_as("server")
 
 
 def templates():
-    """The processes that workers are forked from: children of a fork server, or of this process."""
-    return started_as("template") + [pid for one in servers() for pid in children(one)]
+    """Return the processes that workers are forked from, which are children of a fork server or of this process."""
+    return started_as("template") + [pid for server in servers() for pid in children(server)]
 
 
 def workers():
-    """The processes of workers, which are children of a template, or of this one."""
-    made = templates()
-    return [pid for pid in children() if pid not in [*made, *servers()]] + [
-        pid for one in made for pid in children(one)
+    """Return the workers, which are children of a template or of this process."""
+    template_pids = templates()
+    return [pid for pid in children() if pid not in [*template_pids, *servers()]] + [
+        pid for template in template_pids for pid in children(template)
     ]
 
 
-def left():
-    """What this process holds: descriptors by what they are, child processes, mappings of gpuload's memory. The fork
-    server, which outlives sessions, is ended first."""
+def held_resources():
+    """Return the kinds of this process's open descriptors, the number of its child processes, and the number of its
+    mappings of gpuload's memory. Close the fork server first, which outlives sessions."""
     gc.collect()
     fork_server.close()
     links = []
@@ -206,8 +240,8 @@ if __name__ == "__main__":
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(fd, number)
         os.close(fd)
-    warnings.simplefilter("always")  # what a ResourceWarning says is wrong too
-    # A ctrl-C between the opening of such a file and its `with`: Python closes it, and mentions that.
+    warnings.simplefilter("always")  # a ResourceWarning is a failure too
+    # If a ctrl-C arrives between the opening of such a file and its `with`, Python closes the file and warns.
     warnings.filterwarnings("ignore", "unclosed file <_io.FileIO name='/(proc|sys)/", ResourceWarning)
     os.environ["GPULOAD_TEST_MARK"] = mark
     exec(compile(Path(script).read_text(), script, "exec"))

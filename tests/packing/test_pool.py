@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from helpers import lacking
+from helpers.fake_ray import Cluster
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.map_datasets import MapDataset
-from workers.cluster import Cluster
 
 import gpuload as gl
 from gpuload.packing import pool

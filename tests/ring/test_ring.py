@@ -1,3 +1,5 @@
+"""The ring of slots that a process shares with its workers, callbacks on collected objects, and CPU affinity."""
+
 from __future__ import annotations
 
 import contextlib
@@ -32,9 +34,9 @@ from gpuload.ring.ring import (
     run_on_cpus,
 )
 
-OWN = frozenset(os.sched_getaffinity(0))
-LAST = frozenset({max(OWN)})
-several = lacking.mark("two CPUs", len(OWN) < 2)
+ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
+LAST_CPU = frozenset({max(ALLOWED_CPUS)})
+needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
 POPULATE = 23
 PAGE = mmap.PAGESIZE
 
@@ -46,7 +48,7 @@ def can_populate() -> bool:
     return False
 
 
-populating = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
+needs_populate = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
 
 
 @pytest.fixture
@@ -62,22 +64,21 @@ def resident_bytes(ring: Ring) -> int:
 
 def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
     slot = ring.acquire(100)
-    assert slot is not None
     ring.view(slot)[:3] = (1, 2, 3)
     other = map_ring(ring.fd, ring.ring_bytes)
     assert other[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
     other.close()
 
 
-def test_memory_is_taken_only_when_it_is_written(ring: Ring):
+def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
     slot = ring.acquire(512 * 1024)
     assert resident_bytes(ring) == 0
     ring.view(slot)[: 256 * 1024] = 1
     assert resident_bytes(ring) == 256 * 1024
 
 
-class Advised:
-    """A mapping that notes what it is advised, and fails with an error."""
+class FakeMapping:
+    """A mapping that records the calls of `madvise`, and raises an error if there is one."""
 
     def __init__(self, error: OSError | None = None):
         self.calls: list[tuple[int, int]] = []
@@ -95,65 +96,61 @@ def worker_ring(ring: Ring):
     return WorkerRing(ring.fd, ring.ring_bytes)
 
 
-def faults() -> int:
+def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-@populating
+@needs_populate
 def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: WorkerRing):
-    """Neither where another process has written, nor where none has."""
     slot = ring.acquire(1 << 20)
-    assert slot is not None
-    ring.view(slot)[: 1 << 19] = 1
+    ring.view(slot)[: 1 << 19] = 1  # the other half was never written
     worker_ring.populate(slot, 1 << 20)
-    before = faults()
+    before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
-    assert faults() - before < (1 << 20) / PAGE / 8
+    assert page_faults() - before < (1 << 20) / PAGE / 8
     assert (ring.view(slot)[::PAGE] == 2).all()
 
 
-@populating
+@needs_populate
 def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_ring: WorkerRing):
     ring.acquire(1000)
     slot = ring.acquire(512 * 1024)
-    assert slot is not None
     worker_ring.populate(slot, 3 * PAGE + 1)
     assert resident_bytes(ring) == 4 * PAGE
 
 
 def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, monkeypatch):
-    advised = Advised()
-    monkeypatch.setattr(worker_ring, "_map", advised)
+    mapping = FakeMapping()
+    monkeypatch.setattr(worker_ring, "_map", mapping)
     first, second = Slot(0, GRANULE_BYTES), Slot(GRANULE_BYTES, GRANULE_BYTES)
     for slot, nbytes in ((first, 0), (first, PAGE + 1), (first, 2 * PAGE), (second, 1), (first, 2 * PAGE + 1)):
         worker_ring.populate(slot, nbytes)
-    assert advised.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
+    assert mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
 
 
 def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, monkeypatch):
-    advised = Advised()
-    monkeypatch.setattr(worker_ring, "_map", advised)
+    mapping = FakeMapping()
+    monkeypatch.setattr(worker_ring, "_map", mapping)
     for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
         worker_ring.populate(Slot(0, capacity_bytes), PAGE)
-    assert advised.calls == [(0, PAGE)] * 3
+    assert mapping.calls == [(0, PAGE)] * 3
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
-def test_where_the_system_cannot_populate_a_slot_it_is_written_all_the_same(ring: Ring, worker_ring, monkeypatch, code):
+def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worker_ring, monkeypatch, code):
     slot = ring.acquire(1000)
-    assert slot is not None
-    advised = Advised(OSError(code, os.strerror(code)))
+    mapping = FakeMapping(OSError(code, os.strerror(code)))
     with monkeypatch.context() as patched:
-        patched.setattr(worker_ring, "_map", advised)
+        patched.setattr(worker_ring, "_map", mapping)
         for _ in range(2):
             worker_ring.populate(slot, 1000)
-    assert len(advised.calls) == 1
+    assert len(mapping.calls) == 1
     worker_ring.view(slot)[:1000] = 3
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
-def test_another_error_of_populating_is_raised(worker_ring: WorkerRing, monkeypatch):
-    monkeypatch.setattr(worker_ring, "_map", Advised(OSError(errno.EPERM, "not permitted")))
+def test_populate_raises_other_errors(worker_ring: WorkerRing, monkeypatch):
+    monkeypatch.setattr(worker_ring, "_map", FakeMapping(OSError(errno.EPERM, "not permitted")))
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
 
@@ -182,7 +179,7 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
     ring.close()
 
 
-def test_a_full_ring_gives_none_until_a_slot_is_released(ring: Ring):
+def test_a_full_ring_returns_none_until_a_slot_is_released(ring: Ring):
     slots = [ring.acquire(256 * 1024) for _ in range(4)]
     assert ring.acquire(1) is None
     ring.release(slots[2])
@@ -194,19 +191,18 @@ def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their
     for slot in slots:
         ring.view(slot)[:] = 7
         ring.release(slot)
-    whole = ring.acquire(ring.ring_bytes)
-    assert whole is not None
-    assert (whole.offset, whole.capacity_bytes) == (0, ring.ring_bytes)
+    large = ring.acquire(ring.ring_bytes)
+    assert (large.offset, large.capacity_bytes) == (0, ring.ring_bytes)
     assert resident_bytes(ring) == 0
     assert ring.slots == 1
 
 
-def test_more_than_the_whole_ring_is_an_error(ring: Ring):
+def test_acquire_of_more_than_ring_bytes_raises_value_error(ring: Ring):
     with pytest.raises(ValueError, match=r"^1048577 bytes do not fit into a ring of 1048576 bytes$"):
         ring.acquire((1 << 20) + 1)
 
 
-def test_new_and_retired_slots_are_announced():
+def test_on_new_and_on_retire_are_called_once_for_each_slot():
     events: list[tuple[str, int]] = []
     ring = Ring(2 * GRANULE_BYTES)
     ring.on_new = lambda slot: events.append(("new", slot.offset))
@@ -219,7 +215,7 @@ def test_new_and_retired_slots_are_announced():
     assert events == [("new", 0), ("retired", 0), ("new", 0), ("retired", 0)]
 
 
-def test_slots_that_are_too_small_take_no_memory_beside_larger_ones():
+def test_free_slots_that_are_too_small_are_retired_when_a_larger_one_is_acquired():
     ring = Ring(1 << 30)
     small = [ring.acquire(10), ring.acquire(10)]
     for slot in small:
@@ -238,7 +234,7 @@ def test_close_frees_descriptor_and_mapping():
     def mapped():
         return Path("/proc/self/maps").read_text().count("gpuload-ring")
 
-    gc.collect()  # what earlier tests left behind
+    gc.collect()  # frees descriptors of earlier tests
     before, mapped_before = descriptors(), mapped()
     ring = Ring(1 << 20)
     ring.release(ring.acquire(10))
@@ -263,15 +259,15 @@ def test_a_forked_child_neither_maps_the_ring_nor_frees_its_pages(ring: Ring):
 
 
 class Machine:
-    """A memory limit, from which the ring's pages are taken as they are written."""
+    """A ring on a machine with a memory limit, against which the written pages of the ring count."""
 
     def __init__(self, limit: int):
         self.limit = limit
-        self.asked = 0
+        self.memory_calls = 0
         self.ring = Ring(64 << 20, memory_left=self.left)
 
     def left(self) -> int:
-        self.asked += 1
+        self.memory_calls += 1
         return self.limit - resident_bytes(self.ring)
 
     def write(self, slot: Slot) -> Slot:
@@ -281,36 +277,36 @@ class Machine:
 
 @pytest.fixture
 def machine():
-    """8 MiB for slots beyond what is left to the rest of the program."""
+    """A machine that has 8 MiB for slots in addition to the margin for other parts of the program."""
     machine = Machine(MARGIN_BYTES + (8 << 20))
     yield machine
     machine.ring.close()
 
 
-def test_a_slot_that_the_machine_has_no_memory_for_waits_until_another_is_released(machine: Machine):
+def test_acquire_without_memory_left_returns_none_until_a_slot_is_released(machine: Machine):
     slots = [machine.write(machine.ring.acquire(4 << 20)) for _ in range(2)]
     assert machine.ring.acquire(1) is None
     machine.ring.release(slots[0])
     assert machine.ring.acquire(1) is slots[0]
 
 
-def test_memory_that_was_promised_and_not_yet_written_counts(machine: Machine):
+def test_slots_that_are_not_yet_written_count_against_the_memory_limit(machine: Machine):
     first = machine.ring.acquire(4 << 20)
     assert machine.ring.acquire(6 << 20) is None
     assert machine.ring.slot_bytes == first.capacity_bytes
     assert machine.ring.acquire(4 << 20) is not None
 
 
-def test_the_machine_is_asked_only_when_a_new_slot_is_made(machine: Machine):
+def test_memory_left_is_called_only_for_a_new_slot(machine: Machine):
     slot = machine.ring.acquire(1000)
-    asked = machine.asked
+    memory_calls = machine.memory_calls
     for _ in range(100):
         machine.ring.release(slot)
         assert machine.ring.acquire(1000) is slot
-    assert machine.asked == asked == 1
+    assert machine.memory_calls == memory_calls == 1
 
 
-def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_for(machine: Machine):
+def test_free_slots_are_retired_if_a_larger_one_needs_their_memory(machine: Machine):
     slots = [machine.write(machine.ring.acquire(2 << 20)) for _ in range(4)]
     for slot in slots[1:]:
         machine.ring.release(slot)
@@ -318,7 +314,7 @@ def test_free_slots_are_given_up_for_a_larger_one_that_memory_would_not_suffice_
     assert machine.ring.slots == 2
 
 
-def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
+def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figures(machine: Machine):
     machine.ring.release(machine.write(machine.ring.acquire(4 << 20)))
     with pytest.raises(gl.LimitError) as refusal:
         machine.ring.acquire(9 << 20)
@@ -328,13 +324,15 @@ def test_a_slot_that_never_fits_is_an_error_with_the_figures(machine: Machine):
         "fewer workers, start the transforms with a crop, or raise the memory limit of the container or job"
     )
     assert machine.ring.slots == machine.ring.slot_bytes == 0
-    assert machine.ring.acquire(8 << 20) is not None  # nothing was lost by asking
+    assert machine.ring.acquire(8 << 20) is not None  # the refused call has lost nothing
 
 
-def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machine: Machine):
+def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
     assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
-    assert machine.ring.acquire(30 << 20, min_bytes=1) is None  # while another may be released, no less will do
+    assert (
+        machine.ring.acquire(30 << 20, min_bytes=1) is None
+    )  # while a slot can be released, a smaller one is not acquired
     machine.ring.release(slot)
     with pytest.raises(gl.LimitError, match="decoded images need 9,437,184 more bytes"):
         machine.ring.acquire(30 << 20, min_bytes=9 << 20)
@@ -343,19 +341,19 @@ def test_where_the_size_is_a_guess_a_smaller_slot_is_better_than_an_error(machin
         machine.ring.acquire(30 << 20, min_bytes=0)
 
 
-def test_without_a_limit_only_the_ring_is_one():
+def test_without_a_memory_limit_all_ring_bytes_can_be_acquired():
     ring = Ring(1 << 20, memory_left=lambda: None)
     assert ring.acquire(1 << 20) is not None
     ring.close()
 
 
-def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(machine: Machine, monkeypatch):
+def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: Machine, monkeypatch):
     monkeypatch.setattr(ring_module, "SPARE_S", -1.0)
     machine.limit = 3 * machine.ring.ring_bytes + MARGIN_BYTES
     assert machine.ring.spare_bytes() == machine.ring.ring_bytes
     machine.limit = machine.ring.ring_bytes + MARGIN_BYTES + 1000
     assert machine.ring.spare_bytes() == 1000
-    machine.write(machine.ring.acquire(4 << 20))  # of the limit and of the ring
+    machine.write(machine.ring.acquire(4 << 20))  # counts against the limit and the ring
     assert machine.ring.spare_bytes() == 1000
     machine.limit = 5 << 20
     assert machine.ring.spare_bytes() == 0
@@ -364,12 +362,12 @@ def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(
     ring.close()
 
 
-def test_what_is_spare_is_looked_up_once_in_a_while(machine: Machine):
+def test_spare_bytes_is_cached_for_a_while(machine: Machine):
     assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
-    assert machine.asked == 1
+    assert machine.memory_calls == 1
 
 
-def test_a_ring_is_full_from_its_first_refusal_to_the_next_release_and_the_times_add_up(ring: Ring, monkeypatch):
+def test_full_s_adds_up_the_times_from_a_first_refusal_to_the_next_release(ring: Ring, monkeypatch):
     now_s = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now_s[0], monotonic=lambda: now_s[0])
     monkeypatch.setattr(ring_module, "time", clock)
@@ -388,7 +386,7 @@ def test_a_ring_is_full_from_its_first_refusal_to_the_next_release_and_the_times
     assert ring.refusals == 2
 
 
-def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
+def test_move_out_returns_a_copy_and_releases_the_slot(machine: Machine):
     slot = machine.write(machine.ring.acquire(1 << 20))
     copy = machine.ring.move_out(slot, 1000)
     assert machine.ring.acquire(1 << 20) is slot
@@ -396,7 +394,7 @@ def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
     assert copy.tolist() == [1] * 1000
 
 
-def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
+def test_move_out_without_memory_left_raises_limit_error(machine: Machine):
     slot = machine.write(machine.ring.acquire(5 << 20))
     with pytest.raises(gl.LimitError, match="decoded images need 4,194,304 more bytes of memory"):
         machine.ring.move_out(slot, 4 << 20)
@@ -404,16 +402,16 @@ def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
     assert machine.ring.move_out(slot, 2 << 20).nbytes == 2 << 20
 
 
-def test_what_came_in_other_memory_moves_in_where_slots_are_page_locked(machine: Machine):
+def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine):
     data, locked = np.arange(200, dtype=np.uint8), []
-    assert machine.ring.move_in(data) is None  # they are not
+    assert machine.ring.move_in(data) is None  # slots are not page-locked
     machine.ring.on_new = locked.append
     slot = machine.ring.move_in(data)
     assert locked == [slot]
     assert machine.ring.view(slot)[:200].tolist() == data.tolist()
     machine.write(machine.ring.acquire(7 << 20))
-    assert machine.ring.move_in(np.zeros(4 << 20, np.uint8)) is None  # no memory
-    assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # no room
+    assert machine.ring.move_in(np.zeros(4 << 20, np.uint8)) is None  # exceeds the memory limit
+    assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # exceeds the ring
 
 
 # -- on_collected ----------------------------------------------------------------------------------------------------
@@ -428,18 +426,18 @@ def test_on_collected_calls_once_with_its_arguments():
     assert sorted(called) == [1, 2]
 
 
-def test_what_is_called_off_is_not_called():
+def test_on_collected_can_be_canceled():
     called, arrays = [], [np.zeros(3), np.zeros(3)]
-    off = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
-    off[0]()
-    off[0]()
+    cancels = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
+    cancels[0]()
+    cancels[0]()
     arrays.clear()
     assert called == [1]
-    off[1]()  # too late, and no error
+    cancels[1]()  # has no effect after the call
 
 
-def test_on_collected_keeps_nothing():
-    gc.collect()  # what earlier tests left behind would be taken off the list meanwhile
+def test_on_collected_keeps_no_entry_of_collected_objects():
+    gc.collect()  # objects of earlier tests would leave the list meanwhile
     before = len(ring_module._watched)
     for _ in range(100):
         on_collected(np.zeros(3), list)
@@ -447,42 +445,42 @@ def test_on_collected_keeps_nothing():
     assert len(ring_module._watched) == before
 
 
-def test_nothing_is_called_once_the_interpreter_ends():
-    called, array, others = [], np.zeros(3), dict(ring_module._watched)
+def test_on_collected_calls_nothing_once_the_interpreter_exits():
+    called, array, watched = [], np.zeros(3), dict(ring_module._watched)
     on_collected(array, called.append, 1)
-    ring_module._watched.clear()  # which it does at exit
-    ring_module._watched.update(others)
+    ring_module._watched.clear()  # as at exit
+    ring_module._watched.update(watched)
     del array
     assert called == []
 
 
-# -- near CPUs --------------------------------------------------------------------------------------------------------
+# -- CPU affinity -----------------------------------------------------------------------------------------------------
 
 
-@several
-def test_a_thread_goes_there_and_comes_back():
-    with run_on_cpus(LAST):
-        assert os.sched_getaffinity(0) == LAST
+@needs_two_cpus
+def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
+    with run_on_cpus(LAST_CPU):
+        assert os.sched_getaffinity(0) == LAST_CPU
         child = subprocess.run(
             [sys.executable, "-Sc", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, check=True
         )
         with run_on_cpus(frozenset()):
-            assert os.sched_getaffinity(0) == LAST
-    assert os.sched_getaffinity(0) == OWN
-    assert child.stdout.split() == [str(max(OWN)).encode()]
-    with pytest.raises(KeyError), run_on_cpus(LAST):
+            assert os.sched_getaffinity(0) == LAST_CPU
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
+    assert child.stdout.split() == [str(max(ALLOWED_CPUS)).encode()]
+    with pytest.raises(KeyError), run_on_cpus(LAST_CPU):
         raise KeyError
-    assert os.sched_getaffinity(0) == OWN
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
 
-def test_cpus_that_the_system_refuses_change_nothing():
+def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
     with run_on_cpus(frozenset({1 << 12})):
-        assert os.sched_getaffinity(0) == OWN
-    assert os.sched_getaffinity(0) == OWN
+        assert os.sched_getaffinity(0) == ALLOWED_CPUS
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
 
-@several
-def test_all_threads_of_a_process_are_moved():
+@needs_two_cpus
+def test_move_processes_moves_all_threads_of_a_process():
     code = (
         "import os, threading\n"
         "done = threading.Event()\n"
@@ -497,25 +495,22 @@ def test_all_threads_of_a_process_are_moved():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "CPU": str(max(OWN))},
+        env={**os.environ, "CPU": str(max(ALLOWED_CPUS))},
     ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
-        move_processes([child.pid, 1 << 29], LAST)  # the other one has ended
+        move_processes([child.pid, 1 << 29], LAST_CPU)  # no process has the second pid
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "True True\n"
 
 
-@several
-def test_new_slots_are_touched_near_the_cpus_of_the_ring():
+@needs_two_cpus
+def test_on_new_is_called_on_the_cpus_near_the_ring():
     seen = []
-    ring = Ring(1 << 20, near=LAST)
+    ring = Ring(1 << 20, near=LAST_CPU)
     ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
-    assert slot is not None
     ring.release(slot)
-    ring.acquire(1 << 16)  # the same again
-    assert seen == [(threading.get_ident(), LAST)]
-    assert os.sched_getaffinity(0) == OWN
+    ring.acquire(1 << 16)  # the same slot again
+    assert seen == [(threading.get_ident(), LAST_CPU)]
+    assert os.sched_getaffinity(0) == ALLOWED_CPUS
     ring.close()

@@ -1,5 +1,5 @@
-"""Images of another size than their targets were made for (COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes),
-and targets in another unit than pixels."""
+"""Warnings of targets that were made for another image size (COCO's JSON, `Boxes(canvas_hw=…)`, torchvision's boxes) or
+are in another unit than pixels."""
 
 from __future__ import annotations
 
@@ -20,55 +20,59 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 
-HEIGHT, WIDTH = 24, 40  # of images as they are stored
-TURNED = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
+HEIGHT, WIDTH = 24, 40  # of the stored images
+EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
 
 
-def exactly(text: str) -> str:
+def exact_pattern(text: str) -> str:
     return f"^{re.escape(text)}$"
 
 
-def jpeg(orientation: int = 1, kind: str = "JPEG") -> bytes:
+def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
     file, exif = io.BytesIO(), PILImage.Exif()
     exif[0x0112] = orientation
     PILImage.fromarray(smooth_image(HEIGHT, WIDTH, 3)).save(file, kind, exif=exif)
     return file.getvalue()
 
 
-class Items(list[Callable[[], Any]]):
-    """A dataset of what these functions return."""
+class FunctionList(list[Callable[[], Any]]):
+    """A dataset whose samples are the results of functions."""
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(index)()
 
 
-def boxes_of(dataset: Any, **options: Any) -> list[Any]:
+def load_targets(dataset: Any, **options: Any) -> list[Any]:
     options = {"num_workers": 0, "device": "cpu", "transforms": [gl.transforms.Resize((8, 8))], **options}
     with gl.Loader(dataset, 1, ragged="list", **options) as loader:
         return [target for _, targets in loader for target in targets]
 
 
-def sample(canvas_hw: Any, data: bytes, source: str | None = "a.jpg") -> Callable[[], Any]:
+def sample_with_boxes(canvas_hw: Any, data: bytes, source: str | None = "a.jpg") -> Callable[[], Any]:
     return lambda: (gl.Encoded(data, source=source), {"boxes": gl.Boxes([[2, 3, 10, 20]], canvas_hw=canvas_hw)})
 
 
+def torchvision_boxes() -> Any:
+    return torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
+
+
 @pytest.fixture
-def coco(tmp_path: Path) -> Callable[..., gl.Coco]:
-    """Makes a dataset of thirty images of which one, the last, says that EXIF turns it."""
+def make_coco(tmp_path: Path) -> Callable[..., gl.Coco]:
+    """Return a function that creates a dataset of thirty images, of which EXIF rotates the last."""
 
     def make(size_hw: tuple[int, int], **options: Any) -> gl.Coco:
         images, annotations = [], []
         for number in range(30):
-            last = number == 29
-            (tmp_path / f"{number}.jpg").write_bytes(jpeg(6 if last else 1))
-            height, width = size_hw if last else (HEIGHT, WIDTH)
-            runs = {"counts": [height * width], "size": [height, width]}
+            is_last = number == 29
+            (tmp_path / f"{number}.jpg").write_bytes(encode_image(6 if is_last else 1))
+            height, width = size_hw if is_last else (HEIGHT, WIDTH)
+            counts = {"counts": [height * width], "size": [height, width]}
             images.append({"id": number, "file_name": f"{number}.jpg", "height": height, "width": width})
             annotations.append(
-                {"id": number, "image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": runs}
+                {"id": number, "image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": counts}
             )
-        found = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
-        (tmp_path / "annotations.json").write_text(json.dumps(found))
+        contents = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+        (tmp_path / "annotations.json").write_text(json.dumps(contents))
         return gl.Coco(tmp_path, tmp_path / "annotations.json", **options)
 
     return make
@@ -76,87 +80,95 @@ def coco(tmp_path: Path) -> Callable[..., gl.Coco]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_photograph_that_exif_turns_is_warned_of_once(
-    coco: Callable[..., gl.Coco], tmp_path: Path, workers: int
+def test_boxes_for_the_exif_rotated_size_of_an_image_are_warned_of_once(
+    make_coco: Callable[..., gl.Coco], tmp_path: Path, workers: int
 ) -> None:
-    dataset = coco((WIDTH, HEIGHT), targets=())
+    dataset = make_coco((WIDTH, HEIGHT), targets=())
     text = (
         f"the boxes of '{tmp_path}/29.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: "
-        f"{TURNED}"
+        f"{EXIF_HINT}"
     )
-    with pytest.warns(RuntimeWarning, match=exactly(text)) as caught:
-        assert len(boxes_of(dataset, num_workers=workers)) == 30
+    with pytest.warns(RuntimeWarning, match=exact_pattern(text)) as caught:
+        assert len(load_targets(dataset, num_workers=workers)) == 30
     assert len(caught) == 1
-    assert len(boxes_of(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
-    stored = coco((HEIGHT, WIDTH), targets=())
-    assert len(boxes_of(stored)) == 30
+    assert len(load_targets(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
+    stored = make_coco((HEIGHT, WIDTH), targets=())
+    assert len(load_targets(stored)) == 30
     with pytest.warns(RuntimeWarning, match="the targets are for the image as it is stored; use Loader"):
-        boxes_of(stored, decode=gl.Decode(exif=True))
+        load_targets(stored, decode=gl.Decode(exif=True))
 
 
-def test_of_several_images_the_first_is_told() -> None:
-    data = Items([sample((5, 5), jpeg(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
+def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
+    data = FunctionList([sample_with_boxes((5, 5), encode_image(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
     with gl.Loader(data, 2, num_workers=0, device="cpu", ragged="list") as loader:
         with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
             list(loader)
         assert len(caught) == 1
-        list(loader)  # once is enough
+        list(loader)  # does not warn again
 
 
-def test_strays_are_told_too() -> None:
-    def both() -> Any:
-        image, target = sample((WIDTH, HEIGHT), jpeg(6))()
+def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> None:
+    def make_sample() -> Any:
+        image, target = sample_with_boxes((WIDTH, HEIGHT), encode_image(6))()
         return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
 
     with pytest.warns(RuntimeWarning) as caught:
-        boxes_of(Items([both, both, both]), transforms=[gl.transforms.RandomHorizontalFlip(1)])
-    texts = [str(one.message) for one in caught]
+        load_targets(
+            FunctionList([make_sample, make_sample, make_sample]), transforms=[gl.transforms.RandomHorizontalFlip(1)]
+        )
+    texts = [str(warning.message) for warning in caught]
     assert [text.split()[0] for text in texts] == ['sample[1]["keypoints"],', "the"]
-    assert texts[1].endswith(TURNED)
+    assert texts[1].endswith(EXIF_HINT)
 
 
 @pytest.mark.parametrize(
     ("make", "remark"),
     [
         (
-            sample((WIDTH, HEIGHT), jpeg(8, "PNG")),
-            f"the boxes of 'a.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: {TURNED}",
+            sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")),
+            f"the boxes of 'a.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: {EXIF_HINT}",
         ),
-        (sample((WIDTH, HEIGHT), jpeg(3)), "decoded to 24×40: height and width are swapped; rotate the image or the"),
-        (sample((WIDTH, HEIGHT), jpeg(), None), "the boxes of a sample are for an image of 40×24 (height × width)"),
-        (sample((48, 80), jpeg()), "scale the targets as the image was scaled, or return the image that they were"),
+        (
+            sample_with_boxes((WIDTH, HEIGHT), encode_image(3)),
+            "decoded to 24×40: height and width are swapped; rotate the image or the",
+        ),
+        (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
+        (
+            sample_with_boxes((WIDTH, HEIGHT), encode_image(), None),
+            "the boxes of a sample are for an image of 40×24 (height × width)",
+        ),
+        (
+            sample_with_boxes((48, 80), encode_image()),
+            "scale the targets as the image was scaled, or return the image that they were",
+        ),
         (
             lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
             "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
         ),
     ],
 )
-def test_what_a_warning_advises(make: Callable[[], Any], remark: str) -> None:
+def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
-        boxes_of(Items([make]))
+        load_targets(FunctionList([make]))
 
 
-def test_boxes_of_torchvision_say_their_size_too() -> None:
-    boxes = torchvision().tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(WIDTH, HEIGHT))
-    with pytest.warns(RuntimeWarning, match=f"{re.escape(TURNED)}$"):
-        boxes_of(Items([lambda: (gl.Encoded(jpeg(6)), {"boxes": boxes})]))
-
-
-def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Callable[..., gl.Coco]) -> None:
-    dataset = coco((WIDTH, HEIGHT))
+def test_a_mask_for_the_exif_rotated_size_of_an_image_is_refused_with_the_remedy(
+    make_coco: Callable[..., gl.Coco],
+) -> None:
+    dataset = make_coco((WIDTH, HEIGHT))
     text = (
         'a mask must have the size of its image, 24×40 (height × width), but the mask sample[1]["masks"] has 40×24; '
         "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
     )
     with pytest.raises(gl.SampleError, match=re.escape(text)):
-        boxes_of(dataset)
+        load_targets(dataset)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(boxes_of(dataset, decode=gl.Decode(exif=True))) == 30
+        assert len(load_targets(dataset, decode=gl.Decode(exif=True))) == 30
 
 
-def test_the_size_is_kept_in_a_cache(coco: Callable[..., gl.Coco]) -> None:
-    cached = gl.Cached(coco((WIDTH, HEIGHT), targets=()), 1 << 20)
+def test_cached_boxes_keep_their_canvas_hw(make_coco: Callable[..., gl.Coco]) -> None:
+    cached = gl.Cached(make_coco((WIDTH, HEIGHT), targets=()), 1 << 20)
     assert [cached[29][1]["boxes"].canvas_hw for _ in range(2)] == [(WIDTH, HEIGHT)] * 2
 
 
@@ -164,7 +176,7 @@ FLIP = [gl.transforms.RandomHorizontalFlip()]
 NORMALIZED = [[0.1, 0.2, 0.3, 0.4]]
 
 
-def sample_with(target: Any) -> Callable[[], Any]:
+def sample_with_target(target: Any) -> Callable[[], Any]:
     return lambda: (gl.Image(np.zeros((HEIGHT, WIDTH, 3), np.uint8)), {"target": target})
 
 
@@ -191,10 +203,12 @@ def sample_with(target: Any) -> Callable[[], Any]:
     ],
 )
 def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
-    data = Items([sample_with(gl.Boxes([[1, 2, 3, 4]])), sample_with(target), sample_with(target)])
+    data = FunctionList(
+        [sample_with_target(gl.Boxes([[1, 2, 3, 4]])), sample_with_target(target), sample_with_target(target)]
+    )
     for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
         with pytest.warns(RuntimeWarning, match=f"^{re.escape(warning)}") as caught:
-            boxes_of(data, transforms=transforms)
+            load_targets(data, transforms=transforms)
         assert len(caught) == 1
 
 
@@ -210,15 +224,15 @@ def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, war
     ],
 )
 def test_targets_in_pixels_are_not_warned_of(target: Any) -> None:
-    boxes_of(Items([sample_with(target)]), transforms=FLIP)
+    load_targets(FunctionList([sample_with_target(target)]), transforms=FLIP)
 
 
 def test_targets_that_no_transform_reads_may_have_any_unit() -> None:
-    data = Items([sample_with(gl.Boxes(NORMALIZED))])
-    boxes_of(data, transforms=None)
-    boxes_of(data, transforms=[gl.transforms.ToDtype("float32", scale=True)])
+    data = FunctionList([sample_with_target(gl.Boxes(NORMALIZED))])
+    load_targets(data, transforms=None)
+    load_targets(data, transforms=[gl.transforms.ToDtype("float32", scale=True)])
     with pytest.warns(RuntimeWarning, match="lie in 0 … 1"):  # drops boxes of less than a pixel
-        boxes_of(data, transforms=[gl.transforms.SanitizeBoundingBoxes(labels_getter=None)])
+        load_targets(data, transforms=[gl.transforms.SanitizeBoundingBoxes(labels_getter=None)])
 
 
 def test_augment_warns_of_targets_in_another_unit_than_pixels() -> None:

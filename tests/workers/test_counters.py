@@ -1,4 +1,4 @@
-"""Counters of workers: what a row says, also of a worker that is at something, or dead."""
+"""Counters of workers, including workers that process a chunk or have died."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gpuload.workers.protocol import Board
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+def set_clock(monkeypatch):
+    """Stop the clock of the counters, and return a function that sets it."""
     now = [1_000]
     monkeypatch.setattr(module, "_clock", lambda: now[0])
 
@@ -28,141 +28,139 @@ def clock(monkeypatch):
     return set_to
 
 
-def told(table: CounterTable, worker: int = 0) -> dict[str, int]:
+def read_row(table: CounterTable, worker: int = 0) -> dict[str, int]:
     return dict(zip(FIELDS, table.read()[worker].tolist(), strict=True))
 
 
-def test_a_row_adds_up(clock):
-    mine = WorkerCounters()
-    clock(1_500)
-    mine.begin()
-    mine.read_ns += 70
-    mine.samples += 4
-    mine.decoded["Pillow"] += 3
-    clock(1_800)
-    mine.end()
-    found = told(mine.table)
-    assert (found["idle_ns"], found["busy_ns"], found["read_ns"], found["samples"]) == (500, 300, 70, 4)
-    assert (found["Pillow"], found["simplejpeg"]) == (3, 0)
+def test_worker_counters_add_up_times_and_counts(set_clock):
+    counters = WorkerCounters()
+    set_clock(1_500)
+    counters.begin()
+    counters.read_ns += 70
+    counters.samples += 4
+    counters.decoded["Pillow"] += 3
+    set_clock(1_800)
+    counters.end()
+    row = read_row(counters.table)
+    assert (row["idle_ns"], row["busy_ns"], row["read_ns"], row["samples"]) == (500, 300, 70, 4)
+    assert (row["Pillow"], row["simplejpeg"]) == (3, 0)
 
 
-def test_what_a_worker_is_at_counts_before_it_ends(clock):
-    mine = WorkerCounters()
-    mine.begin()
-    clock(5_000)
-    assert told(mine.table)["busy_ns"] == 4_000
-    mine.decode_ns = 3_000
-    assert told(mine.table)["decode_ns"] == 0  # written down when the chunk ends
-    mine.flush()
-    clock(6_000)
-    assert (told(mine.table)["busy_ns"], told(mine.table)["decode_ns"]) == (5_000, 3_000)
-    mine.end()
-    clock(9_000)
-    assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
-    mine.stop()
-    clock(20_000)
-    assert (told(mine.table)["busy_ns"], told(mine.table)["idle_ns"]) == (5_000, 3_000)
+def test_busy_ns_includes_a_chunk_in_progress(set_clock):
+    counters = WorkerCounters()
+    counters.begin()
+    set_clock(5_000)
+    assert read_row(counters.table)["busy_ns"] == 4_000
+    counters.decode_ns = 3_000
+    assert read_row(counters.table)["decode_ns"] == 0  # written to the table when the chunk ends
+    counters.flush()
+    set_clock(6_000)
+    assert (read_row(counters.table)["busy_ns"], read_row(counters.table)["decode_ns"]) == (5_000, 3_000)
+    counters.end()
+    set_clock(9_000)
+    assert (read_row(counters.table)["busy_ns"], read_row(counters.table)["idle_ns"]) == (5_000, 3_000)
+    counters.stop()
+    set_clock(20_000)
+    assert (read_row(counters.table)["busy_ns"], read_row(counters.table)["idle_ns"]) == (5_000, 3_000)
 
 
-def test_a_worker_that_takes_anothers_place_goes_on(clock):
+def test_a_replaced_workers_row_continues_and_counts_a_restart(set_clock):
     with mmap.mmap(-1, 3 * ROW_BYTES) as memory:
         table = CounterTable(memory, ROW_BYTES, 2, first=6)
-        before = table.open_row(7)
-        before.begin()
-        before.samples += 5
-        before.decoded["cut"] += 2
-        before.flush()
-        clock(2_000)
+        first = table.open_row(7)
+        first.begin()
+        first.samples += 5
+        first.decoded["cut"] += 2
+        first.flush()
+        set_clock(2_000)
         table.close_worker(7)
-        clock(9_000)  # nobody is there
-        after = table.open_row(7)
-        after.begin()
-        after.samples += 1
-        clock(9_500)
-        after.end()
-        found = told(table, 1)
-        assert (found["busy_ns"], found["idle_ns"], found["restarts"]) == (1_500, 0, 1)
-        assert (found["samples"], found["cut"]) == (6, 2)
+        set_clock(9_000)  # no worker has the row
+        second = table.open_row(7)
+        second.begin()
+        second.samples += 1
+        set_clock(9_500)
+        second.end()
+        row = read_row(table, 1)
+        assert (row["busy_ns"], row["idle_ns"], row["restarts"]) == (1_500, 0, 1)
+        assert (row["samples"], row["cut"]) == (6, 2)
         assert not table.read()[0].any()
         table.close()
-        assert told(table, 1) == found
+        assert read_row(table, 1) == row
 
 
-def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
+def test_start_ns_is_neither_busy_nor_idle_time(set_clock):
     with mmap.mmap(-1, 2 * ROW_BYTES) as memory:
         table = CounterTable(memory, 0, 2)
         table.mark_starting(1)
-        clock(4_000)
-        assert told(table, 1)["start_ns"] == 3_000  # so far
-        mine = table.open_row(1)
-        clock(5_000)
-        mine.begin()
-        clock(7_000)
-        found = told(table, 1)
-        assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 0)
-        mine.end()
-        clock(8_000)
-        found = told(table, 1)
-        assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 1_000)
+        set_clock(4_000)
+        assert read_row(table, 1)["start_ns"] == 3_000  # so far
+        counters = table.open_row(1)
+        set_clock(5_000)
+        counters.begin()
+        set_clock(7_000)
+        row = read_row(table, 1)
+        assert (row["start_ns"], row["busy_ns"], row["idle_ns"]) == (4_000, 2_000, 0)
+        counters.end()
+        set_clock(8_000)
+        row = read_row(table, 1)
+        assert (row["start_ns"], row["busy_ns"], row["idle_ns"]) == (4_000, 2_000, 1_000)
         table.close_worker(1)
         table.mark_starting(1)
-        clock(9_000)
-        table.close_worker(1, died=False)  # it could not be started
-        clock(20_000)
-        found = told(table, 1)
-        assert (found["start_ns"], found["idle_ns"], found["restarts"]) == (5_000, 1_000, 1)
+        set_clock(9_000)
+        table.close_worker(1, died=False)  # the worker could not be started
+        set_clock(20_000)
+        row = read_row(table, 1)
+        assert (row["start_ns"], row["idle_ns"], row["restarts"]) == (5_000, 1_000, 1)
         table.close()
 
 
-def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
-    """Of a process that has to share its CPU with another one."""
+def test_queued_ns_counts_waiting_for_a_cpu_only_while_a_worker_is_busy():
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
-    with mmap.mmap(-1, ROW_BYTES) as memory, subprocess.Popen(spin, stdout=subprocess.PIPE) as other:
+    with mmap.mmap(-1, ROW_BYTES) as memory, subprocess.Popen(spin, stdout=subprocess.PIPE) as program:
         try:
-            assert other.stdout is not None
-            other.stdout.readline()
-            mine = WorkerCounters(memory)
-            mine.start_queue_time()
-            mine.begin()
+            program.stdout.readline()
+            counters = WorkerCounters(memory)
+            counters.start_queue_time()
+            counters.begin()
             deadline = time.monotonic() + 60
-            while mine.queued_ns < 20_000_000 and time.monotonic() < deadline:
+            while counters.queued_ns < 20_000_000 and time.monotonic() < deadline:
                 sum(range(100_000))
-                mine.flush()
-            assert mine.queued_ns >= 20_000_000
-            mine.end()
-            queued_ns, so_far = mine.queued_ns, mine._read_queued_ns()
-            while mine._read_queued_ns() < so_far + 20_000_000 and time.monotonic() < deadline:
-                sum(range(100_000))  # it waits for a CPU, though it is not a worker's work that does
-            mine.begin()
-            assert mine.queued_ns == queued_ns
-            os.close(mine._queue_fd)
+                counters.flush()
+            assert counters.queued_ns >= 20_000_000
+            counters.end()
+            queued_ns, begun_ns = counters.queued_ns, counters._read_queued_ns()
+            while counters._read_queued_ns() < begun_ns + 20_000_000 and time.monotonic() < deadline:
+                sum(range(100_000))  # the process waits for a CPU between two chunks
+            counters.begin()
+            assert counters.queued_ns == queued_ns
+            os.close(counters._queue_fd)
         finally:
-            other.kill()
+            program.kill()
             os.sched_setaffinity(0, allowed)
 
 
-def test_workers_of_a_process_count_its_cpu_time():
+def test_cpu_ns_is_counted_in_worker_processes_only():
     with mmap.mmap(-1, ROW_BYTES) as memory:
-        mine = WorkerCounters(memory)
-        mine.begin()
+        counters = WorkerCounters(memory)
+        counters.begin()
         sum(range(200_000))
-        mine.end()
-        assert mine.cpu_ns > 0
-    home = WorkerCounters()
-    home.end()
-    assert home.cpu_ns == 0
+        counters.end()
+        assert counters.cpu_ns > 0
+    in_process = WorkerCounters()
+    in_process.end()
+    assert in_process.cpu_ns == 0
 
 
-def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
+def test_board_row_writer_and_wanted_check_agree_with_write_and_cancel_before():
     board = Board(2, first=3)
     note, wanted = board.make_row_writer(4, 7), board.make_wanted_check(7)
     note(5)
-    found = board.read(4)
-    assert (found.chunk, found.row) == (7, 5)
+    noted = board.read(4)
+    assert (noted.chunk, noted.row) == (7, 5)
     board.write(4, 7, 5)
-    assert 0 <= board.read(4).since_ns - found.since_ns < 10**10
+    assert 0 <= board.read(4).since_ns - noted.since_ns < 10**10
     assert board.read(3).chunk == 0
     answers = []
     for limit in (0, 7, 8):
@@ -172,20 +170,20 @@ def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     board.close()
 
 
-def test_counters_lie_behind_the_notes():
+def test_board_counters_do_not_overlap_its_notes():
     board = Board(2, first=3)
-    theirs = Board(2, board.fd, first=3)
+    worker_board = Board(2, board.fd, first=3)
     try:
         board.write(4, 11, 2)
-        theirs.counters.open_row(4).end()
-        mine = theirs.counters.open_row(4)
-        mine.plans = 9
-        mine.end()
+        worker_board.counters.open_row(4).end()
+        counters = worker_board.counters.open_row(4)
+        counters.plans = 9
+        counters.end()
         board.write(4, 12, 1)
         assert board.read(4).chunk == 12
         assert board.counters.read()[:, field_indices["plans"]].tolist() == [0, 9]
     finally:
-        theirs._map.close()
+        worker_board._map.close()
         board.close()
     assert board.counters.read()[:, field_indices["plans"]].tolist() == [0, 9]
     assert board.counters.read().dtype == np.int64

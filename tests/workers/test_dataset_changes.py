@@ -1,4 +1,4 @@
-"""Changes to a dataset after workers got it: which are seen, which are sent, and what the workers' copies are like."""
+"""Changes to a dataset after workers received it: which are seen and sent, and what the workers' copies contain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Compose:
 
 
 class Data:
-    """Its samples say what it is like in the process that makes them."""
+    """A dataset whose samples are its attributes in the process that loads them."""
 
     def __init__(self):
         self.mosaic, self.epoch, self.read = True, 0, 0
@@ -115,14 +115,14 @@ def test_attributes_that_change_during_some_epochs_are_changes():
     assert changes.pending == {("seen",): 2, ("best",): 1}
 
 
-def test_objects_of_a_dataset_are_inner_datasets_transforms_and_instances_of_the_users_classes():
+def test_find_objects_returns_inner_datasets_transforms_and_instances_of_user_classes():
     inner = Data()
     inner.config, inner.handle, inner.step = Resize(), threading.Lock(), torch.nn.ReLU()
     subset = torch.utils.data.Subset(inner, [0])
-    both = torch.utils.data.ConcatDataset([subset, Data()])
-    found = {path for path, _ in find_objects(both)}
-    assert ("datasets", 0, "dataset", "transform") in found
-    assert ("datasets", 1, "transform", "transforms", 1) in found
+    joined = torch.utils.data.ConcatDataset([subset, Data()])
+    paths = {path for path, _ in find_objects(joined)}
+    assert ("datasets", 0, "dataset", "transform") in paths
+    assert ("datasets", 1, "transform", "transforms", 1) in paths
     assert {path for path, _ in find_objects(inner)} == {
         (),
         ("config",),
@@ -132,13 +132,13 @@ def test_objects_of_a_dataset_are_inner_datasets_transforms_and_instances_of_the
     }
 
 
-def test_modules_are_not_objects_of_a_dataset():
+def test_find_objects_skips_modules():
     data = Data()
     data.transforms = torch.utils.data
     assert ("transforms",) not in dict(find_objects(data))
 
 
-def test_objects_that_refer_to_each_other_are_found_once():
+def test_find_objects_returns_objects_that_refer_to_each_other_once():
     first, second = Resize(), Resize()
     first.other, second.other = second, first
     data = Data()
@@ -160,7 +160,7 @@ def set_item(index, value):
     return lambda values: values.__setitem__(index, value)
 
 
-BIG = CHECKSUM_BYTES // 8 + 1000
+LARGE = CHECKSUM_BYTES // 8 + 1000
 IN_PLACE = {
     "list, longer": (lambda: [f"{i}.jpg" for i in range(100_000)], lambda values: values.append("new")),
     "list, first entry": (lambda: [f"{i}.jpg" for i in range(100_000)], set_item(0, "new")),
@@ -175,7 +175,7 @@ IN_PLACE = {
     "array": (lambda: np.arange(1000), set_item(500, -1)),
     "array, shuffled": (lambda: np.arange(1000), shuffle_in_place),
     "array in reverse": (lambda: np.arange(1000)[::-1], set_item(500, -1)),
-    "array beyond the limit": (lambda: np.zeros(BIG), lambda values: values.fill(1)),
+    "array beyond the limit": (lambda: np.zeros(LARGE), lambda values: values.fill(1)),
     "array of objects": (lambda: np.array(["a", "b"] * 500, object), set_item(1, "new")),
     "array of strings": (lambda: np.array(["a", "b"] * 500), set_item(1, "c")),
     "tensor": (lambda: torch.zeros(1000), lambda values: values.fill_(1)),
@@ -185,7 +185,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_data_that_is_changed_in_place_is_seen(name):
+def test_data_that_is_changed_in_place_or_replaced_by_an_equal_object_is_seen(name):
     make, change = IN_PLACE[name]
     data = Data()
     data.values = make()
@@ -194,13 +194,6 @@ def test_data_that_is_changed_in_place_is_seen(name):
     change(data.values)
     assert changed_data(changes) == ["dataset.values"]
     assert changed_data(changes) == []
-
-
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_data_that_is_replaced_by_an_equal_object_is_seen(name):
-    make, _ = IN_PLACE[name]
-    data = Data()
-    data.values = make()
     changes = DatasetChanges(data)
     data.values = make()
     assert changed_data(changes) == ["dataset.values"]
@@ -235,7 +228,7 @@ def test_arrow_table_that_is_replaced_is_seen():
     assert changed_data(changes) == ["dataset.table"]
 
 
-def test_values_that_are_no_data_are_not_compared(tmp_path):
+def test_locks_modules_functions_and_shared_memory_are_not_compared(tmp_path):
     data = Data()
     np.save(tmp_path / "a.npy", np.zeros(100))
 
@@ -268,8 +261,8 @@ def test_instance_of_the_users_class_that_is_replaced_is_seen():
     assert changed_data(changes) == ["dataset.transform", "dataset.transform.transforms"]
 
 
-class OwnList(list):
-    """Its items are not its entries."""
+class ListWithOddMethods(list):
+    """A list whose methods do not return its entries."""
 
     def __getitem__(self, index):
         return index
@@ -280,14 +273,14 @@ class OwnList(list):
 
 @pytest.mark.parametrize("count", [3, 200])
 def test_entries_of_a_subclass_are_compared_whatever_its_methods_do(count):
-    data = OwnList([np.zeros(3)] * count)
+    data = ListWithOddMethods([np.zeros(3)] * count)
     changes = DatasetChanges(data)
     assert changed_data(changes) == []
     list.__setitem__(data, 0, np.zeros(3))
     assert changed_data(changes) == ["dataset"]
 
 
-def test_tensors_without_a_shape_are_compared_by_what_they_have():
+def test_nested_and_sparse_tensors_that_are_replaced_are_seen():
     data = Data()
     data.nested, data.sparse = (
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
@@ -347,7 +340,7 @@ def test_simple_changes_of_a_megabyte_reach_the_workers():
         assert {mosaic for mosaic, *_ in values(loader)} == {"last"}
 
 
-def test_epoch_that_is_broken_off_has_no_effect_on_the_changes_of_the_next():
+def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
     data = Data()
     with gl.Loader(data, 1, num_workers=2, device="cpu", collate_fn=list, prefetch_factor=4) as loader:
         next(iter(loader))
@@ -376,7 +369,7 @@ def test_worker_that_is_restarted_has_the_changes(tmp_path):
 
 
 class Pairs:
-    """Each label is the number in its path."""
+    """Pairs of a path and the number in it as the label."""
 
     def __init__(self, count=200):
         self.paths = [str(number) for number in range(count)]
@@ -393,8 +386,8 @@ class Pairs:
         self.paths, self.labels = [self.paths[i] for i in order], self.labels[order]
 
 
-def read(loader):
-    """An epoch's samples, and the processes of the workers, of which one may have made them all."""
+def read_epoch(loader):
+    """Return an epoch's samples and the pids of the workers, even if one worker has loaded all samples."""
     samples = [sample for batch in loader for sample in batch]
     pids = set(loader._session.engine.pids)
     assert {pid for *_, pid in samples} <= pids
@@ -402,57 +395,49 @@ def read(loader):
 
 
 @pytest.mark.parametrize("count", [8, 200])
-def test_dataset_whose_list_and_array_are_reordered_reaches_the_workers_whole(count):
+def test_dataset_whose_list_and_array_are_reordered_reaches_new_workers_consistently(count):
     data = Pairs(count)
     with make_loader(data) as loader:
-        _, pids = read(loader)
+        _, pids = read_epoch(loader)
         data.reorder(np.random.default_rng(0).permutation(count))
-        second, new_pids = read(loader)
+        second, new_pids = read_epoch(loader)
         assert [int(path) for path, *_ in second] == [label for _, label, _ in second] == data.labels.tolist()
         assert not pids & new_pids
-        assert read(loader) == (second, new_pids)  # nothing has changed
+        assert read_epoch(loader) == (second, new_pids)  # nothing has changed
         assert loader.stats().faults.restarts == 0
 
 
-def test_simple_attribute_that_is_changed_beside_an_array_reaches_the_workers_with_it():
+def test_simple_attribute_changed_together_with_an_array_reaches_the_workers_with_it():
     data = Pairs()
     with make_loader(data) as loader:
-        read(loader)
+        read_epoch(loader)
         data.name, data.labels = "second", -data.labels
-        assert {(label <= 0, name) for _, label, name in read(loader)[0]} == {(True, "second")}
+        assert {(label <= 0, name) for _, label, name in read_epoch(loader)[0]} == {(True, "second")}
 
 
-def test_labels_that_are_written_in_place_reach_the_workers():
+def test_dataset_that_gets_shorter_is_loaded_with_its_new_length():
     data = Pairs()
     with make_loader(data) as loader:
-        read(loader)
-        data.labels[:] = 7
-        assert {label for _, label, _ in read(loader)[0]} == {7}
-
-
-def test_dataset_that_is_cut_to_its_hard_samples_is_served_as_such():
-    data = Pairs()
-    with make_loader(data) as loader:
-        read(loader)
+        read_epoch(loader)
         data.reorder(np.arange(150, 200))
         assert len(loader) == 25
-        assert [label for _, label, _ in read(loader)[0]] == list(range(150, 200))
+        assert [label for _, label, _ in read_epoch(loader)[0]] == list(range(150, 200))
 
 
 @pytest.mark.filterwarnings("ignore:dataset.labels has changed between epochs")
-def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next(tmp_path):
+def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next_epoch(tmp_path):
     data = Pairs()
     with make_loader(data, prefetch_factor=8) as loader:
         batches = iter(loader)
         next(batches)
         data.labels[:] = -1
-        assert [label for _, label, _ in read(loader)[0]] == [-1] * 200
+        assert [label for _, label, _ in read_epoch(loader)[0]] == [-1] * 200
         stats = loader.stats()
         assert stats.faults.restarts == 0
         slots = stats.ring.slots
         for number in range(3):
             data.labels[:] = number
-            assert {label for _, label, _ in read(loader)[0]} == {number}
+            assert {label for _, label, _ in read_epoch(loader)[0]} == {number}
         assert loader.stats().ring.slots <= slots + 2
 
 
@@ -463,11 +448,11 @@ def test_worker_init_fn_runs_again_in_new_workers():
         torch.utils.data.get_worker_info().dataset.name = f"worker {worker}"
 
     with make_loader(data, worker_init_fn=init) as loader:
-        assert {name for *_, name in read(loader)[0]} <= {"worker 0", "worker 1"}
+        assert {name for *_, name in read_epoch(loader)[0]} <= {"worker 0", "worker 1"}
         data.labels[:] = 3
-        found, _ = read(loader)
-        assert {label for _, label, _ in found} == {3}
-        assert {name for *_, name in found} <= {"worker 0", "worker 1"}
+        samples, _ = read_epoch(loader)
+        assert {label for _, label, _ in samples} == {3}
+        assert {name for *_, name in samples} <= {"worker 0", "worker 1"}
 
 
 def test_arrays_that_set_epoch_replaces_are_no_change():
@@ -479,40 +464,40 @@ def test_arrays_that_set_epoch_replaces_are_no_change():
         pids = set()
         for epoch in range(3):
             loader.set_epoch(epoch)
-            found, own = read(loader)
-            pids |= own
-            assert [label for _, label, _ in found] == list(range(epoch, epoch + 200))
+            samples, epoch_pids = read_epoch(loader)
+            pids |= epoch_pids
+            assert [label for _, label, _ in samples] == list(range(epoch, epoch + 200))
     assert len(pids) <= 2
 
 
 def test_dataset_that_cannot_be_sent_again_stays_as_it_is_with_one_warning():
     data = Pairs()
     with make_loader(data) as loader:
-        first, pids = read(loader)
+        first, pids = read_epoch(loader)
         data.handle, data.labels, data.name = threading.Lock(), -data.labels, "second"
         with pytest.warns(
             RuntimeWarning, match=r"dataset\.labels has changed, but the dataset cannot be sent"
-        ) as found:
-            assert read(loader) == (first, pids)
-        assert "loader.close()" in str(found[0].message)
-        assert found[0].filename == __file__
+        ) as caught:
+            assert read_epoch(loader) == (first, pids)
+        assert "loader.close()" in str(caught[0].message)
+        assert caught[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert read(loader) == (first, pids)
+            assert read_epoch(loader) == (first, pids)
         del data.handle
-        assert {name for *_, name in read(loader)[0]} == {"second"}
+        assert {name for *_, name in read_epoch(loader)[0]} == {"second"}
 
 
-def test_attribute_that_changes_again_and_again_is_named_once():
+def test_array_that_changes_between_epochs_repeatedly_is_warned_of_once():
     data = Pairs(8)
     with make_loader(data, 1) as loader:
-        read(loader)
-        with warnings.catch_warnings(record=True) as found:
+        read_epoch(loader)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for number in range(3):
                 data.labels[:] = number
-                assert {label for _, label, _ in read(loader)[0]} == {number}
-        assert [str(warning.message)[:63] for warning in found] == [
+                assert {label for _, label, _ in read_epoch(loader)[0]} == {number}
+        assert [str(warning.message)[:63] for warning in caught] == [
             "dataset.labels has changed between epochs for the second time. "
         ]
 
@@ -534,15 +519,16 @@ def test_iterable_dataset_has_the_changes():
         assert list(loader) == [[12, 12], [12, 12]]
 
 
-@pytest.mark.parametrize("join", ["map", "mix", "subset"])
-def test_dataset_within_another_has_the_changes(join):
+@pytest.mark.parametrize("join", ["none", "map", "mix", "subset"])
+def test_labels_that_are_written_in_place_reach_the_workers(join):
     data = Pairs()
     outer = {
+        "none": lambda: data,
         "map": lambda: gl.Mix([data], [1.0]).map(lambda sample: sample),
         "mix": lambda: gl.Mix([data], [1.0]),
         "subset": lambda: torch.utils.data.Subset(data, range(200)),
     }[join]()
     with make_loader(outer) as loader:
-        read(loader)
+        read_epoch(loader)
         data.labels[:] = 5
-        assert {label for _, label, _ in read(loader)[0]} == {5}
+        assert {label for _, label, _ in read_epoch(loader)[0]} == {5}

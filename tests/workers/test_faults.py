@@ -1,4 +1,4 @@
-"""The options of faults, what takes the place of a failed sample, the count and the record."""
+"""Substitutes of failed samples, the count of errors, and `Loader.errors`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def record(number: int, **changes) -> ErrorRecord:
     return ErrorRecord(**{**facts, "cause": "DecodeError: broken", "traceback": "", **changes})
 
 
-def test_substitutes_are_a_function_of_where_the_sample_stands():
+def test_substitutes_depend_on_seed_epoch_and_position():
     first = list(substitutes(3, 1, 17, 4, 1000))
     assert first == list(substitutes(3, 1, 17, 4, 1000))
     assert len(set(first)) == len(first) >= 55
@@ -32,12 +32,12 @@ def test_substitutes_are_spread_over_the_dataset():
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 64])
-def test_in_a_small_dataset_each_other_sample_is_tried_once_and_the_failed_one_never(samples):
+def test_substitutes_of_a_small_dataset_are_all_other_samples_once(samples):
     for position in range(50):
         assert sorted([0, *substitutes(0, 0, position, 0, samples)]) == list(range(samples))
 
 
-def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
+def test_tally_allows_ten_errors_and_then_max_error_rate():
     tally = Tally(0.01)
     tally.add(20, [record(number) for number in range(10)])
     tally.check()
@@ -56,7 +56,7 @@ def test_ten_errors_pass_in_any_case_and_one_in_a_hundred_afterwards():
     tally.check()  # 11 of 1,100
 
 
-def test_a_rate_of_zero_allows_none_and_of_one_all():
+def test_tally_of_rate_zero_allows_no_error_and_of_rate_one_all_errors():
     none, every = Tally(0), Tally(1)
     none.check()
     none.add(100_000, [record(0)])
@@ -66,7 +66,7 @@ def test_a_rate_of_zero_allows_none_and_of_one_all():
     every.check()
 
 
-def test_the_log_says_once_aloud_what_it_records():
+def test_error_log_warns_of_the_first_error_and_records_all():
     log = ErrorLog()
     with pytest.warns(RuntimeWarning) as warned:
         log.extend([record(1), record(2)], warn=True)
@@ -85,12 +85,12 @@ def test_the_log_says_once_aloud_what_it_records():
     ]
 
 
-def test_the_log_names_the_sample_that_took_the_place():
+def test_error_log_names_the_substitute():
     with pytest.warns(RuntimeWarning, match="it was replaced by sample 7"):
         ErrorLog().extend([record(1, replaced_by=7)], warn=True)
 
 
-def test_the_log_keeps_the_latest_and_counts_all():
+def test_error_log_keeps_the_latest_records_and_counts_all():
     log = ErrorLog()
     log.extend([record(number) for number in range(LOG_RECORDS + 5)], warn=False)
     assert (len(log), log.total, log[0].position, log[-1].position) == (

@@ -1,4 +1,4 @@
-"""The feed, driven by an engine that answers as the test says: no process, no decoder."""
+"""The feed with an engine that answers as each test wants, without processes and decoders."""
 
 from __future__ import annotations
 
@@ -29,13 +29,19 @@ from gpuload.workers.job import Job
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
-class Engine:
-    """Writes each sample's index into as many bytes as `sizes` says; `fate` may name another end for a request."""
+class FakeEngine:
+    """An engine that writes each sample's index into `sizes[index]` bytes, unless `fate` returns other events."""
 
     changes_bytes = 0
 
     def __init__(
-        self, ring: Ring, sizes, fate=lambda request: None, capacity=10**9, shuffle: int | None = None, spares=False
+        self,
+        ring: Ring,
+        sizes,
+        fate=lambda request, engine: None,
+        capacity=10**9,
+        shuffle: int | None = None,
+        spares=False,
     ):
         self.ring, self.sizes, self.fate, self.capacity, self.spares = ring, sizes, fate, capacity, spares
         self.queue: deque[Request] = deque()
@@ -58,7 +64,7 @@ class Engine:
         return False
 
     def lose(self, request: Request, row: int | None, cause: str) -> Lost:
-        """A worker died with this chunk."""
+        """Return the event of a worker that died with this chunk."""
         self.ring.release_at(request.slot_offset)
         return Lost(request.chunk, row, cause)
 
@@ -73,7 +79,7 @@ class Engine:
         self.seen.append(request)
         if request.chunk < self.wanted_from:
             return [Reply(request.chunk, Status.UNWANTED, 0, b"")]
-        return self.fate(request) or [self.do(request)]
+        return self.fate(request, self) or [self.do(request)]
 
     def do(self, request: Request) -> Reply:
         sizes, data = [self.sizes[index] for index in request.indices], None
@@ -85,10 +91,12 @@ class Engine:
         offsets = np.cumsum([0, *sizes])
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
-        n = len(sizes)
-        rows = [(at, (size, 1, 1), (size, 1), (0, 0, size, 1)) for at, size in zip(offsets, sizes, strict=False)]
+        count = len(sizes)
+        rows = [
+            (offset, (size, 1, 1), (size, 1), (0, 0, size, 1)) for offset, size in zip(offsets, sizes, strict=False)
+        ]
         table, values = np.array(rows, IMAGE), {1: ValueColumn([int(i) for i in request.indices])}
-        content = Columns(list(range(n)), [LEAF], [ImageColumn(table, [0])], values, [None] * n)
+        content = Columns(list(range(count)), [LEAF], [ImageColumn(table, [0])], values, [None] * count)
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.is_written:
             return Reply(request.chunk, Status.TOO_LARGE, packed.nbytes, b"")
@@ -101,30 +109,30 @@ def batches(n: int, size: int, epoch: int = 0):
         yield BatchSpec(step, epoch, positions, positions * 7)
 
 
-def read(feed: Feed, batch: Batch) -> list[int]:
-    """The dataset indices of a batch, as found in its pixels and in its values; checks that both agree."""
-    found = []
+def batch_indices(feed: Feed, batch: Batch) -> list[int]:
+    """Return the dataset indices of a batch, and check that its pixels and values agree."""
+    indices = []
     for part in batch.parts:
         assert part.content is not None
         [column], values = part.content.images, part.content.values[1].values
         columns = column.table["offset"], column.table["shape"], values
         for offset, (size, _, _), value in zip(*columns, strict=True):
             assert (part.data[offset : offset + size] == value % 251).all()
-            found.append(value)
-    return found
+            indices.append(value)
+    return indices
 
 
 def drain(feed: Feed) -> list[list[int]]:
     result = []
     while (batch := feed.pop_batch()) is not None:
-        result.append(read(feed, batch))
+        result.append(batch_indices(feed, batch))
         feed.release(batch)
     while not feed.is_idle():
         feed.pump(0)
     return result
 
 
-def expected(n: int, size: int) -> list[list[int]]:
+def expected_indices(n: int, size: int) -> list[list[int]]:
     return [[7 * p for p in range(start, min(start + size, n))] for start in range(0, n, size)]
 
 
@@ -139,32 +147,32 @@ def expected(n: int, size: int) -> list[list[int]]:
     seed=st.integers(0, 2**32 - 1),
     spares=st.booleans(),
 )
-def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunks(
-    n, size, chunk, ahead, granules, seed, spares
-):
+def test_batches_are_complete_and_in_order_for_any_ring_and_chunk_size(n, size, chunk, ahead, granules, seed, spares):
     rng = np.random.default_rng(seed)
     ring = Ring(granules * GRANULE_BYTES)
     sizes = {7 * p: int(rng.integers(1, 2 * GRANULE_BYTES)) for p in range(n)}
-    engine = Engine(ring, sizes, capacity=3, shuffle=seed, spares=spares)
+    engine = FakeEngine(ring, sizes, capacity=3, shuffle=seed, spares=spares)
     feed = Feed(engine, ring, chunk_size=chunk, ahead=ahead)
     feed.begin(batches(n, size))
-    assert drain(feed) == expected(n, size)
+    assert drain(feed) == expected_indices(n, size)
     assert ring.slot_bytes <= ring.ring_bytes
     assert feed.is_idle()
     ring.close()
 
 
-def make(sizes=None, *, ring_bytes=1 << 22, fate=lambda request: None, **options) -> tuple[Feed, Engine]:
+def make_feed(
+    sizes=None, *, ring_bytes=1 << 22, fate=lambda request, engine: None, **options
+) -> tuple[Feed, FakeEngine]:
     ring = Ring(ring_bytes)
-    own = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
-    engine = Engine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, **own)
+    engine_options = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
+    engine = FakeEngine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, **engine_options)
     return Feed(engine, ring, **{"chunk_size": 4, "ahead": 2, **options}), engine
 
 
 def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
     sizes = dict.fromkeys(range(0, 700, 7), 1000)
     sizes[21] = 5 << 20
-    feed, _ = make(sizes)
+    feed, _ = make_feed(sizes)
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
     records = [record for part in batch.parts for _, record in part.content.errors]
@@ -176,60 +184,59 @@ def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
 
 
 def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
-    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
+    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
     feed.begin(batches(40, 40))
     batch = feed.pop_batch()
-    assert batch is not None
-    assert [read(feed, batch)] == expected(40, 40)
+    assert [batch_indices(feed, batch)] == expected_indices(40, 40)
     assert any(part.slot is None for part in batch.parts)
 
 
 def test_a_finished_chunk_whose_slot_is_needed_while_memory_is_short_is_requested_again():
     sizes = dict.fromkeys(range(0, 28, 7), 30_000) | dict.fromkeys(range(28, 56, 7), 1000)
-    feed, engine = make(sizes, ring_bytes=2 * GRANULE_BYTES)
+    feed, engine = make_feed(sizes, ring_bytes=2 * GRANULE_BYTES)
 
     def refuse(slot, nbytes):
         raise LimitError("memory is short")
 
     feed.ring.move_out = refuse
     feed.begin(batches(8, 4))
-    assert drain(feed) == expected(8, 4)
+    assert drain(feed) == expected_indices(8, 4)
     assert [request.indices[0] for request in engine.seen] == [0, 28, 0, 28]
 
 
 def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
-    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2, ahead=10)
+    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2, ahead=10)
     feed.begin(batches(40, 4))
     for _ in range(50):
         feed.pump(0)
-    for indices in expected(40, 4):
+    for indices in expected_indices(40, 4):
         batch = feed.pop_batch()
-        assert batch is not None
-        assert read(feed, batch) == indices
+        assert batch_indices(feed, batch) == indices
         assert all(part.slot is not None for part in batch.parts)
         feed.release(batch)
 
 
 def test_look_ahead_exceeds_the_minimum_once_the_size_of_a_chunk_is_known():
     counts = []
-    feed, _ = make(ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request: counts.append(len(feed.batches)))
+    feed, _ = make_feed(
+        ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request, engine: counts.append(len(feed.batches))
+    )
     feed.begin(batches(400, 8))
-    assert drain(feed) == expected(400, 8)
+    assert drain(feed) == expected_indices(400, 8)
     assert counts[:2] == [2, 7]
 
 
 def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ring_is_in_use():
-    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=64 << 20, ahead=10, min_ahead=2)
+    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=64 << 20, ahead=10, min_ahead=2)
     feed.begin(batches(400, 8))
     most_batches, most_bytes = 0, 0
-    for indices in expected(400, 8):
+    for indices in expected_indices(400, 8):
         for _ in range(20):
             feed.pump(0)
         if len(feed.batches) > 2:
             most_batches, most_bytes = max(most_batches, len(feed.batches)), max(most_bytes, feed.ring.used_bytes)
         batch = feed.pop_batch()
-        assert batch is not None
-        assert read(feed, batch) == indices
+        assert batch_indices(feed, batch) == indices
         feed.release(batch)
     assert 2 < most_batches < 10
     assert most_bytes <= 16 << 20
@@ -239,7 +246,7 @@ def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ri
 def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_plans(plans, count):
     job = Job(None, Chain([]), Decode(), 0) if plans else None
     consumer = Consumer(plan_job=job, part_offsets=lambda batch: [0] * len(batch.parts))
-    feed, _ = make(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=consumer)
+    feed, _ = make_feed(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=consumer)
     feed.begin(batches(400, 8))
     feed.release(feed.pop_batch())
     assert len(feed.batches) == count
@@ -247,20 +254,19 @@ def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_
 
 
 def test_large_images_are_loaded_once_with_a_long_look_ahead():
-    """A chunk is larger than the first slots, and takes a seventh of the ring's size."""
-    sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)
-    feed, engine = make(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
+    sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)  # a chunk is a seventh of the ring
+    feed, engine = make_feed(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
     feed.begin(batches(96, 8))
-    assert drain(feed) == expected(96, 8)
+    assert drain(feed) == expected_indices(96, 8)
     assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
 
 
-def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones():
-    feed, engine = make()
+def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
+    feed, engine = make_feed()
     feed.begin(batches(40, 8, epoch=0))
     feed.release(feed.pop_batch())
     feed.begin(batches(40, 8, epoch=1))
-    assert drain(feed) == expected(40, 8)
+    assert drain(feed) == expected_indices(40, 8)
     assert {request.epoch for request in engine.seen if request.chunk >= engine.wanted_from} == {1}
     assert feed.is_idle()
     slots = feed.ring.slots
@@ -273,43 +279,42 @@ def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones(
     assert feed.ring.slots == slots
 
 
-def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
-    """As on a GPU: the consumer has its batch while the copies out of the slots go on; they end one batch later."""
+def test_slots_released_late_are_reused_before_the_ring_grows():
+    """On a GPU, copies out of the slots end one batch after the consumer received its batch."""
     ended = []
 
     def reclaim(wait: bool) -> bool:
         return [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != []
 
-    feed, _ = make(consumer=Consumer(reclaim=reclaim))
+    feed, _ = make_feed(consumer=Consumer(reclaim=reclaim))
     feed.begin(batches(800, 8))
     most = 0
     while (batch := feed.pop_batch()) is not None:
-        read(feed, batch)
+        batch_indices(feed, batch)
         ended.append(batch)
         most = max(most, feed.ring.slots)
     assert most <= 10
 
 
-def in_own_memory(batches) -> list[int]:
+def separate_bytes(batches) -> list[int]:
     return [part.used_bytes for batch in batches for part in batch.parts if part.data is not None and not part.slot]
 
 
 @pytest.mark.parametrize("ahead", [2, 8])
-def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_larger(ahead):
-    def fate(request):
-        own = sum(in_own_memory(feed.batches)) + sum(asked.spare_bytes for asked in [*engine.queue, request])
-        assert own <= feed.ring.ring_bytes
+def test_a_chunk_in_separate_memory_is_used_and_later_slots_are_larger(ahead):
+    def fate(request, engine):
+        separate = sum(separate_bytes(feed.batches)) + sum(queued.spare_bytes for queued in [*engine.queue, request])
+        assert separate <= feed.ring.ring_bytes
 
-    small = FIRST_CHUNKS * 4  # samples: their chunks say what slots are needed
+    small = FIRST_CHUNKS * 4  # samples, whose chunks determine the size of the first slots
     sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
-    feed, engine = make(sizes, ring_bytes=1 << 27, spares=True, fate=fate, ahead=ahead, min_ahead=2)
+    feed, engine = make_feed(sizes, ring_bytes=1 << 27, spares=True, fate=fate, ahead=ahead, min_ahead=2)
     feed.begin(batches(small + 80, 8))
     in_slots, free = [], []
-    for indices in expected(small + 80, 8):
+    for indices in expected_indices(small + 80, 8):
         batch = feed.pop_batch()
-        assert batch is not None
-        assert read(feed, batch) == indices
-        in_slots.append(not in_own_memory([batch]))
+        assert batch_indices(feed, batch) == indices
+        in_slots.append(not separate_bytes([batch]))
         feed.release(batch)
         free.append(all(part.data is None for part in batch.parts))
     assert in_slots == [True] * (small // 8) + [False] * ahead + [True] * (10 - ahead)
@@ -319,19 +324,19 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
     assert feed.ring.used_bytes == 0
 
 
-def test_the_slot_size_does_not_shrink_with_a_chunk_whose_slot_is_older():
-    """A chunk that was submitted before the estimate grew can be too large for its slot, and still need less."""
+def test_slot_size_does_not_shrink_with_a_chunk_of_an_older_slot():
+    """A chunk that was submitted before the estimate grew can exceed its slot and still need less than the estimate."""
     size = SlotSize(1 << 30, chunk_size=4)
     size.grow_for(4_000_000, 4)
     size.grow_for(2_000_000, 4)
     assert size.estimate(4) == 5_600_000
 
 
-def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_in_a_larger_slot():
+def test_a_chunk_larger_than_its_spare_bytes_is_requested_again_in_a_larger_slot():
     sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
-    feed, engine = make(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
+    feed, engine = make_feed(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
     feed.begin(batches(16, 8))
-    assert drain(feed) == expected(16, 8)
+    assert drain(feed) == expected_indices(16, 8)
     assert {request.spare_bytes for request in engine.seen} == {2 << 20}
     again = [list(request.indices) for request in engine.seen][4:]
     assert again == [[56, 63, 70, 77], [84, 91, 98, 105]]
@@ -340,13 +345,12 @@ def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_
 
 @pytest.mark.parametrize("data", [None, np.zeros(10, np.uint8)], ids=["in its slot", "in separate memory"])
 def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data):
-    def fate(request):
+    def fate(request, engine):
         return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=data)]
 
-    feed, _ = make(fate=fate)
+    feed, _ = make_feed(fate=fate)
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
-    assert batch is not None
     assert len(batch.errors) == 8
     assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
     assert feed.ring.used_bytes == 0
@@ -354,8 +358,8 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
     assert feed.ring.used_bytes == 0
 
 
-def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
-    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True)
+def test_separate_memory_of_abandoned_chunks_is_freed():
+    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True)
     feed.begin(batches(80, 8))
     feed.pump(0)
     feed.abandon()
@@ -364,53 +368,38 @@ def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
     assert feed.ring.used_bytes == 0
 
 
-def test_a_full_queue_loses_nothing():
-    feed, _ = make(capacity=1)
+def test_a_full_queue_loses_no_chunk():
+    feed, _ = make_feed(capacity=1)
     feed.begin(batches(100, 16))
-    assert drain(feed) == expected(100, 16)
+    assert drain(feed) == expected_indices(100, 16)
 
 
-def test_a_lost_chunk_is_done_again_its_suspect_alone():
-    lost_once = []
+def worker_dies_at(index: int, times: int = 1000, cause: str = "killed by SIGKILL"):
+    """Return a fate of requests in which a worker dies at this sample, at most `times` times."""
+    deaths: list[Request] = []
 
-    def fate(request):
-        if 35 in request.indices and not lost_once:
-            lost_once.append(request)
-            row = list(request.indices).index(35)
-            return [engine.lose(request, row, "killed by SIGKILL")]
-        return None
+    def fate(request: Request, engine: FakeEngine) -> list[Event] | None:
+        if index not in request.indices or len(deaths) == times:
+            return None
+        deaths.append(request)
+        return [engine.lose(request, list(request.indices).index(index), cause)]
 
-    feed, engine = make(fate=fate)
+    return fate
+
+
+@pytest.mark.parametrize(
+    ("reads_together", "times", "requested_again"),
+    [(False, 1, [[28], [35], [42, 49]]), (True, 2, [[28, 35, 42, 49], [28], [35], [42, 49]])],
+)
+def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone(reads_together, times, requested_again):
+    feed, engine = make_feed(fate=worker_dies_at(35, times), reads_together=reads_together)
     feed.begin(batches(8, 8))
-    assert drain(feed) == expected(8, 8)
-    again = [list(request.indices) for request in engine.seen[2:]]
-    assert again == [[28], [35], [42, 49]]
-
-
-def test_a_chunk_that_is_read_together_is_done_again_whole_before_it_is_split():
-    deaths = []
-
-    def fate(request):
-        if 35 in request.indices and len(deaths) < 2:
-            deaths.append(request)
-            return [engine.lose(request, list(request.indices).index(35), "killed by SIGKILL")]
-        return None
-
-    feed, engine = make(fate=fate, reads_together=True)
-    feed.begin(batches(8, 8))
-    assert drain(feed) == expected(8, 8)
-    again = [list(request.indices) for request in engine.seen[2:]]
-    assert again == [[28, 35, 42, 49], [28], [35], [42, 49]]
+    assert drain(feed) == expected_indices(8, 8)
+    assert [list(request.indices) for request in engine.seen[2:]] == requested_again
 
 
 def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
-    def fate(request):
-        if 35 in request.indices:
-            row = list(request.indices).index(35)
-            return [engine.lose(request, row, "killed by SIGSEGV")]
-        return None
-
-    feed, engine = make(fate=fate)
+    feed, engine = make_feed(fate=worker_dies_at(35, cause="killed by SIGSEGV"))
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
@@ -422,10 +411,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
 
 @pytest.mark.parametrize("is_iterable", [False, True])
 def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue(is_iterable):
-    def fate(request):
-        return [engine.lose(request, 0, "killed by SIGSEGV")] if request.indices[0] == 0 else None
-
-    feed, engine = make(fate=fate, capacity=1, chunk_size=1, ahead=1)
+    feed, engine = make_feed(fate=worker_dies_at(0), capacity=1, chunk_size=1, ahead=1)
     start = IterableStart(0, 0, 0, None, 1, 0) if is_iterable else None
     feed.begin(replace(spec, iterable=start) for spec in batches(3, 3))
     batch = feed.pop_batch()
@@ -438,8 +424,8 @@ def with_candidates(candidates: dict[int, list[int]]) -> Consumer:
     return Consumer(substitute_candidates=lambda batch, position, index: iter(candidates[position]))
 
 
-def fail(request: Request) -> Reply:
-    """None of the samples can be read."""
+def failed_reply(request: Request) -> Reply:
+    """Return a reply in which all samples have failed."""
     errors = [
         (row, ErrorRecord(epoch=0, position=position, index=index, source=None, cause="broken", traceback=""))
         for row, (position, index) in enumerate(zip(request.positions.tolist(), request.indices.tolist(), strict=True))
@@ -450,10 +436,10 @@ def fail(request: Request) -> Reply:
 
 @pytest.mark.parametrize("on_error", ["replace", "skip"])  # with "skip", substitutes fill a batch that would be empty
 def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
-    def fate(request):
-        return None if request.indices[0] == 14 else [fail(request)]
+    def fate(request, engine):
+        return None if request.indices[0] == 14 else [failed_reply(request)]
 
-    feed, _ = make(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
+    feed, _ = make_feed(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
     feed.begin(batches(1, 1))
     batch = feed.pop_batch()
     assert batch.parts[-1].content.values[1].values == [14]
@@ -461,13 +447,13 @@ def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
 
 
 def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate():
-    def fate(request):
+    def fate(request, engine):
         if request.indices[0] == 14:
             return [engine.lose(request, 0, "killed by SIGSEGV")]
-        return [fail(request)] if request.indices[0] == 0 else None
+        return [failed_reply(request)] if request.indices[0] == 0 else None
 
     candidates = with_candidates({0: [14, 21], 1: [28]})
-    feed, engine = make(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
+    feed, _ = make_feed(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
     feed.begin(batches(2, 2))
     batch = feed.pop_batch()
     loaded = [part.content.values[1].values for part in batch.parts if part.sample_count]
@@ -475,10 +461,10 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
     assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 14), (7, 28), (14, 21)]
 
 
-def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
+def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
     lost = []
 
-    def fate(request):
+    def fate(request, engine):
         if 0 in request.indices and not lost:
             lost.append(request)
             return [Lost(request.chunk, None, "died")]
@@ -486,22 +472,22 @@ def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
             assert request.slot_offset != lost[0].slot_offset
         return None
 
-    feed, _ = make(fate=fate)
+    feed, _ = make_feed(fate=fate)
     feed.begin(batches(16, 8))
-    assert drain(feed) == expected(16, 8)
+    assert drain(feed) == expected_indices(16, 8)
     assert len(feed.ring._busy) == 1
 
 
-def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fails():
+def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
     lost = []
 
-    def fate(request):
+    def fate(request, engine):
         if len(lost) < 2:
             lost.append(request)
             return [Lost(request.chunk, None, "died")]
         return None
 
-    feed, engine = make(dict.fromkeys(range(0, 7000, 7), 10_000), fate=fate, ring_bytes=2 * GRANULE_BYTES)
+    feed, engine = make_feed(dict.fromkeys(range(0, 7000, 7), 10_000), fate=fate, ring_bytes=2 * GRANULE_BYTES)
 
     def recover_slots():
         if lost and engine.ring._busy:
@@ -511,12 +497,12 @@ def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fail
     engine.recover_slots = recover_slots
     feed.begin(batches(16, 8))
     batch = feed.pop_batch()
-    assert read(feed, batch) == expected(16, 8)[0]
+    assert batch_indices(feed, batch) == expected_indices(16, 8)[0]
     assert batch.errors == []
 
 
-class Declaring(Engine):
-    """Says how many bytes there are, and writes none."""
+class SizeOnlyEngine(FakeEngine):
+    """An engine that replies with the size of a chunk and writes no pixels."""
 
     def do(self, request: Request) -> Reply:
         nbytes = sum(self.sizes[index] for index in request.indices)
@@ -530,36 +516,36 @@ class Declaring(Engine):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_the_first_batches_no_slot_is_made(seed):
-    """Crops of photographs of 500 x 375, whose slots come back three batches later, as those of a GPU's batches do:
-    each new slot would be page-locked, which holds everything up."""
+def test_no_slot_is_created_after_the_first_batches(seed):
+    """Use crops of 500×375 photographs. As on a GPU, slots are released three batches later, and each new slot is
+    page-locked, which delays everything."""
     count, size = 100, 64
     areas = np.random.default_rng(seed).uniform(0.08, 1.0, 7 * count * size)
-    ring, made, step = Ring(2 << 30), [], 0
-    ring.on_new = lambda slot: made.append(step)
-    feed = Feed(Declaring(ring, (areas * 500 * 375 * 3).astype(int)), ring, chunk_size=16, ahead=2)
+    ring, steps_with_new_slots, step = Ring(2 << 30), [], 0
+    ring.on_new = lambda slot: steps_with_new_slots.append(step)
+    feed = Feed(SizeOnlyEngine(ring, (areas * 500 * 375 * 3).astype(int)), ring, chunk_size=16, ahead=2)
     feed.begin(batches(count * size, size))
-    given: deque[Batch] = deque()
+    held_batches: deque[Batch] = deque()
     while (batch := feed.pop_batch()) is not None:
-        given.append(batch)
-        if len(given) == 3:
-            feed.release(given.popleft())
+        held_batches.append(batch)
+        if len(held_batches) == 3:
+            feed.release(held_batches.popleft())
         step += 1
     assert step == count
-    assert max(made) < 12
-    assert len(made) <= 1.6 * ring.slots
-    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of whole photographs
+    assert max(steps_with_new_slots) < 12
+    assert len(steps_with_new_slots) <= 1.6 * ring.slots
+    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of complete photographs
     ring.close()
 
 
-class SleepingWorkers(Engine):
-    """Workers that take a drawn time for each chunk, on a virtual clock. `starved_count` counts how often a worker
-    finished a chunk and found none to go on with."""
+class SimulatedWorkers(FakeEngine):
+    """Workers that take a random time for each chunk, on a virtual clock. `starved_count` counts how often a worker
+    finished a chunk and found the queue empty."""
 
     def __init__(self, ring: Ring, workers: int, seed: int) -> None:
         super().__init__(ring, dict.fromkeys(range(0, 7 * 100_000, 7), 3072))
         self.idle_count, self.starved_count, self.now_ms = workers, 0, 0.0
-        self.running: list[tuple[float, int, Request]] = []  # a heap: end, chunk number, request
+        self.running: list[tuple[float, int, Request]] = []  # a heap of (end time, chunk number, request)
         self.ended: list[Request] = []
         self.times = np.random.default_rng(seed)
 
@@ -593,10 +579,10 @@ class SleepingWorkers(Engine):
 
 
 def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: float) -> int:
-    """Return how often a worker had no chunk within 100 batches, in a loop that is busy for this share of the time that
-    the workers take for a batch."""
+    """Return how often a worker found no chunk in 100 batches. The loop is busy for the fraction `load` of the time
+    that workers need for a batch."""
     ring = Ring(2 << 30)
-    engine = SleepingWorkers(ring, workers, seed=size)
+    engine = SimulatedWorkers(ring, workers, seed=size)
     feed = Feed(engine, ring, chunk_size=chunk_size, ahead=ahead, min_ahead=2, workers=workers)
     feed.begin(batches(200 * size, size))
     for step in range(120):

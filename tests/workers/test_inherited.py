@@ -1,5 +1,5 @@
-"""What workers get of the user's process in addition to the dataset: settings of libraries, modules that they cannot
-import, the import path; the warning about values of modules that they do not see. Most run programs of their own.
+"""What workers inherit from the user's process in addition to the dataset: settings of libraries, modules that they
+cannot import, and the import path. A warning names values of modules that they do not inherit.
 """
 
 from __future__ import annotations
@@ -30,82 +30,73 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs a program in a folder with these files; returns what it printed as JSON, and its standard error."""
+def run_program(tmp_path):
+    """Return a function that runs a program in a folder with these modules. It returns the JSON values that the program
+    printed, and its standard error."""
 
-    def run(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
+    def run_program(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
         for name, text in files.items():
             path = tmp_path / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
         (tmp_path / "train.py").write_text(textwrap.dedent(program))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd()]))}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *start, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 
-    return run
+    return run_program
 
 
 # -- values of modules ------------------------------------------------------------------------------------------------
 
-DATA = """
-    import config
-    from nested import cfg
 
-    class Data:
-        def __len__(self):
-            return 2
+def test_a_warning_names_values_of_modules_that_worker_init_fn_does_not_set(run_program):
+    program = """
+        import json
+        import config
+        import nested
+        from data import Data
+        import gpuload as gl
 
-        def __getitem__(self, index):
-            return helper()
+        def set_values(worker):
+            config.SIZE, nested.cfg.depth = 224, 7
 
-    def helper():
-        return config.SIZE, cfg.depth, config.SAME
-"""
-LOOP = """
-    import json
-    import config
-    import nested
-    from data import Data
-    import gpuload as gl
+        config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
+        for init in (set_values, None):
+            loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, worker_init_fn=init)
+            print(json.dumps(list(loader)))
+            loader.close()
+    """
+    data = """
+        import config
+        from nested import cfg
 
-    def set_it(worker):
-        config.SIZE, nested.cfg.depth = 224, 7
+        class Data:
+            def __len__(self):
+                return 2
 
-    config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
-    for options in {}:
-        loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, **options)
-        print(json.dumps(list(loader)))
-        loader.close()
-"""
-MODULES = {
-    "data": DATA,
-    "config": "SIZE, SAME, UNUSED = 1, 3, 4",
-    "nested": "class Config: pass\ncfg = Config()\ncfg.depth = 2",
-}
+            def __getitem__(self, index):
+                return helper()
 
-
-def test_a_warning_names_values_of_modules_that_workers_do_not_see(run):
-    printed, said = run(LOOP.format("[{}]"), **MODULES)
-    assert printed == [[[[1, 2, 3]] * 2]]
-    assert said.count("RuntimeWarning") == 1
-    assert "config.SIZE is 224 here and 1 in workers" in said
-    assert "cfg.depth is 7 here and 2 in workers" in said
-    assert "worker_init_fn" in said
-    assert "UNUSED" not in said
-    assert "SAME" not in said
+        def helper():
+            return config.SIZE, cfg.depth, config.SAME
+    """
+    config = "SIZE, SAME, UNUSED = 1, 3, 4"
+    nested = "class Config: pass\ncfg = Config()\ncfg.depth = 2"
+    printed, stderr = run_program(program, data=data, config=config, nested=nested)
+    assert printed == [[[[224, 7, 3]] * 2], [[[1, 2, 3]] * 2]]
+    assert stderr.count("RuntimeWarning") == 1
+    assert "config.SIZE is 224 here and 1 in workers" in stderr
+    assert "cfg.depth is 7 here and 2 in workers" in stderr
+    assert "worker_init_fn" in stderr
+    assert "UNUSED" not in stderr
+    assert "SAME" not in stderr
 
 
-def test_what_worker_init_fn_sets_is_no_difference(run):
-    printed, said = run(LOOP.format("[{'worker_init_fn': set_it}]"), **MODULES)
-    assert printed == [[[[224, 7, 3]] * 2]]
-    assert said == ""
-
-
-def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def import_module_from(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     (folder / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -126,12 +117,12 @@ def module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("SIZE = 1\ndef f(SIZE): return SIZE", {}),
     ],
 )  # fmt: skip
-def test_values_that_code_refers_to_are_found(code, expected, tmp_path, monkeypatch):
-    found = module_values([module("somebodys", code, tmp_path, monkeypatch).f])
-    assert found == ({"somebodys": expected} if expected else {})
+def test_module_values_returns_simple_values_that_code_refers_to(code, expected, tmp_path, monkeypatch):
+    values = module_values([import_module_from("somebodys", code, tmp_path, monkeypatch).f])
+    assert values == ({"somebodys": expected} if expected else {})
 
 
-def test_values_of_installed_packages_are_not_looked_at():
+def test_module_values_skips_installed_packages():
     def f():
         return np.pi, os.sep, json.decoder
 
@@ -156,7 +147,7 @@ REPLACEMENTS = {
 
 
 @pytest.mark.parametrize("kind", REPLACEMENTS)
-def test_functions_in_place_of_those_of_a_library_are_found(kind, monkeypatch):
+def test_library_values_names_the_owner_of_a_replaced_function(kind, monkeypatch):
     def f():
         return Image.open
 
@@ -172,7 +163,7 @@ def test_functions_in_place_of_those_of_a_library_are_found(kind, monkeypatch):
     ]
 
 
-def test_libraries_are_found_by_modules_functions_and_classes_that_code_names():
+def test_library_values_covers_modules_functions_and_classes_that_code_names():
     def f(image):
         import torch.nn
 
@@ -181,26 +172,32 @@ def test_libraries_are_found_by_modules_functions_and_classes_that_code_names():
     class Rows(torch.utils.data.TensorDataset):
         pass
 
-    found = library_values([f, Rows(torch.zeros(1))])
-    assert found.keys() >= {"PIL.Image", "PIL.ImageOps", "torch.nn", "torch.nn.functional", "torch.utils.data.dataset"}
-    assert not {"json", "os", "gpuload", "builtins", __name__} & found.keys()
+    libraries = library_values([f, Rows(torch.zeros(1))])
+    assert libraries.keys() >= {
+        "PIL.Image",
+        "PIL.ImageOps",
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data.dataset",
+    }
+    assert not {"json", "os", "gpuload", "builtins", __name__} & libraries.keys()
 
 
-def test_constants_of_libraries_are_compared_but_not_what_libraries_fill_themselves(monkeypatch):
+def test_library_values_contains_constants_but_not_registries(monkeypatch):
     values = library_values([Image.new("L", (1, 1))])["PIL.Image"]
     assert values["MAX_IMAGE_PIXELS"] == Image.MAX_IMAGE_PIXELS
     assert not {"ID", "MIME", "EXTENSION", "OPEN", "_initialized", "__name__"} & values.keys()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
     monkeypatch.setattr(Image, "WARN_POSSIBLE_FORMATS", True)
-    now = library_values([Image.new("L", (1, 1))])["PIL.Image"]
+    changed_values = library_values([Image.new("L", (1, 1))])["PIL.Image"]
     assert describe_differences({}, {"PIL.Image": values, "not_there": {"X": 1}}) == [
         f"PIL.Image.MAX_IMAGE_PIXELS is {values['MAX_IMAGE_PIXELS']} here and 5 in workers",
         "PIL.Image.WARN_POSSIBLE_FORMATS is False here and True in workers",
     ]
-    assert describe_differences({}, {"PIL.Image": now}) == []
+    assert describe_differences({}, {"PIL.Image": changed_values}) == []
 
 
-def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
+def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_changed(run_program):
     program = """
         import json
         import numpy as np
@@ -214,27 +211,29 @@ def test_a_warning_names_what_a_program_has_changed_in_libraries(run):
             def __getitem__(self, index):
                 return Image.open.__module__, len(np.zeros(3))
 
-        def open_it(path):
+        def open_image(path):
             return path
 
-        Image.init()  # which adds to Pillow's lists, and is no difference
-        Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # workers have these
+        Image.init()  # adds to Pillow's lists, which are not compared
+        Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # sent to workers
         for step in range(2):
             with gl.Loader(Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
                 print(json.dumps(list(loader)))
-            Image.open, Image.WARN_POSSIBLE_FORMATS = open_it, True
+            Image.open, Image.WARN_POSSIBLE_FORMATS = open_image, True
     """
-    printed, said = run(program)
+    printed, stderr = run_program(program)
     assert printed == [[[["PIL.Image", 3]]]] * 2
-    assert said.count("RuntimeWarning") == 1
+    assert stderr.count("RuntimeWarning") == 1
     assert (
         "PIL.Image.WARN_POSSIBLE_FORMATS is True here and False in workers; PIL.Image.open is a function of __main__ "
-        "here and of PIL.Image in workers. Workers import modules again" in said
+        "here and of PIL.Image in workers. Workers import modules again" in stderr
     )
 
 
-def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
-    loaded = module("somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch)
+def test_describe_differences_names_both_values(tmp_path, monkeypatch):
+    loaded = import_module_from(
+        "somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch
+    )
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
     assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}, {}) == [
         "somebodys.SIZE is 224 here and 1 in workers",
@@ -244,7 +243,7 @@ def test_differences_are_told_with_both_values(tmp_path, monkeypatch):
     ]
 
 
-def test_simple_is_what_can_be_compared_at_a_glance():
+def test_is_simple_accepts_only_small_builtin_values():
     assert all(map(is_simple, (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ())))
     assert not any(map(is_simple, ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()})))
 
@@ -266,14 +265,14 @@ SETTINGS = """
         def __getitem__(self, index):
             import decimal, io, logging, socket, sys, warnings
             import torch
-            with warnings.catch_warnings(record=True) as heard:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.warn("quiet", RuntimeWarning)
                 warnings.warn("loud", RuntimeWarning)
             return [
                 ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, str(torch.get_default_dtype()),
                 logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
                 decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
-                [str(one.message) for one in heard], Image.open(io.BytesIO(b"ODD...")).size,
+                [str(warning.message) for warning in caught], Image.open(io.BytesIO(b"ODD...")).size,
                 PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK,
                 sys.getrecursionlimit(), str(np.array([1 / 3])), torch.get_float32_matmul_precision(),
                 torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -310,17 +309,17 @@ PLUGIN = """
 """
 
 
-def test_settings_of_libraries_are_the_same_in_workers(run):
-    (here, in_worker), said = run(SETTINGS, plugin=PLUGIN)
+def test_settings_of_libraries_are_the_same_in_workers(run_program):
+    (here, in_worker), stderr = run_program(SETTINGS, plugin=PLUGIN)
     assert here == in_worker
     settings = [True, 12345, "torch.float64", 7, 33, 5, 99, "raise", 77, ["loud"], [3, 4]]
     settings += [1 << 21, 1 << 22, 1 << 18, 2345, "[0.33]", "high", True, True]
     assert here == [[settings]]
-    assert said == ""
+    assert stderr == ""
 
 
 @pytest.mark.parametrize("where", ["data", "program"])
-def test_settings_of_torch_are_those_of_workers_that_import_it_and_no_reason_to_import_it(run, where):
+def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run_program, where):
     program = """
         import json
         import torch
@@ -359,13 +358,12 @@ def test_settings_of_torch_are_those_of_workers_that_import_it_and_no_reason_to_
         def get_image_backend():
             return backend
     """
-    printed, said = run(program, data=data, torchvision=torchvision)
+    printed, stderr = run_program(program, data=data, torchvision=torchvision)
     assert printed == [[[["medium", True, "accimage"] if where == "data" else None]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_a_filter_that_makes_warnings_errors_does_not_reach_imports(run):
-    """The program imported the module before it set the filter."""
+def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run_program):
     program = """
         import json, warnings
         import data
@@ -389,12 +387,12 @@ def test_a_filter_that_makes_warnings_errors_does_not_reach_imports(run):
                 except UserWarning:
                     return "an error"
     """
-    printed, _ = run(program, data=data)
+    printed, _ = run_program(program, data=data)
     assert printed == [[["an error"]]]
 
 
 @pytest.mark.parametrize("where", ["program", "data"])
-def test_a_default_timeout_of_sockets_is_not_that_of_workers_sockets(run, where):
+def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run_program, where):
     line = "import socket; socket.setdefaulttimeout(0.05)"
     program = f"""
         import json
@@ -418,9 +416,9 @@ def test_a_default_timeout_of_sockets_is_not_that_of_workers_sockets(run, where)
                 time.sleep(0.1)
                 return index
     """
-    printed, said = run(program, data=data)
+    printed, stderr = run_program(program, data=data)
     assert printed == [[[0], [1], [2], [3]]] * 2
-    assert said == ""
+    assert stderr == ""
 
 
 # -- modules that workers cannot import -------------------------------------------------------------------------------
@@ -463,13 +461,13 @@ SPAWNED = """
         "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
     ],
 )
-def test_the_script_of_a_spawned_process_is_sent_by_value(run, start):
-    printed, said = run(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
+def test_the_script_of_a_spawned_process_is_sent_by_value(run_program, start):
+    printed, stderr = run_program(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
     assert printed == [[["Point", True, [0, 0], [1, 5]]]]
-    assert "Error" not in said
+    assert "Error" not in stderr
 
 
-def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
+def test_a_module_that_was_loaded_by_path_is_sent_by_value(run_program):
     program = """
         import importlib.util, json, sys
         import gpuload as gl
@@ -490,13 +488,15 @@ def test_a_module_that_was_loaded_by_path_is_sent_by_value(run):
             def __getitem__(self, index):
                 return [SIZE, index]
     """
-    printed, said = run(program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')")
+    printed, stderr = run_program(
+        program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')"
+    )
     assert printed == [[[[7, 0], [7, 1]]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_a_relative_import_path_is_that_of_the_start_of_the_program(run):
-    """As with Hydra, which changes to a folder for each run."""
+def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run_program):
+    """Hydra, for example, changes to another folder for each run."""
     program = """
         import json, os, sys
         sys.path.insert(0, "lib")
@@ -516,12 +516,12 @@ def test_a_relative_import_path_is_that_of_the_start_of_the_program(run):
                 import mine
                 return [mine is not None, __name__]
     """
-    printed, said = run(program, lib__mine=mine)
+    printed, stderr = run_program(program, lib__mine=mine)
     assert printed == [[[[True, "mine"]]]]
-    assert said == ""
+    assert stderr == ""
 
 
-def test_workers_share_lists_of_bytes(run):
+def test_workers_share_lists_of_bytes(run_program):
     program = """
         import json
         import gpuload as gl
@@ -541,7 +541,7 @@ def test_workers_share_lists_of_bytes(run):
 
         print(json.dumps(list(gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
     """
-    [[[first, _]]], _ = run(program)
+    [[[first, _]]], _ = run_program(program)
     count, equal, same, private_kb = first
     assert (count, equal, same) == (100, True, True)
     assert private_kb < 90_000

@@ -1,4 +1,4 @@
-"""A list of bytes that workers share is a list in every way."""
+"""`SharedBytes`, a list of bytes that workers share, behaves like a list."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ ITEMS = [b"ab", b"", b"cde"]
         lambda a: (json.dumps([item.decode() for item in a]), max(a), a == shared(ITEMS)),
     ],
 )
-def test_a_shared_list_is_a_list(use):
+def test_shared_bytes_behaves_like_a_list(use):
     assert use(shared(ITEMS)) == use(list(ITEMS))
 
 
-def test_reading_items_and_slices_copies_no_others():
+def test_shared_bytes_reads_items_and_slices_without_copying_the_list():
     items = shared(ITEMS)
     assert (items[1:], items[0], list(items)) == (ITEMS[1:], ITEMS[0], ITEMS)
     assert items._data is not None
 
 
-def test_an_item_that_is_not_there_is_an_index_error():
+def test_shared_bytes_raises_index_error_past_its_end():
     with pytest.raises(IndexError):
         shared(ITEMS)[3]

@@ -1,4 +1,4 @@
-"""Plans of batches, made in this process by the code that workers run: which have one, and what becomes of slots."""
+"""Plans of batches, made in this process by the code that workers run: which batches have one, and who has its slot."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(KernelTile(8, 32, 1), channels_last=True)
-SIZE = 4  # of a batch
+SIZE = 4  # samples in a batch
 
 
 class Pictures:
-    """Noise of several sizes, and numbers; those from `grey` on have one channel."""
+    """Noise of different sizes, each with its number. Samples from `grey` on have one channel."""
 
     def __init__(self, grey: int = 1000) -> None:
         self.grey = grey
@@ -45,7 +45,8 @@ class Pictures:
 
 
 class Engine(InProcessEngine):
-    """Does one thing at each call, and plans as `fate` says: None is the usual, "later" in a coming call."""
+    """An engine that processes one request per call. `fate` determines what happens to plans: "later" delays them, and
+    a function returns their events."""
 
     fate: Any = None
 
@@ -62,23 +63,25 @@ def part_offsets(batch: Batch) -> list[int]:
     return [100 * number for number in range(len(batch.copied_parts))]
 
 
-def table_of(batch: Batch) -> np.ndarray:
+def image_table_of(batch: Batch) -> np.ndarray:
     tables = [part.content.images[0].table.copy() for part in batch.parts if part.content is not None]
     for table, start in zip(tables, range(0, 1000, 100), strict=False):
         table["offset"] += start
     return concat_tables(tables)
 
 
-def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
+def make_feed(
+    samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any
+) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
     job = Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING)
     engine, consumer = Engine(job, ring), Consumer(plan_job=job, part_offsets=part_offsets)
     feed = Feed(engine, ring, consumer, **{"chunk_size": 2, "ahead": 2, **options})
-    begin(feed, samples)
+    begin_epoch(feed, samples)
     return feed, engine
 
 
-def begin(feed: Feed, samples: int = 12) -> None:
+def begin_epoch(feed: Feed, samples: int = 12) -> None:
     steps = np.arange(samples).reshape(-1, SIZE)
     feed.begin(BatchSpec(step, 0, positions, positions) for step, positions in enumerate(steps))
 
@@ -88,116 +91,115 @@ def pump(feed: Feed, times: int = 40) -> None:
         feed.pump(0.0)
 
 
-def busy(feed: Feed) -> int:
+def pump_and_pop(feed: Feed) -> Batch:
+    """Let workers finish all batches ahead, and return the first."""
+    pump(feed)
+    batch = feed.pop_ready_batch()
+    assert batch is not None
+    return batch
+
+
+def busy_slots(feed: Feed) -> int:
     return len(feed.ring._busy)
 
 
-def test_batches_of_a_loop_that_is_slower_than_workers_come_with_the_plans_that_their_draws_make():
-    feed, _ = made(6 * SIZE)
+def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draws():
+    feed, _ = make_feed(6 * SIZE)
     for step in range(6):
-        pump(feed)
-        batch = feed.pop_ready_batch()
-        assert batch is not None
-        if step == 0:  # the loop might have waited for it
+        batch = pump_and_pop(feed)
+        if step == 0:  # the loop might have waited for the first batch
             assert batch.planned is None
             feed.release(batch)
             continue
         assert batch.planned is not None
-        assert len(batch.copied_parts) == 3  # two chunks, and the plan
-        table, positions = table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
+        assert len(batch.copied_parts) == 3  # two chunks and the plan
+        table, positions = image_table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
-        plan, found = FUSING(table, program)
-        arrays: dict[Any, Any] = {**found}
+        plan, plan_arrays = FUSING(table, program)
+        arrays: dict[Any, Any] = {**plan_arrays}
         assert batch.planned.plan == plan
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "counted", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
         data = batch.planned.data
-        assert data is not None
         for name, (start, nbytes, kind) in batch.planned.spans.items():
-            expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
+            expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
             np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
         assert (len(batch.planned), batch.planned.results_hw.tolist()) == (SIZE, [[8, 8]])
         feed.release(batch)
     assert feed.pop_batch() is None
-    assert busy(feed) == 0
+    assert busy_slots(feed) == 0
 
 
-def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
-    feed, _ = made(SIZE)
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
+    feed, _ = make_feed(SIZE)
+    batch = pump_and_pop(feed)
     assert all(part.description for part in batch.parts)
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
     columns = batch.join_columns(batch.planned.starts)
     assert all(part.description for part in batch.parts)
-    one_by_one = Batch(batch.spec, batch.parts).join_columns(batch.planned.starts)
+    joined = Batch(batch.spec, batch.parts).join_columns(batch.planned.starts)
     assert not any(part.description for part in batch.parts)
-    [found], [expected] = columns.images, one_by_one.images
-    np.testing.assert_array_equal(found.table, expected.table)
-    assert (found.rows, found.leaves) == (expected.rows, expected.leaves)
-    assert columns.values == one_by_one.values == {1: ValueColumn([0, 1, 2, 3])}
-    assert columns.structure(3) == one_by_one.structure(3)
-    assert columns.source_list == one_by_one.source_list
-    assert columns.positions.tolist() == one_by_one.positions.tolist()
+    [planned_images], [chunk_images] = columns.images, joined.images
+    np.testing.assert_array_equal(planned_images.table, chunk_images.table)
+    assert (planned_images.rows, planned_images.leaves) == (chunk_images.rows, chunk_images.leaves)
+    assert columns.values == joined.values == {1: ValueColumn([0, 1, 2, 3])}
+    assert columns.structure(3) == joined.structure(3)
+    assert columns.source_list == joined.source_list
+    assert columns.positions.tolist() == joined.positions.tolist()
     feed.release(batch)
 
 
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
-    feed, engine = made(SIZE)
+    feed, engine = make_feed(SIZE)
     batch = feed.pop_batch()
-    assert batch is not None
     assert batch.planned is None
     assert not engine._waiting
     feed.release(batch)
 
 
 def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
-    feed, engine = made(12 * SIZE, ahead=6)
+    feed, engine = make_feed(12 * SIZE, ahead=6)
     for _ in range(6):
-        batch = feed.pop_batch()  # the loop waits
-        assert batch is not None
+        batch = feed.pop_batch()
         assert batch.planned is None
         feed.release(batch)
     assert not any(request.is_planning for request in engine._waiting)
-    feed, engine = made(12 * SIZE, ahead=6)
+    feed, engine = make_feed(12 * SIZE, ahead=6)
     feed._submit_chunks()
-    engine._waiting.rotate(-2)  # the first batch will be the last to be complete
+    engine._waiting.rotate(-2)  # the first batch is completed last
     pump(feed, 12)
     assert [batch.planned is not None for batch in feed.batches][:6] == [False, False, False, False, True, True]
     feed.abandon()
 
 
-def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
-    feed, engine = made(2 * SIZE)
+def test_a_late_plan_is_dropped_and_its_slot_is_released():
+    feed, engine = make_feed(2 * SIZE)
     engine.fate = "later"
     pump(feed)
     feed.release(feed.pop_ready_batch())
-    assert feed.pop_ready_batch() is None  # it waits for its plan
+    assert feed.pop_ready_batch() is None  # the batch waits for its plan
     assert feed._pending_count == 1  # the plan, which has a slot
     batch = feed.pop_batch()
-    assert batch is not None
     engine.fate = None
     pump(feed)
     assert (batch.planned, len(batch.copied_parts)) == (None, 2)
     feed.release(batch)
-    assert (busy(feed), feed.is_idle()) == (0, True)
+    assert (busy_slots(feed), feed.is_idle()) == (0, True)
 
 
-def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
-    feed, _ = made(SIZE)
+def test_pop_batch_uses_a_plan_that_is_complete():
+    feed, _ = make_feed(SIZE)
     while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
     batch = feed.pop_batch()
-    assert batch is not None
     assert batch.planned is not None
     feed.release(batch)
 
 
-def test_a_batch_whose_plan_is_lost_does_without():
-    feed, engine = made(SIZE)
+def test_a_batch_whose_plan_is_lost_has_no_plan():
+    feed, engine = make_feed(SIZE)
     lost: list[Request] = []
 
     def fate(request: Request) -> list[Event]:
@@ -205,56 +207,49 @@ def test_a_batch_whose_plan_is_lost_does_without():
         return [Lost(request.chunk, None, "killed")]
 
     engine.fate = fate
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    batch = pump_and_pop(feed)
     assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
-    assert len(lost) == 1  # it is not asked for again
-    assert (busy(feed), feed.is_idle()) == (1, True)  # whose slot is the engine's affair
+    assert len(lost) == 1  # the plan is not requested again
+    assert (busy_slots(feed), feed.is_idle()) == (1, True)  # the engine releases the slot of a lost plan
 
 
-def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
-    """There it is an error that names its images: they differ in channels."""
-    feed, _ = made(SIZE, Pictures(grey=2))
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+def test_a_batch_that_workers_cannot_plan_has_no_plan():
+    feed, _ = make_feed(SIZE, Pictures(grey=2))  # images with different channels, an error of the main process
+    batch = pump_and_pop(feed)
     assert batch.planned is None
     feed.release(batch)
-    assert busy(feed) == 0
+    assert busy_slots(feed) == 0
 
 
-def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
-    feed, engine = made(4 * SIZE)
+def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
+    feed, engine = make_feed(4 * SIZE)
     feed._slot_size.of = lambda rows: 1 << 16  # pyright: ignore[reportAttributeAccessIssue]
-    asked: list[int] = []
-    do = engine._runner.run
+    slot_sizes: list[int] = []
+    run_request = engine._runner.run
 
-    def run(request: Request, slot: np.ndarray, *others: Any) -> Reply:
+    def run(request: Request, slot: np.ndarray, *arguments: Any) -> Reply:
         if request.is_planning:
-            asked.append(len(slot))
-            slot = slot[:1024] if len(asked) == 1 else slot  # as if it were of so many bytes
-        return do(request, slot, *others)
+            slot_sizes.append(len(slot))
+            slot = slot[:1024] if len(slot_sizes) == 1 else slot  # as if the slot had 1024 bytes
+        return run_request(request, slot, *arguments)
 
     engine._runner.run = run  # pyright: ignore[reportAttributeAccessIssue]
-    found = []
+    has_plan = []
     for _ in range(4):
-        pump(feed)
-        batch = feed.pop_ready_batch()
-        assert batch is not None
-        found.append(batch.planned is not None)
+        batch = pump_and_pop(feed)
+        has_plan.append(batch.planned is not None)
         feed.release(batch)
-    assert found == [False, False, True, True]
-    assert asked[1] >= feed.plans._need_bytes > 1024
-    assert busy(feed) == 0
+    assert has_plan == [False, False, True, True]
+    assert slot_sizes[1] >= feed.plans._need_bytes > 1024
+    assert busy_slots(feed) == 0
 
 
-def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
-    feed, engine = made()
+def test_an_abandoned_epoch_releases_the_slots_of_its_plans():
+    feed, engine = make_feed()
     engine.fate = "later"
     pump(feed)
-    begin(feed)
+    begin_epoch(feed)
     engine.fate = None
     count = 0
     while (batch := feed.pop_batch()) is not None:
@@ -263,11 +258,11 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
         feed.release(batch)
     while not feed.is_idle():
         feed.pump(0.0)
-    assert (count, busy(feed)) == (3, 0)
+    assert (count, busy_slots(feed)) == (3, 0)
 
 
-def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
-    feed, _ = made(SIZE)
+def test_a_chunk_that_is_loaded_again_discards_the_plan_of_its_batch():
+    feed, _ = make_feed(SIZE)
     pump(feed)
     [batch] = feed._batches
     first = batch.planned
@@ -275,28 +270,24 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     feed._discard_result(batch.parts[0])
     assert (batch.planned, len(batch.copied_parts), batch.open_part_count) == (None, 2, 1)
     pump(feed)
-    again = feed.pop_ready_batch()
-    assert again is not None
-    assert again.planned is not None
-    assert again.planned is not first
-    feed.release(again)
-    assert busy(feed) == 0
+    reloaded = feed.pop_ready_batch()
+    assert reloaded.planned not in (None, first)
+    feed.release(reloaded)
+    assert busy_slots(feed) == 0
 
 
-def test_a_small_ring_is_for_pixels():
-    feed, engine = made(SIZE, ring_bytes=1 << 18)
+def test_no_plan_is_requested_in_a_small_ring():
+    feed, engine = make_feed(SIZE, ring_bytes=1 << 18)
     feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
     feed.plans._need_bytes = 1 << 16
-    engine.fate = lambda request: pytest.fail("a plan was asked for")
-    pump(feed)
-    batch = feed.pop_ready_batch()
-    assert batch is not None
+    engine.fate = lambda request: pytest.fail("a plan was requested")
+    batch = pump_and_pop(feed)
     assert batch.planned is None
     feed.release(batch)
 
 
-def taken(feed: Feed) -> tuple[Batch, Columns]:
-    """Take a batch that no worker has planned."""
+def pop_unplanned(feed: Feed) -> tuple[Batch, Columns]:
+    """Return the next batch, which no worker has planned, and its columns."""
     batch = feed.pop_batch()
     assert batch is not None
     assert batch.planned is None
@@ -304,69 +295,67 @@ def taken(feed: Feed) -> tuple[Batch, Columns]:
 
 
 def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
-    feed, _ = made(SIZE)
-    batch, columns = taken(feed)
+    feed, _ = make_feed(SIZE)
+    batch, columns = pop_unplanned(feed)
     feed.plan(batch, columns)
     planned = batch.planned
-    assert planned is not None
-    assert planned.slot is not None
     assert planned.slot.capacity_bytes >= feed._slot_size.estimate(2) > planned.used_bytes > 0
     feed.release(batch)
-    assert busy(feed) == 0
+    assert busy_slots(feed) == 0
 
 
 @pytest.mark.parametrize("nbytes", [(1 << 17) + 1, 1 << 30])
 def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot(nbytes):
-    feed, _ = made(SIZE, ring_bytes=1 << 20)
+    feed, _ = make_feed(SIZE, ring_bytes=1 << 20)
     assert feed.plans.allocate(nbytes, 1 << 10) is None
     assert feed.plans.allocate(1 << 17, 1 << 10) is not None
 
 
 def test_a_plan_of_the_main_process_gets_no_slot_while_chunks_have_them_all():
-    feed, _ = made(SIZE, ring_bytes=1 << 20)
-    batch, columns = taken(feed)
+    feed, _ = make_feed(SIZE, ring_bytes=1 << 20)
+    batch, columns = pop_unplanned(feed)
     while feed.ring.acquire(1 << 17) is not None:
         pass
     feed.plan(batch, columns)
     assert batch.planned is None
 
 
-def test_with_plans_in_work_as_many_more_batches_are_up_to_two():
-    feed, engine = made(20)
+def test_batches_with_plans_in_progress_extend_the_look_ahead_by_up_to_two():
+    feed, engine = make_feed(20)
     engine.fate = "later"
     pump(feed)
-    assert len(feed._batches) == 4  # two are ahead
+    assert len(feed._batches) == 4  # instead of two
 
 
-def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of_the_resize():
+def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():
     positions, sizes = np.arange(SIZE), np.tile([[40, 60]], (SIZE, 1))
-    drawn = CHAIN.draw(epoch_key(3, 0), positions, sizes)
-    regions = drawn.windows_tlhw[0]
+    draws = CHAIN.draw(epoch_key(3, 0), positions, sizes)
+    regions = draws.windows_tlhw[0]
     shapes = np.hstack([regions[:, 2:], np.full((SIZE, 1), 3)])
     shapes[1::2, :2] = 8  # the size of the crop's result
     table = image_table(1000 * np.arange(SIZE), shapes, sizes, regions)
     planned = PlannedBatch([], Columns(images=[ImageColumn(table, [0])]))
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
-    slot, given = np.zeros(1 << 16, np.uint8), planned.pack_input(())
-    slot[: len(given)] = np.frombuffer(given, np.uint8)
+    slot, plan_input = np.zeros(1 << 16, np.uint8), planned.pack_input(())
+    slot[: len(plan_input)] = np.frombuffer(plan_input, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, is_planning=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
     launches, spans, _ = content.plan
     assert content.rows == []
 
-    rest, images = drawn.of_decoded(table)
-    whole = images["region_tlhw"]
-    assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2
-    assert whole[::2].tolist() == regions[::2].tolist()
-    plan, arrays = FUSING(images, rest)
+    program, images = draws.of_decoded(table)
+    image_regions = images["region_tlhw"]
+    assert image_regions[1::2].tolist() == [[0, 0, 8, 8]] * 2
+    assert image_regions[::2].tolist() == regions[::2].tolist()
+    plan, arrays = FUSING(images, program)
     assert launches == plan
     for name, (start, nbytes, kind) in spans.items():
-        expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
+        expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
         np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)
 
 
-def test_a_worker_that_plans_nothing_does_not_load_what_plans_are_made_of():
+def test_a_worker_that_plans_nothing_does_not_import_the_fusing_package():
     code = "import sys, gpuload.workers.main, gpuload.workers.runner; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gpuload.workers.planned" in result.stdout

@@ -1,4 +1,4 @@
-"""The worker processes for real: started, fed, killed, left behind."""
+"""A pool of real worker processes: started, given chunks, killed, resized and closed."""
 
 from __future__ import annotations
 
@@ -15,117 +15,60 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.file_descriptors import descriptors
+from helpers.processes import LIMIT_S, is_alive, stop_processes, wait_until
+from workers.worker_team import FunctionDataset, Team
 
-from gpuload.decode import Decode
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterableStart
-from gpuload.ring.packing import read_content
-from gpuload.ring.ring import Ring
-from gpuload.transforms import Chain
-from gpuload.workers.faults import Deaths
-from gpuload.workers.job import Job
-from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
 from gpuload.workers.protocol import Lost, Reply, Request, Status
 
 pytestmark = pytest.mark.processes
 
-LIMIT_S = 60.0
-
-
-class Team:
-    """A pool with a ring, and a way to ask for chunks."""
-
-    def __init__(self, dataset, workers=1, worker_init_fn=None, forked=True, **options):
-        self.ring = Ring(64 << 20)
-        job = Job(dataset, Chain([]), Decode(), 0, worker_init_fn=worker_init_fn)
-        self.pool = WorkerPool(job, workers, self.ring, **options)
-        self.slots = {}
-        if forked:
-            wait_until(lambda: self.pool.collect_events(0.01) or len(self.pool.pids) == workers, "workers are forked")
-
-    def ask(self, chunk: int, indices, **options) -> None:
-        slot = self.ring.acquire(1 << 20)
-        self.slots[chunk] = slot
-        indices = np.asarray(indices, np.int64)
-        request = Request(chunk, 0, slot.offset, slot.capacity_bytes, indices, indices, **options)
-        assert self.pool.submit(request)
-
-    def wait(self, count: int, kinds=Reply) -> list:
-        found, deadline = [], time.monotonic() + LIMIT_S
-        while len(found) < count:
-            assert time.monotonic() < deadline, f"only {found} after {LIMIT_S} s"
-            found += [event for event in self.pool.collect_events(1.0) if isinstance(event, kinds)]
-        return found
-
-    def content(self, reply: Reply):
-        memory = self.ring.view(self.slots[reply.chunk]) if reply.data is None else reply.data
-        return read_content(memory, reply.meta, reply.meta_at)
-
-    def values(self, indices, chunk: int = 1) -> list:
-        """What the dataset gives for these indices, in the worker."""
-        self.ask(chunk, indices)
-        [reply] = self.wait(1)
-        content = self.content(reply)
-        assert not content.errors, content.errors[0][1]
-        [column] = content.values.values()
-        return list(column.values)
-
-    def close(self):
-        self.pool.close()
-        self.ring.close()
-
 
 @pytest.fixture
-def team():
-    made = []
+def make_team():
+    teams = []
 
     def make(dataset, workers=1, **options):
-        made.append(Team(dataset, workers, **options))
-        return made[-1]
+        teams.append(Team(dataset, workers, **options))
+        return teams[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for team in teams:
+        team.close()
 
 
-class Calls:
-    """A dataset whose sample i is what a function says."""
+def block_until(path: Path, blocked_index: int | None = None):
+    """Return a function for a dataset that blocks until a file exists, if an index is given, only there."""
 
-    def __init__(self, function):
-        self.function = function
+    def load(index):
+        import time
 
-    def __getitem__(self, index):
-        return self.function(index)
+        while blocked_index in (None, index) and not path.exists():
+            time.sleep(0.002)
+        return index
 
-    def __len__(self):
-        return 1000
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between the two
-        return False
+    return load
 
 
-def open_now() -> set[tuple[int, str]]:
-    from helpers.file_descriptors import (
-        descriptors,  # which is not in the path of the programs below, that import this file
-    )
+def touch_and_hang(path: Path):
+    def hang(index):
+        import time
 
-    return descriptors()
+        path.touch()
+        while True:
+            time.sleep(0.01)
 
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not after {LIMIT_S} s: {what}"
-        time.sleep(0.002)
+    return hang
 
 
-def test_a_worker_populates_the_slot_of_each_chunk(team):
+def return_index(index):
+    return index
+
+
+def test_a_worker_populates_the_slot_of_each_chunk(make_team):
     def note_calls(worker):
         from gpuload.ring.ring import WorkerRing
 
@@ -135,32 +78,29 @@ def test_a_worker_populates_the_slot_of_each_chunk(team):
         )
         WorkerRing.calls = calls  # pyright: ignore[reportAttributeAccessIssue]
 
-    def tell_last_call(index):
+    def return_last_call(index):
         from gpuload.ring.ring import WorkerRing
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team_ = team(Calls(tell_last_call), worker_init_fn=note_calls)
+    team = make_team(FunctionDataset(return_last_call), worker_init_fn=note_calls)
     for chunk in (1, 2):
-        team_.ask(chunk, [0])
-        [reply] = team_.wait(1)
-        nbytes, [block] = reply.nbytes, team_.content(reply).blocks.values()
+        reply = team.run(chunk, [0])
+        nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
     assert nbytes >= 300 * 8
-    slot = team_.slots[1]
-    assert block.array(team_.ring.view(team_.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
+    slot = team.slots[1]
+    assert block.array(team.ring.view(team.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
 
 
-def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
-    def look(index):
+def test_a_worker_has_one_thread_no_gpu_and_no_torch(make_team):
+    def describe_process(index):
         import os
         import sys
 
         names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        return {**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules}
+        return str({**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules})
 
-    team_ = team(Calls(lambda index: str(look(index))))
-    [seen] = team_.values([0])
-    assert seen == str(
+    assert make_team(FunctionDataset(describe_process)).load([0])[0] == str(
         {
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
@@ -171,149 +111,122 @@ def test_a_worker_has_one_thread_no_gpu_and_no_torch(team):
     )
 
 
-def test_pixels_are_streamed_past_the_caches_and_memory_is_kept_unless_the_user_set_that_himself(team, monkeypatch):
-    kept = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
-    stream = "glibc.cpu.x86_non_temporal_threshold"
-    look = Calls(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
+def test_workers_set_glibc_tunables_unless_the_user_has_set_them(make_team, monkeypatch):
+    malloc_tunables = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
+    stream_tunable = "glibc.cpu.x86_non_temporal_threshold"
+    environment = FunctionDataset(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert team(look).values([0]) == [f"{kept}:{stream}=98304"]
+    assert make_team(environment).load([0]) == [f"{malloc_tunables}:{stream_tunable}=98304"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    assert team(look).values([0]) == [f"glibc.malloc.check=0:{kept}:{stream}=98304"]
-    monkeypatch.setenv("GLIBC_TUNABLES", f"{stream}=1234567")
-    assert team(look).values([0]) == [f"{stream}=1234567:{kept}"]
+    assert make_team(environment).load([0]) == [f"glibc.malloc.check=0:{malloc_tunables}:{stream_tunable}=98304"]
+    monkeypatch.setenv("GLIBC_TUNABLES", f"{stream_tunable}=1234567")
+    assert make_team(environment).load([0]) == [f"{stream_tunable}=1234567:{malloc_tunables}"]
 
 
-def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
+def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
     from gpuload.datasets.folder import ImageFolder
 
-    team_ = team(ImageFolder(jpeg_folder))
-    team_.values(range(10))
-    [pid] = team_.pool.pids
+    team = make_team(ImageFolder(jpeg_folder))
+    team.load(range(10))
+    [pid] = team.pool.pids
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_workers_pull_so_nothing_waits_behind_a_slow_sample(team, tmp_path):
+def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def slow_at_0(index):
-        import os
-        import time
-
-        while index == 0 and not go.exists():
-            time.sleep(0.002)
-        return os.getpid()
-
-    team_ = team(Calls(slow_at_0), workers=2)
+    team = make_team(FunctionDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
-        team_.ask(chunk + 1, [chunk])
-    fast = team_.wait(19)
-    assert {reply.chunk for reply in fast} == set(range(2, 21))
+        team.submit(chunk + 1, [chunk])
+    assert {reply.chunk for reply in team.wait(19)} == set(range(2, 21))
     go.touch()
-    assert team_.wait(1)[0].chunk == 1
+    assert team.wait(1)[0].chunk == 1
 
 
-def test_an_error_in_the_dataset_is_a_value_and_the_other_samples_arrive(team):
+def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(make_team):
     def fail_at_2(index):
         if index == 2:
             raise KeyError("no such label")
         return index
 
-    team_ = team(Calls(fail_at_2))
-    team_.ask(1, [1, 2, 3])
-    [reply] = team_.wait(1)
-    content = team_.content(reply)
+    team = make_team(FunctionDataset(fail_at_2))
+    reply = team.run(1, [1, 2, 3])
+    content = team.content(reply)
     assert content.rows == [0, 2]
     [(row, record)] = content.errors
     assert (row, record.index, record.cause) == (1, 2, "KeyError: 'no such label'")
     assert 'raise KeyError("no such label")' in record.traceback
 
 
-def test_a_sample_that_cannot_be_sent_back_is_an_error_that_says_so(team):
-    team_ = team(Calls(lambda index: __import__("threading").Lock()))
-    team_.ask(1, [5])
-    [reply] = team_.wait(1)
-    [(_, record)] = team_.content(reply).errors
+def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(make_team):
+    team = make_team(FunctionDataset(lambda index: __import__("threading").Lock()))
+    reply = team.run(1, [5])
+    [(_, record)] = team.content(reply).errors
     assert "cannot be sent to the main process" in record.cause
     assert "lock" in record.cause
 
 
-def test_large_arrays_come_through_the_slot(team):
-    team_ = team(Calls(lambda index: np.full((1000, 50), index, np.float32)))
-    team_.ask(1, [3, 4])
-    [reply] = team_.wait(1)
-    assert reply.nbytes >= 2 * 200_000
-    assert len(reply.meta) < 2000
-    [block] = team_.content(reply).blocks.values()
-    three, four = block.array(team_.ring.view(team_.slots[reply.chunk]))
-    assert (three == 3).all()
-    assert (four == 4).all()
-
-
-def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
-    team_ = team(Calls(lambda index: "x" * 100_000))
-    team_.ask(1, [0, 1])
-    [reply] = team_.wait(1)
+def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team):
+    team = make_team(FunctionDataset(lambda index: "x" * 100_000))
+    reply = team.run(1, [0, 1])
     assert reply.meta == b""
-    [column] = team_.content(reply).values.values()
+    [column] = team.content(reply).values.values()
     assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
-def test_what_does_not_fit_the_slot_is_not_written_and_the_need_is_told(team):
-    team_ = team(Calls(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
-    team_.ask(1, [0])
-    [reply] = team_.wait(1)
+def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(make_team):
+    team = make_team(FunctionDataset(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
+    reply = team.run(1, [0])
     assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
 
 
-OWN = "memfd:gpuload-chunk"  # memory of a chunk that does not fit its slot
+CHUNK_MEMORY = "memfd:gpuload-chunk"  # separate memory of a chunk that does not fit its slot
 
 
-def large(index):
+def large_image(index):
     return np.full((1100, 1000, 3), index, np.uint8)
 
 
-def pixels(team_, reply) -> list[np.ndarray]:
-    """The bytes of each image of a chunk in memory of its own."""
-    [column] = team_.content(reply).images
+def read_pixels(team, reply) -> list[np.ndarray]:
+    """Return the bytes of each image of a chunk in separate memory."""
+    [column] = team.content(reply).images
     return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
 
 
-def owned(pid: int | str = "self") -> int:
-    """How often a process has such memory open or mapped."""
+def count_chunk_memory(pid: int | str = "self") -> int:
+    """Return how often a process has the separate memory of a chunk open or mapped."""
     links = []
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # listdir's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir
             links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return sum(OWN in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(OWN)
+    return sum(CHUNK_MEMORY in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(CHUNK_MEMORY)
 
 
-def test_what_does_not_fit_the_slot_comes_in_memory_of_its_own_and_leaves_nothing(team):
-    team_ = team(Calls(large))
+def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(make_team):
+    team = make_team(FunctionDataset(large_image))
     for chunk in range(1, 31):
-        team_.ask(chunk, [chunk, 100], spare_bytes=8 << 20)
-        [reply] = team_.wait(1)
+        reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
         assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
-        first, second = pixels(team_, reply)
+        first, second = read_pixels(team, reply)
         assert (first == chunk).all()
         assert (second == 100).all()
-        assert not team_.ring.view(team_.slots[chunk]).any()
-        team_.ring.release(team_.slots[chunk])
-    assert owned() > 0
+        assert not team.ring.view(team.slots[chunk]).any()
+        team.ring.release(team.slots[chunk])
+    assert count_chunk_memory() > 0
     del reply, first, second
-    assert owned() == 0
-    assert owned(*team_.pool.pids) == 0
+    assert count_chunk_memory() == 0
+    assert count_chunk_memory(*team.pool.pids) == 0
 
 
-def test_memory_that_comes_with_a_reply_that_nobody_waits_for_is_free(team):
-    team_ = team(Calls(large))
-    team_.ask(1, [1, 2], spare_bytes=8 << 20)
-    del team_.pool._in_flight[1]  # as if it had been declared lost
-    team_.ask(2, [3])
-    assert [reply.chunk for reply in team_.wait(1)] == [2]
-    assert owned() == 0
+def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
+    team = make_team(FunctionDataset(large_image))
+    team.submit(1, [1, 2], spare_bytes=8 << 20)
+    del team.pool._in_flight[1]  # as if the chunk had been declared lost
+    team.submit(2, [3])
+    assert [reply.chunk for reply in team.wait(1)] == [2]
+    assert count_chunk_memory() == 0
 
 
-def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_and_nothing_else(team, tmp_path):
+def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk(make_team, tmp_path):
     def dies_once(index):
         import os
         import signal
@@ -331,57 +244,46 @@ def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_
         runner.map_file = map_file
         return np.full((1100, 1000, 3), index, np.uint8)
 
-    team_ = team(Calls(dies_once))
-    team_.ask(1, [3, 4], spare_bytes=8 << 20)
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(dies_once))
+    lost = team.run(1, [3, 4], spare_bytes=8 << 20, kinds=Lost)
     assert (lost.chunk, lost.killed_externally) == (1, True)
-    assert not team_.ring._busy
-    assert owned() == 0
-    team_.ask(2, [3, 4], spare_bytes=8 << 20)
-    [reply] = team_.wait(1)
-    assert [set(image) for image in pixels(team_, reply)] == [{3}, {4}]
+    assert not team.ring._busy
+    assert count_chunk_memory() == 0
+    reply = team.run(2, [3, 4], spare_bytes=8 << 20)
+    assert [set(image) for image in read_pixels(team, reply)] == [{3}, {4}]
 
 
-def test_where_this_process_has_too_many_files_open_a_larger_slot_is_asked_for(team):
-    team_ = team(Calls(large))
-    wait_until(lambda: team_.pool.collect_events(0.01) or team_.pool.ready, "the worker is ready")
+def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(make_team):
+    team = make_team(FunctionDataset(large_image))
+    team.await_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        team_.ask(1, [1], spare_bytes=8 << 20)
-        [reply] = team_.wait(1)
+        reply = team.run(1, [1], spare_bytes=8 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert reply == Reply(1, Status.TOO_LARGE, 3_300_032, b"")
-    assert team_.pool.deaths.causes == []
+    assert team.pool.deaths.causes == []
 
 
-def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):
+def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def waits(index):
-        import time
-
-        while not go.exists():
-            time.sleep(0.002)
-        return index
-
-    team_ = team(Calls(waits))
-    team_.ask(1, range(100))
-    team_.ask(2, [0])
-    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
-    team_.pool.cancel_before(2)
+    team = make_team(FunctionDataset(block_until(go)))
+    team.submit(1, range(100))
+    team.submit(2, [0])
+    wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team.pool.cancel_before(2)
     go.touch()
-    replies = team_.wait(2)
+    replies = team.wait(2)
     assert [(reply.chunk, reply.status) for reply in replies] == [(1, Status.UNWANTED), (2, Status.DONE)]
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_worker_replaced(team):
+def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(make_team):
     def die_at_7(index):
         import os
         import signal
@@ -390,47 +292,44 @@ def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_
             os.kill(os.getpid(), signal.SIGSEGV)
         return index
 
-    team_ = team(Calls(die_at_7))
-    [before] = team_.pool.pids
-    team_.ask(1, [5, 6, 7, 8])
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(die_at_7))
+    [before] = team.pool.pids
+    lost = team.run(1, [5, 6, 7, 8], kinds=Lost)
     assert (lost.chunk, lost.row, lost.cause) == (1, 2, "killed by SIGSEGV")
-    assert not team_.ring._busy
-    assert team_.values([1, 2], chunk=2) == [1, 2]
-    assert team_.pool.pids != [before]
+    assert not team.ring._busy
+    assert team.load([1, 2], chunk=2) == [1, 2]
+    assert team.pool.pids != [before]
 
 
-def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
-    """The queue's message is taken away, as a worker does that dies before it notes it; then a worker dies."""
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
-    while not team_.pool.ready:  # one that is not ready cannot have the chunk
-        team_.pool.collect_events(0.01)
-    wait_until(lambda: team_.pool._in_flight == {} and 1 not in chunks_on_board(team_), "nobody is at the first chunk")
-    for pid in team_.pool.pids:
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    team_.ask(2, [5])
-    team_.pool._queues[0].read_end.recv(1 << 16)
-    first, second = team_.pool.pids
-    os.kill(first, signal.SIGKILL)
-    os.kill(second, signal.SIGCONT)
-    [lost] = team_.wait(1, Lost)
+def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
+    team = make_team(FunctionDataset(return_index), workers=2)
+    team.load([1], chunk=1)
+    team.await_ready()  # a worker that is not ready cannot have the chunk
+    wait_until(
+        lambda: team.pool._in_flight == {} and 1 not in noted_chunks(team), "no worker processes the first chunk"
+    )
+    stop_processes(*team.pool.pids)
+    team.submit(2, [5])
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
+    first_pid, second_pid = team.pool.pids
+    os.kill(first_pid, signal.SIGKILL)
+    os.kill(second_pid, signal.SIGCONT)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    slot = team_.slots[2]
-    assert slot in team_.ring._busy.values()
-    # The slot is free as soon as each worker that was ready then has said something since.
+    slot = team.slots[2]
+    assert slot in team.ring._busy.values()
+    # The slot is released when each worker that was ready has sent a message since.
     for chunk in range(3, 200):
-        if slot not in team_.ring._busy.values():
+        if slot not in team.ring._busy.values():
             break
-        team_.ask(chunk, [0])
-        team_.ring.release(team_.slots[team_.wait(1)[0].chunk])
+        team.submit(chunk, [0])
+        team.ring.release(team.slots[team.wait(1)[0].chunk])
     else:
         raise AssertionError("the slot is still written off")
 
 
-class Hesitates:
-    """A dataset whose workers wait between taking a chunk of this number and noting it, until there is a file `go`."""
+class NotesLate:
+    """A dataset whose workers wait, between taking and noting the chunk of this number, until a file `go` exists."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
         self.chunk, self.folder = chunk, str(folder)
@@ -450,7 +349,7 @@ class Hesitates:
         self.__dict__.update(state)
         do = main._process_request
 
-        def hesitate(request, *others):
+        def wait_for_go(request, *others):
             if request.chunk == self.chunk:
                 with open(f"{self.folder}/taking", "w") as file:
                     file.write(str(os.getpid()))
@@ -459,193 +358,129 @@ class Hesitates:
                     time.sleep(0.002)
             return do(request, *others)
 
-        main._process_request = hesitate
+        main._process_request = wait_for_go
 
 
-def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(team, tmp_path):
-    team_ = team(Hesitates(2, tmp_path), workers=2)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.01)
-    team_.ask(2, [5])
+def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, tmp_path):
+    team = make_team(NotesLate(2, tmp_path), workers=2)
+    team.await_ready()
+    team.submit(2, [5])
     wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
-    [idle] = set(team_.pool.pids) - {int((tmp_path / "taken").read_text())}
+    [idle] = set(team.pool.pids) - {int((tmp_path / "taken").read_text())}
     os.kill(idle, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    assert len(team_.ring._busy) == 1
+    assert len(team.ring._busy) == 1
     (tmp_path / "go").touch()
-    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.ring._busy, "the late reply comes")
-    assert team_.values([1, 2], chunk=3) == [1, 2]
-    assert len(team_.ring._busy) == 1  # that of the last chunk
+    wait_until(lambda: team.pool.collect_events(0.01) or not team.ring._busy, "the late reply comes")
+    assert team.load([1, 2], chunk=3) == [1, 2]
+    assert len(team.ring._busy) == 1  # the slot of the last chunk
 
 
-def test_idle_workers_are_replaced_where_the_slots_that_they_might_write_to_are_needed(team):
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.01)
-    wait_until(lambda: 1 not in chunks_on_board(team_), "nobody is at the first chunk")
-    assert not team_.pool.recover_slots()
-    for pid in team_.pool.pids:
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    team_.ask(2, [5])
-    team_.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken it, and died before it noted so
-    first, second = team_.pool.pids
-    os.kill(first, signal.SIGKILL)
-    os.kill(second, signal.SIGCONT)
-    team_.wait(1, Lost)
-    assert len(team_.ring._busy) == 2
-    wait_until(lambda: team_.pool.collect_events(0.01) or not team_.pool.recover_slots(), "the other one has left")
-    assert len(team_.ring._busy) == 1
-    assert not alive(second)
-    assert team_.values([3, 4], chunk=3) == [3, 4]
-    assert len(team_.pool.deaths.causes) == 1
+def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(make_team):
+    team = make_team(FunctionDataset(return_index), workers=2)
+    team.load([1], chunk=1)
+    team.await_ready()
+    wait_until(lambda: 1 not in noted_chunks(team), "no worker processes the first chunk")
+    assert not team.pool.recover_slots()
+    stop_processes(*team.pool.pids)
+    team.submit(2, [5])
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
+    first_pid, second_pid = team.pool.pids
+    os.kill(first_pid, signal.SIGKILL)
+    os.kill(second_pid, signal.SIGCONT)
+    team.wait(1, Lost)
+    assert len(team.ring._busy) == 2
+    wait_until(
+        lambda: team.pool.collect_events(0.01) or not team.pool.recover_slots(), "the idle worker has been replaced"
+    )
+    assert len(team.ring._busy) == 1
+    assert not is_alive(second_pid)
+    assert team.load([3, 4], chunk=3) == [3, 4]
+    assert len(team.pool.deaths.causes) == 1
 
 
-def chunks_on_board(team_) -> set[int]:
-    """The chunks that the workers have noted."""
-    return {team_.pool._board.read(worker).chunk for worker in range(team_.pool.size)}
+def noted_chunks(team) -> set[int]:
+    return {team.pool._board.read(worker).chunk for worker in range(team.pool.size)}
 
 
-def test_workers_that_die_too_often_end_the_run(team):
-    def die(index):
-        import os
-
-        os._exit(3)
-
-    team_ = team(Calls(die))
-    team_.pool.deaths = Deaths(2)
-    for chunk in range(3):
-        team_.ask(chunk + 1, [chunk])
-    with pytest.raises(
-        WorkerError,
-        match=r"died 3 times in this epoch, more than max_restarts=2 allows: exited with status 3 at sample 0 ",
-    ):
-        team_.wait(3, Lost)
-
-
-def test_a_dataset_that_a_worker_cannot_unpack_ends_the_run_with_its_traceback(team):
+def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(make_team):
     class Refuses:
         def __reduce__(self):
             return (int, ("not a number",))
 
-    team_ = team(Refuses())
+    team = make_team(Refuses())
     with pytest.raises(WorkerError, match=r"could not unpickle the dataset or transforms[\s\S]*not a number"):
-        team_.wait(1)
+        team.wait(1)
 
 
-def test_a_worker_that_makes_no_progress_is_killed_after_the_timeout(team):
-    def hang_at_3(index):
-        import time
-
-        while index == 3:
-            time.sleep(0.01)
-        return index
-
-    team_ = team(Calls(hang_at_3), timeout_s=1)
-    team_.values([2], chunk=1)  # its first sample takes longest
-    team_.ask(2, [2, 3])
-    [lost] = team_.wait(1, Lost)
-    assert (lost.row, lost.cause, lost.killed_externally) == (1, "no progress for timeout=1 seconds", False)
-    assert "in hang_at_3" in lost.stack
-
-
-def test_a_crash_tells_where_it_happened(team):
+def test_a_crash_is_reported_with_its_python_stack(make_team):
     def crashes(index):
         import ctypes
 
         return ctypes.string_at(index)
 
-    team_ = team(Calls(crashes))
-    team_.ask(1, [0])
-    [lost] = team_.wait(1, Lost)
+    team = make_team(FunctionDataset(crashes))
+    lost = team.run(1, [0], kinds=Lost)
     assert (lost.cause, lost.killed_externally) == ("killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in lost.stack
     assert "Extension modules" not in lost.stack
 
 
-def test_a_kill_from_outside_is_told_from_the_workers_own_death(team, tmp_path):
+def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
     started = tmp_path / "started"
-
-    def waits(index):
-        import time
-
-        started.touch()
-        while True:
-            time.sleep(0.01)
-
-    team_ = team(Calls(waits))
-    team_.ask(1, [0])
-    wait_until(started.exists, "the sample is being read")
-    os.kill(team_.pool.pids[0], signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
-    assert (lost.cause, lost.killed_externally) == ("killed by SIGKILL", True)
-
-
-def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypatch, tmp_path):
-    begun = tmp_path / "begun"
-
-    def hang(index):
-        import time
-
-        begun.touch()
-        while True:
-            time.sleep(0.01)
-
-    team_ = team(Calls(hang))
-    team_.ask(1, [7])
-    while not (team_.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
-        team_.pool.collect_events(0.1)
+    team = make_team(FunctionDataset(touch_and_hang(started)))
+    team.submit(1, [7])
+    team.await_ready()  # a slow start is warned of too
+    wait_until(started.exists, "the worker loads the sample")
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
-    def collect_events_until_it_is_told() -> None:
-        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
-        team_.pool.collect_events(2.0)
+    def collect_events_until_warned() -> None:
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "the sample is warned of")
+        team.pool.collect_events(2.0)
 
     with pytest.warns(RuntimeWarning, match=expected) as warned:
-        collect_events_until_it_is_told()
-    assert len(warned) == 1  # once for a sample
+        collect_events_until_warned()
+    assert len(warned) == 1
 
 
-def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, monkeypatch, tmp_path):
-    begun = tmp_path / "begun"
+def test_a_template_that_hangs_before_it_is_ready_is_warned_of_with_its_stack(make_team, monkeypatch, tmp_path):
+    started = tmp_path / "started"
 
     class Slow:
         def __reduce__(self):
-            hang = f"def hang_at_import():\n import time\n open({str(begun)!r}, 'w')\n while True: time.sleep(0.01)"
+            hang = f"def hang_at_import():\n import time\n open({str(started)!r}, 'w')\n while True: time.sleep(0.01)"
             return exec, (f"{hang}\nhang_at_import()",)
 
-    team_ = team(Slow(), forked=False)
-    while not begun.exists():  # a worker that is slow to start is warned of, too
-        time.sleep(0.01)
+    team = make_team(Slow(), forked=False)
+    wait_until(started.exists, "the dataset is unpickled")
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
         RuntimeWarning, match=r"the workers' template .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
-        wait_until(lambda: team_.pool.collect_events(0.5) or warned, "it is warned of")
+        wait_until(lambda: team.pool.collect_events(0.5) or warned, "the template is warned of")
 
 
 # -- more and fewer workers -----------------------------------------------------------------------------------------
 
 
-def steady(team_, workers: int) -> None:
-    """Wait until there are so many, and all are ready. An idle worker leaves after the next chunk that it gets."""
-    team_.pool.resize(workers)
-    chunk, deadline = max([0, *team_.slots]), time.monotonic() + LIMIT_S
-    while not team_.pool.is_steady or len(team_.pool.pids) > workers:
-        assert time.monotonic() < deadline, f"{team_.pool.pids} after {LIMIT_S} s"
-        team_.pool.collect_events(0.05)
-        if team_.pool.size < len(team_.pool.pids):
+def resize_and_wait(team, workers: int) -> None:
+    """Resize the pool and wait until it is steady. An idle worker leaves after its next chunk, so submit chunks."""
+    team.pool.resize(workers)
+    chunk, deadline = max([0, *team.slots]), time.monotonic() + LIMIT_S
+    while not team.pool.is_steady or len(team.pool.pids) > workers:
+        assert time.monotonic() < deadline, f"{team.pool.pids} after {LIMIT_S} s"
+        team.pool.collect_events(0.05)
+        if team.pool.size < len(team.pool.pids):
             chunk += 1
-            team_.ask(chunk, [0])
-            team_.wait(1)
-    assert len(team_.pool.pids) == workers == team_.pool.size
+            team.submit(chunk, [0])
+            team.wait(1)
+    assert len(team.pool.pids) == workers == team.pool.size
 
 
-def who(index):
+def describe_worker(index):
     import os
 
     from gpuload import get_worker_info
@@ -653,156 +488,144 @@ def who(index):
     return str((os.getpid(), get_worker_info().id, get_worker_info().num_workers))
 
 
-def test_workers_come_and_go_and_a_new_one_has_the_number_of_one_that_left(team):
-    team_ = team(Calls(who), max_workers=3)
-    [first] = team_.pool.pids
-    team_.pool.resize(3)
-    team_.pool.collect_events(0.0)
-    assert team_.pool.size == 2  # one at a time
-    steady(team_, 3)
-    assert team_.pool.pids[0] == first
-    for pid in team_.pool.pids[:2]:  # the third one has to do the next chunk
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
-    third = team_.pool.pids[2]
-    assert team_.values([0], chunk=1000) == [str((third, 2, 3))]
-    for pid in team_.pool.pids[:2]:
+def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
+    team = make_team(FunctionDataset(describe_worker), max_workers=3)
+    [first_pid] = team.pool.pids
+    team.pool.resize(3)
+    team.pool.collect_events(0.0)
+    assert team.pool.size == 2  # workers are added one by one
+    resize_and_wait(team, 3)
+    assert team.pool.pids[0] == first_pid
+    stop_processes(*team.pool.pids[:2])  # the third worker must load the next chunk
+    third_pid = team.pool.pids[2]
+    assert team.load([0], chunk=1000) == [str((third_pid, 2, 3))]
+    for pid in team.pool.pids[:2]:
         os.kill(pid, signal.SIGCONT)
-    team_.pool.resize(9)
-    assert team_.pool.is_steady  # three are the most
-    team_.pool.resize(0)
-    assert team_.pool.size == 1  # the least
-    steady(team_, 1)
-    assert team_.pool.pids == [first]
-    assert not alive(third)
-    steady(team_, 2)
-    second = team_.pool.pids[1]
-    os.kill(first, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(first), "it has stopped")
-    assert team_.values([0], chunk=2000) == [str((second, 1, 3))]
-    os.kill(first, signal.SIGCONT)
-    assert team_.pool.deaths.causes == []
+    team.pool.resize(9)
+    assert team.pool.is_steady  # three is the maximum
+    team.pool.resize(0)
+    assert team.pool.size == 1  # the minimum
+    resize_and_wait(team, 1)
+    assert team.pool.pids == [first_pid]
+    assert not is_alive(third_pid)
+    resize_and_wait(team, 2)
+    second_pid = team.pool.pids[1]
+    stop_processes(first_pid)
+    assert team.load([0], chunk=2000) == [str((second_pid, 1, 3))]
+    os.kill(first_pid, signal.SIGCONT)
+    assert team.pool.deaths.causes == []
 
 
-def test_a_worker_that_leaves_does_its_chunk_first_and_nothing_is_lost(team):
-    team_ = team(Calls(lambda index: index), workers=3)
-    team_.pool.collect_events(0.0)
+def test_a_leaving_worker_finishes_its_chunk_first(make_team):
+    team = make_team(FunctionDataset(return_index), workers=3)
+    team.pool.collect_events(0.0)
     for chunk in range(1, 51):
-        team_.ask(chunk, [chunk])
-    replies = team_.wait(5)
-    team_.pool.resize(1)
-    replies += team_.wait(50 - len(replies))
+        team.submit(chunk, [chunk])
+    replies = team.wait(5)
+    team.pool.resize(1)
+    replies += team.wait(50 - len(replies))
     assert sorted(reply.chunk for reply in replies) == list(range(1, 51))
     assert {reply.status for reply in replies} == {Status.DONE}
-    steady(team_, 1)
-    assert team_.pool.deaths.causes == []
+    resize_and_wait(team, 1)
+    assert team.pool.deaths.causes == []
 
 
-def test_nothing_waits_for_a_worker_that_is_added(team, tmp_path):
+def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path):
     go = tmp_path / "go"
 
     def init(number):
         while number > 0 and not go.exists():
             time.sleep(0.005)
 
-    team_ = team(range(1000), max_workers=2, worker_init_fn=init)
-    team_.values([1], chunk=1)
-    team_.pool.resize(2)
-    team_.pool.collect_events(0.0)
-    assert (team_.pool.size, team_.pool.is_steady, team_.pool.ready) == (2, False, True)
-    assert team_.values([5], chunk=2) == [5]  # by the other one
+    team = make_team(range(1000), max_workers=2, worker_init_fn=init)
+    team.load([1], chunk=1)
+    team.pool.resize(2)
+    team.pool.collect_events(0.0)
+    assert (team.pool.size, team.pool.is_steady, team.pool.ready) == (2, False, True)
+    assert team.load([5], chunk=2) == [5]  # by the other worker
     go.touch()
-    steady(team_, 2)
+    resize_and_wait(team, 2)
 
 
-def test_a_worker_that_is_told_to_stay_after_all_stays_or_is_replaced(team):
-    team_ = team(Calls(lambda index: index), workers=2)
-    team_.values([1], chunk=1)
+def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
+    team = make_team(FunctionDataset(return_index), workers=2)
+    team.load([1], chunk=1)
     for chunk in range(2, 40, 2):
-        team_.pool.resize(1)
-        team_.ask(chunk, [0])
-        team_.wait(1)
-        team_.pool.resize(2)
-        team_.ask(chunk + 1, [0])
-        team_.wait(1)
-    steady(team_, 2)
-    assert team_.pool.deaths.causes == []
+        team.pool.resize(1)
+        team.submit(chunk, [0])
+        team.wait(1)
+        team.pool.resize(2)
+        team.submit(chunk + 1, [0])
+        team.wait(1)
+    resize_and_wait(team, 2)
+    assert team.pool.deaths.causes == []
 
 
-def test_a_worker_that_dies_while_it_is_to_leave_loses_its_chunk_and_is_not_replaced(team, tmp_path):
+def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_team, tmp_path):
     go = tmp_path / "go"
-
-    def waits(index):
-        import time
-
-        while index == 7 and not go.exists():
-            time.sleep(0.002)
-        return index
-
-    team_ = team(Calls(waits), workers=2)
-    team_.ask(1, [7])
-    team_.ask(2, [7])
-    board = team_.pool._board
-    wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both are at it")
-    team_.pool.resize(1)
-    leaving, chunk = team_.pool.pids[1], board.read(1).chunk
+    team = make_team(FunctionDataset(block_until(go)), workers=2)
+    team.submit(1, [7])
+    team.submit(2, [7])
+    board = team.pool._board
+    wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both workers load a chunk")
+    team.pool.resize(1)
+    leaving, chunk = team.pool.pids[1], board.read(1).chunk
     os.kill(leaving, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row, lost.cause) == (chunk, 0, "killed by SIGKILL")
-    assert len(team_.pool.deaths.causes) == 1
+    assert len(team.pool.deaths.causes) == 1
     go.touch()
-    [reply] = team_.wait(1)
+    [reply] = team.wait(1)
     assert reply.chunk == 3 - chunk
-    assert (len(team_.pool.pids), team_.pool.is_steady) == (1, True)
+    assert (len(team.pool.pids), team.pool.is_steady) == (1, True)
 
 
-def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, monkeypatch):
-    team_ = team(Calls(lambda index: index), max_workers=4)
-    team_.values([1], chunk=1)
+def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, monkeypatch):
+    team = make_team(FunctionDataset(return_index), max_workers=4)
+    team.load([1], chunk=1)
 
     def refuse(*args):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
-    team_.pool.resize(4)
-    team_.pool.collect_events(0.0)
+    team.pool.resize(4)
+    team.pool.collect_events(0.0)
     text = r"^a worker could not be added: \[Errno 24\] Too many open files\. The number of workers stays at 1$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        team_.pool.collect_events(0.0)
+        team.pool.collect_events(0.0)
     assert len(warned) == 1
-    team_.pool.resize(4)
-    assert (team_.pool.size, team_.pool.max_workers, team_.pool.is_steady) == (1, 1, True)
-    assert team_.values([3], chunk=2) == [3]
-    assert team_.pool.deaths.causes == []
+    team.pool.resize(4)
+    assert (team.pool.size, team.pool.max_workers, team.pool.is_steady) == (1, 1, True)
+    assert team.load([3], chunk=2) == [3]
+    assert team.pool.deaths.causes == []
 
 
-def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_warning(team, tmp_path):
+def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(make_team, tmp_path):
     fails = tmp_path / "fails"
 
     def init(worker):
         if fails.exists():
             raise ZeroDivisionError(worker)
 
-    team_ = team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
-    while not team_.pool.ready:
-        team_.pool.collect_events(0.1)
+    team = make_team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
+    team.await_ready()
     fails.touch()
-    team_.pool.resize(4)
+    team.pool.resize(4)
     text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
-    def collect_events_until_they_have_failed() -> None:
-        wait_until(lambda: team_.pool.collect_events(0.1) or team_.pool.is_steady, "the new ones have failed")
-        team_.pool.collect_events(0.0)
+    def collect_events_until_steady() -> None:
+        wait_until(lambda: team.pool.collect_events(0.1) or team.pool.is_steady, "the added workers have failed")
+        team.pool.collect_events(0.0)
 
     with pytest.warns(RuntimeWarning, match=text) as warned:
-        collect_events_until_they_have_failed()
+        collect_events_until_steady()
     assert len(warned) == 1
-    assert (team_.pool.size, team_.pool.max_workers) == (2, 2)
-    assert team_.values([3], chunk=2) == [3]
-    assert team_.pool.deaths.causes == []
+    assert (team.pool.size, team.pool.max_workers) == (2, 2)
+    assert team.load([3], chunk=2) == [3]
+    assert team.pool.deaths.causes == []
 
 
-def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path):
+def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team, tmp_path):
     go = tmp_path / "go"
 
     def waits(index):
@@ -812,28 +635,27 @@ def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path)
             time.sleep(0 if go.exists() else 0.002)
         return index
 
-    team_ = team(Calls(waits), workers=2)
-    team_.ask(1, [0])
-    wait_until(lambda: team_.pool.busy_s() > 0.01, "a worker is at it, which counts already")
+    team = make_team(FunctionDataset(waits), workers=2)
+    team.submit(1, [0])
+    wait_until(lambda: team.pool.busy_s() > 0.01, "a chunk in progress is counted")
     go.touch()
-    team_.wait(1)
-    steady(team_, 1)
-    wait_until(lambda: team_.pool.busy_s() == team_.pool.busy_s(), "nobody is at anything")
-    assert team_.pool.busy_s() > 0.01
-    [(pid, cpu_s)] = team_.pool.wanted_cpu_s().items()
-    assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
+    team.wait(1)
+    resize_and_wait(team, 1)
+    wait_until(lambda: team.pool.busy_s() == team.pool.busy_s(), "no worker processes a chunk")
+    assert team.pool.busy_s() > 0.01
+    [(pid, cpu_s)] = team.pool.wanted_cpu_s().items()
+    assert (pid, cpu_s > 0.01) == (team.pool.pids[0], True)
 
 
-def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
-    """So that workers that share a CPU with other programs are not taken for workers that wait for a disk."""
+def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team):
+    """Otherwise, workers that share a CPU with other programs would look like workers that wait for a disk."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
-    others = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
+    programs = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
     try:
-        for other in others:
-            assert other.stdout is not None
-            other.stdout.readline()
+        for program in programs:
+            program.stdout.readline()
 
         def computes(index):
             import time
@@ -843,48 +665,37 @@ def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
                 pass
             return index
 
-        team_ = team(Calls(computes), workers=1)
-        team_.values([0])
-        before_s, began = sum(team_.pool.wanted_cpu_s().values()), team_.pool.busy_s()
-        team_.values([1, 2])
-        wanted_s, busy_s = sum(team_.pool.wanted_cpu_s().values()) - before_s, team_.pool.busy_s() - began
-        assert wanted_s > 0.25  # 0.2 of which it had
+        team = make_team(FunctionDataset(computes), workers=1)
+        team.load([0])
+        before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
+        team.load([1, 2])
+        wanted_s, busy_s = sum(team.pool.wanted_cpu_s().values()) - before_s, team.pool.busy_s() - began
+        assert wanted_s > 0.25  # the worker has computed for 0.2 s
         assert wanted_s > 0.8 * busy_s
     finally:
-        for other in others:
-            other.kill()
-            other.communicate()
+        for program in programs:
+            program.kill()
+            program.communicate()
         os.sched_setaffinity(0, allowed)
 
 
-def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():
-    gc.collect()  # what earlier tests left behind
-    before = open_now()
-    team_ = Team(Calls(lambda index: index), workers=2, max_workers=3)
-    team_.values([0])
-    team_.pool.resize(3)
-    team_.pool.collect_events(0.0)
-    assert len(team_.pool._team) == 3
-    pids = team_.pool.pids
-    team_.pool.resize(1)
-    team_.close()
-    assert not any(alive(pid) for pid in pids)
-    assert open_now() <= before
+# -- the end of a pool ------------------------------------------------------------------------------------------------
 
 
-# -- ends -----------------------------------------------------------------------------------------------------------
-
-
-def test_close_leaves_no_process_descriptor_or_mapping():
-    gc.collect()
-    before = open_now()
+def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_mapping():
+    gc.collect()  # frees descriptors of earlier tests
+    before = descriptors()
     mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
-    team_ = Team(Calls(lambda index: index), workers=3)
-    pids = team_.pool.pids
-    team_.values([0])
-    team_.close()
-    assert not any(alive(pid) for pid in pids)
-    assert open_now() <= before
+    team = Team(FunctionDataset(return_index), workers=2, max_workers=3)
+    team.load([0])
+    team.pool.resize(3)
+    team.pool.collect_events(0.0)
+    assert len(team.pool._team) == 3
+    pids = team.pool.pids
+    team.pool.resize(1)
+    team.close()
+    assert not any(is_alive(pid) for pid in pids)
+    assert descriptors() <= before
     assert Path("/proc/self/maps").read_text().count("memfd:gpuload") == mapped
 
 
@@ -895,106 +706,29 @@ def test_close_does_not_wait_for_a_worker_that_hangs():
         while True:
             time.sleep(1)
 
-    team_ = Team(Calls(hang))
-    [pid] = team_.pool.pids
-    team_.ask(1, [0])
-    wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
-    team_.close()
-    assert not alive(pid)
+    team = Team(FunctionDataset(hang))
+    [pid] = team.pool.pids
+    team.submit(1, [0])
+    wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    team.close()
+    assert not is_alive(pid)
 
 
-PARENT = """
-    import ctypes, os, sys, time
-    import numpy as np
-    sys.path.insert(0, {tests!r})
-    from test_pool import Team, Calls, wait_until
-
-    def hang_in_c(index):
-        import ctypes
-        ctypes.PyDLL(None).sleep(1000)   # with the interpreter's lock held: no Python code can end this
-
-    team = Team(Calls(hang_in_c), workers=2)
-    team.ask(1, [0])
-    team.ask(2, [0])
-    wait_until(lambda: all(team.pool._board.read(n).chunk > 0 for n in (0, 1)), "both workers hang")
-    exec({between!r})
-    print(*team.pool.pids, flush=True)
-    time.sleep(1000)
-"""
-
-
-FORK = """
-if os.fork() == 0:
-    open({mark!r}, 'w').write(str(os.getpid()))
-    time.sleep(1000)
-"""
-
-
-def start_parent(between: str = "") -> tuple[subprocess.Popen[str], list[int]]:
-    code = textwrap.dedent(PARENT).format(tests=str(Path(__file__).parent), between=between)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    return parent, [int(word) for word in parent.stdout.readline().split()]
-
-
-def test_workers_hanging_in_foreign_code_die_with_a_parent_that_is_killed():
-    parent, pids = start_parent()
-    assert len(pids) == 2
-    assert all(alive(pid) for pid in pids)
-    parent.kill()
-    parent.communicate()
-    wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
-
-
-def test_workers_die_with_their_parent_although_a_child_that_it_forked_lives_on(tmp_path):
-    mark = tmp_path / "forked"
-    parent, pids = start_parent(FORK.format(mark=str(mark)))
-    wait_until(lambda: mark.exists() and mark.read_text() != "", "the child runs")
-    child = int(mark.read_text())
-    try:
-        parent.kill()
-        parent.wait()
-        wait_until(lambda: not any(alive(pid) for pid in pids), "the workers die")
-        assert alive(child)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        parent.stdout.close()
-
-
-def test_a_forked_child_that_closes_the_pool_leaves_its_parents_workers_alone(team):
-    team_ = team(Calls(lambda index: index))
-    team_.values([0])
-    pids = team_.pool.pids
+def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
+    team = make_team(FunctionDataset(return_index))
+    team.load([0])
+    pids = team.pool.pids
     pid = os.fork()
     if pid == 0:
         try:
-            team_.close()
-            team_.pool.collect_events(0)
+            team.close()
+            team.pool.collect_events(0)
         except RuntimeError as error:
             os._exit("workers are closed" in str(error))
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert team_.values([3], chunk=9) == [3]
-    assert team_.pool.pids == pids
-
-
-def test_workers_leave_the_announced_end_of_a_job_to_their_parent(team):
-    team_ = team(Calls(lambda index: index))
-    team_.values([1], chunk=1)
-    [pid] = team_.pool.pids
-    os.kill(pid, signal.SIGTERM)
-    assert team_.values([2], chunk=2) == [2]
-    assert team_.pool.pids == [pid]
-
-
-def test_workers_ignore_a_ctrl_c_of_the_terminal(team):
-    team_ = team(Calls(lambda index: index))
-    [pid] = team_.pool.pids
-    os.kill(pid, signal.SIGINT)  # it may still be starting
-    assert team_.values([1], chunk=1) == [1]
-    os.kill(pid, signal.SIGINT)
-    assert team_.values([2], chunk=2) == [2]
-    assert team_.pool.pids == [pid]
+    assert team.load([3], chunk=9) == [3]
+    assert team.pool.pids == pids
 
 
 # -- the import path ------------------------------------------------------------------------------------------------
@@ -1002,7 +736,7 @@ def test_workers_ignore_a_ctrl_c_of_the_terminal(team):
 SCRIPT = """
     import sys
     sys.path.insert(1, {tests!r})
-    from test_pool import Team
+    from workers.worker_team import Team
     import helper_of_the_script
 
     class Main:
@@ -1014,47 +748,48 @@ SCRIPT = """
         def __len__(self): return 10
 
     team = Team(Main())
-    team.ask(1, [2])
-    [reply] = team.wait(1)
+    reply = team.run(1, [2])
     print([column.values[0] for column in team.content(reply).values.values()])
     team.close()
 """
 
 
 def run_script(tmp_path: Path, *, as_module: bool) -> str:
-    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
-    beside.mkdir()
-    elsewhere.mkdir()
-    (beside / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
-    (beside / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+    script_folder, working_directory = tmp_path / "script", tmp_path / "elsewhere"
+    script_folder.mkdir()
+    working_directory.mkdir()
+    (script_folder / "helper_of_the_script.py").write_text("VALUE = 'helped'\n")
+    (script_folder / "script.py").write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1])))
     trap = "import os\nopen(os.path.dirname(__file__) + '/was-run', 'w')\nraise ImportError('the wrong random')\n"
-    (elsewhere / "random.py").write_text(trap)
-    if as_module:  # as a notebook has it: the working directory is in the path, put there after the start
-        path, script = str(beside), str(beside / "script.py")
-        (beside / "gpuload").mkdir()
-        (beside / "gpuload" / "__init__.py").write_text("raise ImportError('not the one that the program imported')\n")
+    (working_directory / "random.py").write_text(trap)
+    if as_module:  # as in a notebook, which adds the working directory to the path after the start
+        path, script = str(script_folder), str(script_folder / "script.py")
+        (script_folder / "gpuload").mkdir()
+        (script_folder / "gpuload" / "__init__.py").write_text(
+            "raise ImportError('not the one that the program imported')\n"
+        )
         code = (
             "import sys, random, runpy, gpuload, gpuload.loader; "
             f"sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
         )
         command = [sys.executable, "-P", "-c", code]
     else:
-        command = [sys.executable, str(beside / "script.py")]
-    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert not (elsewhere / "was-run").exists()
-    return done.stdout
+        command = [sys.executable, str(script_folder / "script.py")]
+    result = subprocess.run(command, cwd=working_directory, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert not (working_directory / "was-run").exists()
+    return result.stdout
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the_script_is_found(tmp_path, as_module):
+def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directory(tmp_path, as_module):
     out = run_script(tmp_path, as_module=as_module)
     assert "[42, 'helped'" in out.replace("[[", "[")
     assert "elsewhere" not in out
 
 
-# -- where workers cannot be ------------------------------------------------------------------------------------------
+# -- systems without support for workers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1073,14 +808,14 @@ def test_a_random_py_in_the_working_directory_is_not_run_and_a_module_beside_the
         ),
     ],
 )
-def test_where_workers_cannot_be_started_the_message_names_the_remedy(monkeypatch, attribute, value, text):
+def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch, attribute, value, text):
     monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(RuntimeError, match=text):
         check_platform()
 
 
-class Share:
-    """An iterable dataset that counts, in a file, how often it was pickled."""
+class NumbersOfWorker:
+    """An iterable dataset that records in a file how often it is pickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -1094,54 +829,45 @@ class Share:
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
-        assert info is not None
         return iter(range(info.id, 100, info.num_workers))
 
 
-def test_workers_with_queues_of_their_own_get_one_shipment_and_each_what_it_was_asked(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 3, queue_per_worker=True)
+def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(make_team, tmp_path):
+    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 3, queue_per_worker=True)
     for chunk, worker in enumerate((2, 0, 2)):
-        slot = team_.ring.acquire(1 << 20)
-        team_.slots[chunk] = slot
+        slot = team.ring.acquire(1 << 20)
+        team.slots[chunk] = slot
         numbers = np.arange(2, dtype=np.int64) + (2 if chunk == 2 else 0)
         start = IterableStart(1, worker, 0, None, 3, worker)
         request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-        assert team_.pool.submit(request)
-    replies = {reply.chunk: team_.content(reply) for reply in team_.wait(3)}
+        assert team.pool.submit(request)
+    replies = {reply.chunk: team.content(reply) for reply in team.wait(3)}
     assert [list(replies[chunk].values[0].values) for chunk in range(3)] == [[2, 5], [0, 3], [8, 11]]
     assert (tmp_path / "pickled").read_text() == "once\n"
 
 
-def test_what_a_dead_worker_had_on_a_queue_of_its_own_is_lost_and_no_others(team, tmp_path):
-    team_ = team(Share(str(tmp_path / "pickled")), 2, queue_per_worker=True)
-    for worker in (0, 1):  # both have said hello, and noted that they are idle
-        ask_for(team_, worker, worker)
-    team_.wait(2)
-    wait_until(lambda: all(team_.pool._board.read(w).chunk == -1 for w in (0, 1)), "both are idle")
-    first, second = team_.pool.pids
-    for pid in (first, second):
-        os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(is_stopped(pid) for pid in (first, second)), "both have stopped")
-    ask_for(team_, 2, 0)
-    ask_for(team_, 3, 1)
-    team_.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken it, and died before it noted so
-    os.kill(first, signal.SIGKILL)
-    [lost] = team_.wait(1, Lost)
+def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path):
+    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 2, queue_per_worker=True)
+    for worker in (0, 1):
+        submit_first_sample(team, worker, worker)
+    team.wait(2)
+    wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both workers are idle")
+    first_pid, second_pid = team.pool.pids
+    stop_processes(first_pid, second_pid)
+    submit_first_sample(team, 2, 0)
+    submit_first_sample(team, 3, 1)
+    team.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken the chunk and died before it noted it
+    os.kill(first_pid, signal.SIGKILL)
+    [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
-    os.kill(second, signal.SIGCONT)
-    [reply] = team_.wait(1)
+    os.kill(second_pid, signal.SIGCONT)
+    [reply] = team.wait(1)
     assert reply.chunk == 3
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process has got its SIGSTOP: until then it may still take a message."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def ask_for(team_, chunk: int, worker: int) -> None:
-    """A worker's first sample."""
-    slot = team_.ring.acquire(1 << 20)
-    team_.slots[chunk] = slot
+def submit_first_sample(team, chunk: int, worker: int) -> None:
+    slot = team.ring.acquire(1 << 20)
+    team.slots[chunk] = slot
     numbers, start = np.arange(1, dtype=np.int64), IterableStart(chunk, worker, 0, None, 2, worker)
     request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-    assert team_.pool.submit(request)
+    assert team.pool.submit(request)

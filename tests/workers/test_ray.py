@@ -1,5 +1,5 @@
-"""What `RayWorkers` takes, and workers of a cluster that dies, hangs or has no room. tests/frameworks/test_ray.py has a
-real one."""
+"""Options of `RayWorkers`, and workers of a fake cluster that die, hang or get no machine. tests/frameworks/test_ray.py
+uses a real cluster."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from workers.cluster import Cluster, RayError
+from helpers.fake_ray import Cluster, RayError
+from helpers.processes import stop_processes
 
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
-from gpuload.workers import ray as module
+from gpuload.workers import ray as ray_module
 from gpuload.workers.feed import Feed
 from gpuload.workers.ray import Host
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "text"),
+    ("arguments", "error", "text"),
     [
         ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
@@ -36,12 +36,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
         ),
     ],
 )
-def test_wrong_arguments_are_refused(given, kind, text):
-    with pytest.raises(kind, match=re.escape(text)):
-        gl.RayWorkers(**given)
+def test_ray_workers_with_wrong_arguments_are_refused(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        gl.RayWorkers(**arguments)
 
 
-def test_a_loader_takes_them_in_the_place_of_processes():
+def test_a_loader_accepts_ray_workers_instead_of_num_workers():
     loader = gl.Loader(range(100), 10, workers=gl.RayWorkers(count=1000))  # many, and no warning
     assert loader.num_workers == 1000
     with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) cannot be combined"):
@@ -61,7 +61,7 @@ def test_batches_ahead_of_ray_workers_are_three_chunks_per_worker_and_at_least_t
 
 
 class Numbers:
-    """Samples that are their indices, but `bad`: that one does what it is told."""
+    """Samples that are their indices. The sample `bad` calls `act` first."""
 
     def __init__(self, samples=64, bad=None, act=lambda: None):
         self.samples, self.bad, self.act = samples, bad, act
@@ -75,52 +75,52 @@ class Numbers:
         return index
 
 
-def leave():
+def exit_with_7():
     os._exit(7)
 
 
-def refuse():
-    raise LookupError("nobody reads this")
+def raise_lookup_error():
+    raise LookupError("not available")
 
 
 def hang():
     time.sleep(600)
 
 
-def nap():
-    time.sleep(60)  # until it is warned of
+def sleep_60_s():
+    time.sleep(60)  # long enough to be warned of
 
 
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
-    made = Cluster()
-    monkeypatch.setattr(module, "connect_ray", lambda address, called: made)
-    yield made
-    made.close()
+    cluster = Cluster()
+    monkeypatch.setattr(ray_module, "connect_ray", lambda address, called: cluster)
+    yield cluster
+    cluster.close()
 
 
-def loader(dataset=None, *, count=2, per_actor=1, **options):
+def make_loader(dataset=None, *, count=2, per_actor=1, **options):
     workers = gl.RayWorkers(count=count, workers_per_actor=per_actor)
     return gl.Loader(dataset or Numbers(), 8, workers=workers, chunk_size=4, **options)
 
 
-def numbers(batches) -> list[int]:
+def flatten(batches) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
-def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are(cluster):
+def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
     def records(act, **options):
-        with loader(Numbers(24, 5, act), on_error="skip", **options) as loader_:
-            assert numbers(loader_) == [number for number in range(24) if number != 5]
-            [record] = loader_.errors
+        with make_loader(Numbers(24, 5, act), on_error="skip", **options) as loader:
+            assert flatten(loader) == [number for number in range(24) if number != 5]
+            [record] = loader.errors
             return record.index, record.cause, record.traceback
 
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        index, cause, traceback = records(refuse)
-    assert (index, cause) == (5, "LookupError: nobody reads this")
-    assert "in refuse" in traceback
+        index, cause, traceback = records(raise_lookup_error)
+    assert (index, cause) == (5, "LookupError: not available")
+    assert "in raise_lookup_error" in traceback
     with pytest.warns(RuntimeWarning, match="sample 5"):
-        assert records(leave)[1] == (
+        assert records(exit_with_7)[1] == (
             "WorkerError: 2 workers died while processing only this sample: exited with status 7"
         )
     with pytest.warns(RuntimeWarning, match="sample 5"):
@@ -129,22 +129,24 @@ def test_samples_that_fail_kill_or_hang_are_listed_as_those_of_local_workers_are
     assert "in hang" in stack
 
 
-def test_a_dead_actor_is_replaced_and_its_chunks_are_done_again(cluster):
-    with loader(Numbers(400)) as loader_:
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
+    with make_loader(Numbers(400)) as loader:
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.actors[0].die()
-        seen += numbers(epoch)
+        seen += flatten(epoch)
         assert seen == list(range(400))
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
-        found = loader_.stats()
-        assert [worker.restarts for worker in found.workers] == [1, 0]
-        assert sum(worker.samples for worker in found.workers) >= 384  # less what nobody was told of before the death
-        assert (found.elsewhere, found.cpu.workers_s > 0) == (True, True)
-        [death] = loader_._session.engine.deaths.causes
+        stats = loader.stats()
+        assert [worker.restarts for worker in stats.workers] == [1, 0]
+        assert (
+            sum(worker.samples for worker in stats.workers) >= 384
+        )  # the dead actor may not have reported all of its samples
+        assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
+        [death] = loader._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
-        assert numbers(loader_) == list(range(400))
+        assert flatten(loader) == list(range(400))
 
 
 class Shifted(Numbers):
@@ -156,168 +158,168 @@ class Shifted(Numbers):
         return index + self.shift + int(self.table[index])
 
 
-def test_changes_to_the_dataset_reach_all_actors_and_those_that_replace_them(cluster):
+def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster):
     data = Shifted(100)
-    with loader(data) as loader_:
-        assert numbers(loader_) == list(range(100))
+    with make_loader(data) as loader:
+        assert flatten(loader) == list(range(100))
         data.shift = 1000
-        assert numbers(loader_) == list(range(1000, 1100))
+        assert flatten(loader) == list(range(1000, 1100))
         assert len(cluster.actors) == 2
         cluster.actors[0].die()
         data.shift = 2000
-        assert numbers(loader_) == list(range(2000, 2100))
+        assert flatten(loader) == list(range(2000, 2100))
         data.table[:] = 7
-        assert numbers(loader_) == list(range(2007, 2107))
+        assert flatten(loader) == list(range(2007, 2107))
         assert len(cluster.actors) == 5  # data is sent to new actors
 
 
-def test_where_a_machine_dies_its_actors_count_as_one_death_and_others_go_on_without_it(cluster):
-    with loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader_:
+def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
+    with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.nodes_in_turn = ["dead", None, None]
         for actor in cluster.actors[:2]:
             actor.die()
-        assert seen + numbers(epoch) == list(range(400))
-        assert len(loader_._session.engine.deaths.causes) == 1
+        assert seen + flatten(epoch) == list(range(400))
+        assert len(loader._session.engine.deaths.causes) == 1
 
 
-def test_too_many_deaths_end_the_epoch(cluster):
-    told = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
+def test_more_deaths_than_max_restarts_end_the_epoch(cluster):
+    expected = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
     with (
-        loader(Numbers(64, 5, leave), faults=gl.Faults(max_restarts=1)) as loader_,
-        pytest.raises(gl.WorkerError, match=told),
+        make_loader(Numbers(64, 5, exit_with_7), faults=gl.Faults(max_restarts=1)) as loader,
+        pytest.raises(gl.WorkerError, match=expected),
     ):
-        list(loader_)
+        list(loader)
 
 
 def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
-    with loader(Numbers(400), timeout=0.5) as loader_:
-        epoch = iter(loader_)
-        seen = numbers([next(epoch)])
-        loader_._session.feed.await_engine()
+    with make_loader(Numbers(400), timeout=0.5) as loader:
+        epoch = iter(loader)
+        seen = flatten([next(epoch)])
+        loader._session.feed.await_engine()
         cluster.actors[1].hangs = True
-        assert seen + numbers(epoch) == list(range(400))
-        assert "no answer for 2 seconds" in loader_._session.engine.deaths.causes[0]
+        assert seen + flatten(epoch) == list(range(400))
+        assert "no answer for 2 seconds" in loader._session.engine.deaths.causes[0]
 
 
-def test_an_object_that_is_lost_is_made_again(cluster, monkeypatch):
-    whole, lost = cluster.get, []
+def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
+    real_get, lost = cluster.get, []
 
     def get(call):
-        if type(whole(call)).__name__ == "Done" and not lost:
+        if type(real_get(call)).__name__ == "Done" and not lost:
             lost.append(call)
-            raise RayError("the machine that had it is gone")
-        return whole(call)
+            raise RayError("the machine of the object has died")
+        return real_get(call)
 
     monkeypatch.setattr(cluster, "get", get)
-    with loader() as loader_:
-        assert numbers(loader_) == list(range(64))
+    with make_loader() as loader:
+        assert flatten(loader) == list(range(64))
         assert lost
-        assert not loader_._session.engine.deaths.causes
+        assert not loader._session.engine.deaths.causes
 
 
-def test_the_error_of_a_workers_start_comes_with_its_kind_and_its_machine(cluster):
-    with loader(worker_init_fn=lambda worker: refuse()) as loader_:
+def test_an_error_of_worker_init_fn_keeps_its_type_and_names_the_machine(cluster):
+    with make_loader(worker_init_fn=lambda worker: raise_lookup_error()) as loader:
         with pytest.raises(
-            LookupError, match=r"(?s)worker_init_fn raised.*nobody reads this.*a machine of the Ray"
+            LookupError, match=r"(?s)worker_init_fn raised.*not available.*a machine of the Ray"
         ) as caught:
-            iter(loader_)
+            iter(loader)
         assert isinstance(caught.value, gl.WorkerError)
 
 
-def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypatch):
-    monkeypatch.setattr(module, "SLOW_S", 0.1)
+def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
+    monkeypatch.setattr(ray_module, "SLOW_S", 0.1)
     cluster.nodes_in_turn = [None]
     with (
-        loader(count=1) as loader_,
+        make_loader(count=1) as loader,
         pytest.raises(
             RuntimeWarning, match=r"worker 0 is waiting for a machine with 1 free CPUs: 1 of the cluster's 4 CPUs"
         ),
     ):
-        next(iter(loader_))
+        next(iter(loader))
 
 
-def test_other_versions_are_told_or_refused(cluster, monkeypatch):
+def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
     def with_versions(**others):
         monkeypatch.setattr(
             Host,
             "__init__",
-            lambda host, *arguments: (before(host, *arguments), host._report.versions.update(others))[0],
+            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(others))[0],
         )
 
-    before = Host.__init__
+    initialize = Host.__init__
     with_versions(pillow="1.0")
-    with loader() as loader_, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
-        assert numbers(loader_) == list(range(64))
+    with make_loader() as loader, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
+        assert flatten(loader) == list(range(64))
     with_versions(gpuload="9")
     with (
-        loader() as loader_,
+        make_loader() as loader,
         pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*; install the same versions"),
     ):
-        list(loader_)
+        list(loader)
 
 
-def test_when_ray_is_shut_down_the_epoch_says_so(cluster):
-    with loader() as loader_:
-        epoch = iter(loader_)
+def test_a_shutdown_of_ray_in_mid_epoch_raises_worker_error(cluster):
+    with make_loader() as loader:
+        epoch = iter(loader)
         next(epoch)
         cluster.up = False
         with pytest.raises(gl.WorkerError, match="Ray was shut down while"):
             list(epoch)
 
 
-def test_workers_have_numbers_and_an_iterable_dataset_goes_on_with_another_actor(cluster):
+def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster):
     class Stream:
         def __iter__(self):
             info = gl.get_worker_info()
             yield from range(info.id, 48, info.num_workers)
 
-    want = [list(range(start + worker, start + 16, 2)) for start in (0, 16, 32) for worker in (0, 1)]
-    with loader(Stream()) as loader_:
-        epoch = iter(loader_)
-        got = [next(epoch).tolist()]
+    expected = [list(range(start + worker, start + 16, 2)) for start in (0, 16, 32) for worker in (0, 1)]
+    with make_loader(Stream()) as loader:
+        epoch = iter(loader)
+        batches = [next(epoch).tolist()]
         cluster.actors[0].die()
-        assert got + [batch.tolist() for batch in epoch] == want
+        assert batches + [batch.tolist() for batch in epoch] == expected
         assert len(cluster.actors) == 3
     assert not any(actor.alive for actor in cluster.actors)
 
 
-def test_slots_on_the_other_machine_are_released_and_each_worker_has_three_chunks_at_most(cluster):
+def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks(cluster):
     pictures = [(np.full((64, 64, 3), number % 256, np.uint8), number) for number in range(200)]
-    with loader(pictures, count=2, per_actor=2) as loader_:
-        for images, labels in loader_:
+    with make_loader(pictures, count=2, per_actor=2) as loader:
+        for images, labels in loader:
             assert images[:, 0, 0, 0].tolist() == labels.tolist()
         [actor] = cluster.actors
         assert actor.host._ring.slots <= 6
         assert not actor.host._in_flight
 
 
-def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, monkeypatch):
+def test_a_chunk_too_large_for_its_slot_is_sent_and_read_once(cluster, monkeypatch):
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: pytest.fail(f"done again: {need_bytes} bytes"))
     pictures = [(np.full((600, 600, 3), number, np.uint8), number) for number in range(40)]
-    whole = cluster.get
+    real_get = cluster.get
 
     def get(call):
-        result = whole(call)
-        assert getattr(getattr(result, "event", None), "data", None) is None  # it would be sent a second time
+        result = real_get(call)
+        assert getattr(getattr(result, "event", None), "data", None) is None  # the bytes would be sent twice
         return result
 
     monkeypatch.setattr(cluster, "get", get)
-    with loader(pictures, count=2, per_actor=2) as loader_:
+    with make_loader(pictures, count=2, per_actor=2) as loader:
         for _ in range(2):
-            for images, labels in loader_:
+            for images, labels in loader:
                 assert images.amin((1, 2, 3)).tolist() == images.amax((1, 2, 3)).tolist() == labels.tolist()
         [actor] = cluster.actors
         assert not actor.host._in_flight
         actor.host._ring.collect()
         assert actor.host._ring.used_bytes == 0
-        assert loader_._session.ring.used_bytes == 0
+        assert loader._session.ring.used_bytes == 0
 
 
-def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
+def test_memory_and_locks_shared_with_local_processes_are_refused(cluster):
     import multiprocessing
 
     import torch
@@ -330,46 +332,43 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
         dataset = Numbers()
         dataset.shared = shared
         with (
-            loader(dataset) as loader_,
+            make_loader(dataset) as loader,
             pytest.raises(TypeError, match=r"dataset\.shared.* \(an? .*workers on other machines cannot"),
         ):
-            next(iter(loader_))
+            next(iter(loader))
 
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
-    told = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in nap.*\(on {os.uname().nodename}\)"
-    with loader(Numbers(64, 50, nap), count=1) as loader_:
-        epoch = iter(loader_)
+    expected = rf"(?s)has been at sample 50 .*set timeout=… to kill and .*in sleep_60_s.*\(on {os.uname().nodename}\)"
+    with make_loader(Numbers(64, 50, sleep_60_s), count=1) as loader:
+        epoch = iter(loader)
         next(epoch)
         monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
-        with pytest.raises(RuntimeWarning, match=told):
+        with pytest.raises(RuntimeWarning, match=expected):
             list(epoch)
 
 
-def test_both_slots_of_an_actor_come_back_from_a_dead_worker_and_an_idle_one_that_may_have_their_chunks(cluster):
-    with loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader_:
-        epoch = iter(loader_)
-        loader_._session.feed.await_engine()
-        seen = numbers([next(epoch)])  # with both slots; there will be work again once the next one is asked for
+def test_an_actor_recovers_both_slots_from_a_dead_worker_and_an_idle_one(cluster):
+    with make_loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader:
+        epoch = iter(loader)
+        loader._session.feed.await_engine()
+        seen = flatten([next(epoch)])  # uses both slots; the next chunks are requested with the next batch
         host = cluster.actors[0].host
-        first, second = host._pool.pids
-        for pid in (first, second):
-            os.kill(pid, signal.SIGSTOP)
-            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-                time.sleep(0.002)
+        first_pid, second_pid = host._pool.pids
+        stop_processes(first_pid, second_pid)
 
-        async def lose_what_is_asked_for() -> None:
-            """As if the first worker had taken both chunks, and died before it noted them."""
+        async def lose_both_chunks() -> None:
+            """Act as if the first worker had taken both chunks and died before it noted them."""
             while len(host._pool._in_flight) < 2:
                 await asyncio.sleep(0.002)
             assert len(host._pool._queues[0].withdraw()) == 2
-            os.kill(first, signal.SIGKILL)
-            os.kill(second, signal.SIGCONT)
+            os.kill(first_pid, signal.SIGKILL)
+            os.kill(second_pid, signal.SIGCONT)
 
-        losing = cluster.do(lose_what_is_asked_for())
-        assert seen + numbers(epoch) == list(range(32))
-        losing.result(60)
-        assert len(loader_.errors) == 0
-        assert len(loader_._session.engine.deaths.causes) == 1
-        assert second not in host._pool.pids
+        future = cluster.do(lose_both_chunks())
+        assert seen + flatten(epoch) == list(range(32))
+        future.result(60)
+        assert len(loader.errors) == 0
+        assert len(loader._session.engine.deaths.causes) == 1
+        assert second_pid not in host._pool.pids

@@ -1,4 +1,4 @@
-"""Chunks: those of an `ArrayFile`, copied row by row, are what the three steps make of them."""
+"""Chunks of an `ArrayFile`, which a row copier copies row by row, compared with the three steps that load others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuload.decode import Decode
 from gpuload.errors import LimitError
 from gpuload.ring.packing import read_content
 from gpuload.transforms import Chain
-from gpuload.workers import runner as module
+from gpuload.workers import runner as runner_module
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import ChunkRunner
@@ -26,29 +26,29 @@ SHUFFLED = [7, 0, 11, 3, 3]
 IN_ORDER = [4, 5, 6, 7]
 
 
-def stored(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(range(COUNT)), **options) -> gl.ArrayFile:
+def array_file(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(range(COUNT)), **options) -> gl.ArrayFile:
     path = folder / "images.npy"
     numbers = np.random.default_rng(3).integers(0, 256, (COUNT, *shape))
     np.save(path, numbers.astype(dtype))
     return gl.ArrayFile(path, labels=labels, **options)
 
 
-def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
-    """One that copies rows, and one that goes the ordinary way."""
-    made = []
+def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
+    """Return a runner with a row copier and one without, which takes the three steps."""
+    both = []
     for _ in range(2):
         plain = not transforms
         runner = ChunkRunner(
             Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves_pixels=False, **options),
             guard_generators=False,
         )
-        runner._reader._searches_left = 0  # as after its first samples
-        made.append(runner)
-    made[1]._row_copier = None
-    return made[0], made[1]
+        runner._reader._searches_left = 0  # as after the first samples
+        both.append(runner)
+    both[1]._row_copier = None
+    return both[0], both[1]
 
 
-def done(
+def run_chunk(
     runner: ChunkRunner,
     indices: Any,
     *,
@@ -72,26 +72,40 @@ def done(
     return runner.run(request, slot, noted.append, wanted, lambda nbytes: populate(nbytes, slot)), slot, noted
 
 
-def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
-    """All of it, comparable; of the slot what images and blocks take."""
-    found = read_content(slot, reply.meta, reply.meta_at)
-    images = [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in found.images]
+def comparable_content(reply: Reply, slot: np.ndarray) -> list[Any]:
+    """Return a reply, and the bytes of its images and blocks in the slot, as values that compare with `==`."""
+    content = read_content(slot, reply.meta, reply.meta_at)
+    images = [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.images]
     pixels = [
-        slot[at : at + height * width * channels].tobytes()
-        for column in found.images
-        for at, (height, width, channels), *_ in column.table.tolist()
+        slot[offset : offset + height * width * channels].tobytes()
+        for column in content.images
+        for offset, (height, width, channels), *_ in column.table.tolist()
     ]
-    blocks = [(leaf, block, block.array(slot).tobytes()) for leaf, block in found.blocks.items()]
+    blocks = [(leaf, block, block.array(slot).tobytes()) for leaf, block in content.blocks.items()]
     values = [
-        (leaf, [np.asarray(one).tolist() for one in own.values], list(map(type, own.values)))
-        for leaf, own in found.values.items()
+        (leaf, [np.asarray(value).tolist() for value in column.values], list(map(type, column.values)))
+        for leaf, column in content.values.items()
     ]
-    errors = [(row, error.index, error.cause) for row, error in found.errors]
-    return [found.rows, found.structures, images, pixels, blocks, values, list(found.source_list), errors, reply.status]
+    errors = [(row, error.index, error.cause) for row, error in content.errors]
+    return [
+        content.rows,
+        content.structures,
+        images,
+        pixels,
+        blocks,
+        values,
+        list(content.source_list),
+        errors,
+        reply.status,
+    ]
+
+
+def load_content(runner: ChunkRunner, indices: Any) -> list[Any]:
+    return comparable_content(*run_chunk(runner, indices)[:2])
 
 
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
-    "whole images": ({}, []),
+    "complete images": ({}, []),
     "crops": ({}, [T.RandomResizedCrop(8)]),
     "bands": ({}, [T.CenterCrop((9, 4))]),
     "two views": ({}, [T.MultiView([[T.RandomCrop(4)], [T.CenterCrop(3)]])]),
@@ -100,7 +114,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "vectors": ({"labels": np.arange(4.0 * COUNT).reshape(COUNT, 4)}, []),
     "blocks": ({"labels": np.arange(512.0 * COUNT).reshape(COUNT, 512)}, []),
     "uint16": ({"dtype": "uint16"}, [T.RandomCrop(5)]),
-    "float32, whole": ({"dtype": "float32"}, []),
+    "float32, complete": ({"dtype": "float32"}, []),
     "one channel": ({"shape": (9, 10)}, [T.CenterCrop(4)]),
     "rows of 64 bytes": ({"shape": (8, 8, 4)}, []),
 }
@@ -108,86 +122,82 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("indices", [SHUFFLED, IN_ORDER], ids=["shuffled", "in order"])
-def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
+def test_row_copier_returns_the_same_chunk_as_the_three_steps(tmp_path, name, indices):
     settings, transforms = CASES[name]
-    rows, ordinary = runners(stored(tmp_path, **settings), *transforms)
+    rows, ordinary = make_runners(array_file(tmp_path, **settings), *transforms)
     assert rows._row_copier is not None
-    used = []
+    replies = []
     fill = rows._row_copier.fill
-    rows._row_copier.fill = lambda *args: used.append(fill(*args)) or used[-1]  # pyright: ignore[reportAttributeAccessIssue]
-    found, slot, noted = done(rows, indices)
-    expected, other, _ = done(ordinary, indices)
-    assert used[0].status is Status.DONE
-    assert content_of(found, slot) == content_of(expected, other)
+    rows._row_copier.fill = lambda *args: replies.append(fill(*args)) or replies[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    reply, slot, noted = run_chunk(rows, indices)
+    expected, expected_slot, _ = run_chunk(ordinary, indices)
+    assert replies[0].status is Status.DONE
+    assert comparable_content(reply, slot) == comparable_content(expected, expected_slot)
     assert noted == list(range(len(indices)))
     for counter in ("chunks", "samples", "bytes_read", "bytes_decoded"):
         assert getattr(rows.counters, counter) == getattr(ordinary.counters, counter) > 0
 
 
 @pytest.mark.parametrize(
-    ("indices", "transforms", "status"),
-    [
-        ([3, COUNT], [], Status.DONE),
-        ([3, -1], [], Status.DONE),
-        ([3, -COUNT - 1], [], Status.DONE),
-        (["3", 4], [], Status.DONE),
-        ([3, 4], [T.RandomCrop(32)], Status.DONE),
-    ],
+    ("indices", "transforms"),
+    [([3, COUNT], []), ([3, -1], []), ([3, -COUNT - 1], []), (["3", 4], []), ([3, 4], [T.RandomCrop(32)])],
     ids=["too large", "from the end", "before the first", "no numbers", "too small to crop"],
 )
-def test_what_is_not_ordinary_is_told_as_ever(tmp_path, indices, transforms, status):
-    rows, ordinary = runners(stored(tmp_path), *transforms)
+def test_row_copier_returns_the_same_errors_as_the_three_steps(tmp_path, indices, transforms):
+    rows, ordinary = make_runners(array_file(tmp_path), *transforms)
     keys = np.array(indices) if all(isinstance(key, int) for key in indices) else indices
-    (found, slot, _), (expected, other, _) = done(rows, keys), done(ordinary, keys)
-    assert content_of(found, slot) == content_of(expected, other)
-    assert found.status is status
-    assert done(rows, [1, 2], room=64)[0] == done(ordinary, [1, 2], room=64)[0]
+    content = load_content(rows, keys)
+    assert content == load_content(ordinary, keys)
+    assert content[-1] is Status.DONE
+    assert run_chunk(rows, [1, 2], room=64)[0] == run_chunk(ordinary, [1, 2], room=64)[0]
 
 
-def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
-    rows, ordinary = runners(stored(tmp_path))
-    assert done(rows, IN_ORDER, room=1000)[0] == done(ordinary, IN_ORDER, room=1000)[0]
-    assert done(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
+def test_row_copier_returns_the_status_of_the_three_steps_if_a_chunk_is_too_large_or_unwanted(tmp_path):
+    rows, ordinary = make_runners(array_file(tmp_path))
+    assert run_chunk(rows, IN_ORDER, room=1000)[0] == run_chunk(ordinary, IN_ORDER, room=1000)[0]
+    assert run_chunk(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
     unwanted = {"wanted": lambda: False}
-    assert done(rows, IN_ORDER, **unwanted)[0] == done(ordinary, IN_ORDER, **unwanted)[0]
-    assert done(rows, IN_ORDER, **unwanted)[0].status is Status.UNWANTED
+    assert run_chunk(rows, IN_ORDER, **unwanted)[0] == run_chunk(ordinary, IN_ORDER, **unwanted)[0]
+    assert run_chunk(rows, IN_ORDER, **unwanted)[0].status is Status.UNWANTED
 
 
 @pytest.mark.parametrize("kind", ["rows", "three steps", "plain samples"])
-def test_the_part_of_a_slot_that_a_chunk_takes_is_populated_before_it_is_written(tmp_path, kind):
+def test_a_slot_is_populated_up_to_the_chunks_size_before_it_is_written(tmp_path, kind):
     if kind == "plain samples":
-        runner, _ = runners([np.full(300, number) for number in range(COUNT)])
+        runner, _ = make_runners([np.full(300, number) for number in range(COUNT)])
     else:  # a block follows the pixels
         labels = np.arange(512.0 * COUNT).reshape(COUNT, 512)
-        runner = runners(stored(tmp_path, labels=labels), T.CenterCrop(4))[kind == "three steps"]
+        runner = make_runners(array_file(tmp_path, labels=labels), T.CenterCrop(4))[kind == "three steps"]
     populated = [0]
 
     def populate(nbytes: int, slot: np.ndarray) -> None:
         assert (slot[max(populated) :] == 255).all()
         populated.append(nbytes)
 
-    reply, slot, _ = done(runner, IN_ORDER, populate=populate)
+    reply, slot, _ = run_chunk(runner, IN_ORDER, populate=populate)
     assert reply.status is Status.DONE
     assert max(populated) == reply.nbytes > 0
     assert (slot[reply.nbytes :] == 255).all()
 
 
 def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tmp_path):
-    for runner in runners(stored(tmp_path, labels=np.arange(512.0 * COUNT).reshape(COUNT, 512))):
+    for runner in make_runners(array_file(tmp_path, labels=np.arange(512.0 * COUNT).reshape(COUNT, 512))):
         for room in (1000, 4000):
             sizes: list[int] = []
-            reply = done(runner, IN_ORDER, room=room, spare=1 << 18, populate=lambda n, _, to=sizes: to.append(n))[0]
+            reply = run_chunk(runner, IN_ORDER, room=room, spare=1 << 18, populate=lambda n, _, to=sizes: to.append(n))[
+                0
+            ]
             assert reply.file is not None
             assert all(nbytes <= room for nbytes in sizes)
             reply.file.close()
 
 
-def own_files() -> int:
-    """How many files this process has open that are memory of a chunk."""
+def count_chunk_files() -> int:
+    """Return the number of open files that are separate memory of a chunk."""
     return sum("gpuload-chunk" in name for _, name in descriptors())
 
 
-@pytest.mark.parametrize("ordinary", [False, True], ids=["rows", "three steps"])
+@pytest.mark.parametrize("ordinary", [False, True], ids=["row copier", "three steps"])
 @pytest.mark.parametrize(
     ("labels", "room"),
     [
@@ -198,19 +208,19 @@ def own_files() -> int:
     ],
     ids=["pixels", "pixels, then a block", "a block behind the pixels", "a long description behind the pixels"],
 )
-def test_what_does_not_fit_the_slot_is_in_memory_of_its_own(tmp_path, labels, room, ordinary):
-    runner = runners(stored(tmp_path, labels=labels))[ordinary]
-    expected, roomy, _ = done(runner, IN_ORDER, room=1 << 18)
-    reply, _, noted = done(runner, IN_ORDER, room=room, spare=expected.nbytes)
+def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, labels, room, ordinary):
+    runner = make_runners(array_file(tmp_path, labels=labels))[ordinary]
+    expected, roomy, _ = run_chunk(runner, IN_ORDER, room=1 << 18)
+    reply, _, noted = run_chunk(runner, IN_ORDER, room=room, spare=expected.nbytes)
     assert reply.file is not None
     reply.map(reply.file)
-    assert content_of(reply, reply.data) == content_of(expected, roomy)
+    assert comparable_content(reply, reply.data) == comparable_content(expected, roomy)
     assert len(reply.data) == reply.nbytes == expected.nbytes > room
     assert noted == list(range(4)) * (1 + ordinary)
-    refused = done(runner, IN_ORDER, room=room, spare=expected.nbytes - 1)[0]
+    refused = run_chunk(runner, IN_ORDER, room=room, spare=expected.nbytes - 1)[0]
     assert (refused.status, refused.nbytes <= expected.nbytes) == (Status.TOO_LARGE, True)
     del reply
-    assert own_files() == 0
+    assert count_chunk_files() == 0
 
 
 @pytest.mark.parametrize(
@@ -222,65 +232,61 @@ def test_what_does_not_fit_the_slot_is_in_memory_of_its_own(tmp_path, labels, ro
         ("map_file", OSError(errno.ENOMEM, "no addresses")),
     ],
 )
-def test_where_there_is_no_such_memory_a_larger_slot_is_asked_for(tmp_path, monkeypatch, name, error):
+def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_path, monkeypatch, name, error):
     def refuse(*args):
         raise error
 
-    runner, _ = runners(stored(tmp_path))
+    runner, _ = make_runners(array_file(tmp_path))
     with monkeypatch.context() as patched:
-        patched.setattr(f"{module.__name__}.{name}", refuse)
-        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20)[0]
+        patched.setattr(f"{runner_module.__name__}.{name}", refuse)
+        reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20)[0]
     assert reply == Reply(3, Status.TOO_LARGE, 1280, b"")
-    assert own_files() == 0
+    assert count_chunk_files() == 0
 
 
-def test_memory_of_a_chunk_that_is_not_wanted_any_more_is_free(tmp_path):
-    rows, ordinary = runners(stored(tmp_path))
-    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # at the first row that is written
+def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
+    rows, ordinary = make_runners(array_file(tmp_path))
+    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # unwanted at the first row that is written
         wanted = iter(answers)
-        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
+        reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
         assert reply.status is Status.UNWANTED
-        assert own_files() == 0
+        assert count_chunk_files() == 0
 
 
-def test_a_file_that_is_written_to_is_an_error_of_each_sample(tmp_path):
-    dataset = stored(tmp_path)
+def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
+    dataset = array_file(tmp_path)
     os.truncate(dataset.path, 500)
-    rows, ordinary = runners(dataset)
-    (found, slot, _), (expected, other, _) = done(rows, IN_ORDER), done(ordinary, IN_ORDER)
-    assert content_of(found, slot) == content_of(expected, other)
-    assert "was changed after the dataset" in read_content(slot, found.meta, found.meta_at).errors[0][1].cause
+    rows, ordinary = make_runners(dataset)
+    assert load_content(rows, IN_ORDER) == load_content(ordinary, IN_ORDER)
+    reply, slot, _ = run_chunk(rows, IN_ORDER)
+    assert "was changed after the dataset" in read_content(slot, reply.meta, reply.meta_at).errors[0][1].cause
 
 
-class Own(gl.ArrayFile):
-    """A user's own."""
-
+class NegativeLabels(gl.ArrayFile):
     def __getitem__(self, index: Any) -> Any:
         image, label = super().__getitem__(index)
         return image, -label
 
 
-def test_datasets_and_jobs_that_it_leaves_alone(tmp_path):
-    assert runners(stored(tmp_path), collate_fn=list)[0]._row_copier is None
-    assert runners(stored(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
-    assert runners(Own(stored(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
-    assert runners([0, 1])[0]._row_copier is None
+def test_row_copier_is_not_used_for_other_datasets_and_jobs(tmp_path):
+    assert make_runners(array_file(tmp_path), collate_fn=list)[0]._row_copier is None
+    assert make_runners(array_file(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
+    assert make_runners(NegativeLabels(array_file(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
+    assert make_runners([0, 1])[0]._row_copier is None
     for options in ({"layout": "CHW", "shape": (3, 9, 10)}, {"as_dtype": "float32"}, {"layout": "data"}):
-        rows, ordinary = runners(stored(tmp_path, **options))
-        found, slot, _ = done(rows, SHUFFLED)
-        expected, other, _ = done(ordinary, SHUFFLED)
-        assert content_of(found, slot) == content_of(expected, other)
+        rows, ordinary = make_runners(array_file(tmp_path, **options))
+        assert load_content(rows, SHUFFLED) == load_content(ordinary, SHUFFLED)
 
 
-def test_a_loader_gives_the_same_batches_from_a_list(tmp_path):
-    dataset = stored(tmp_path)
+def test_a_loader_returns_the_same_batches_from_an_array_file_and_a_list(tmp_path):
+    dataset = array_file(tmp_path)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0, "device": "cpu", "seed": 3}
     chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]
     with gl.Loader(dataset, transforms=chain, **options) as rows:
-        found = [batch for _ in range(3) for batch in rows]  # after 16 samples they are no longer looked at
+        batches = [batch for _ in range(3) for batch in rows]  # the search for targets ends after 16 samples
         assert rows._session.engine._runner._reader.is_search_over
     with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as ordinary:
         expected = [batch for _ in range(3) for batch in ordinary]
-    for (images, labels), (others, told) in zip(found, expected, strict=True):
-        assert images.equal(others)
-        assert labels.tolist() == told.tolist()
+    for (images, labels), (expected_images, expected_labels) in zip(batches, expected, strict=True):
+        assert images.equal(expected_images)
+        assert labels.tolist() == expected_labels.tolist()

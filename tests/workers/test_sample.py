@@ -1,4 +1,4 @@
-"""Chunks of cuttable files: what is cut out of them together has the pixels of the originals."""
+"""Regions that are cut out of the cuttable files of a chunk together: they have the pixels of the original files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ORIGINALS = [jpeg_bytes(noise, quality=90, subsampling=number) for number, noise
 CUTTABLE = [make_cuttable(data) for data in ORIGINALS]
 
 
-class Pairs:
-    """Two images in each sample, the second as grey. If they are `broken`, the first of every fifth is cut off."""
+class ImagePairs:
+    """Samples of a color image, a grey image and their number. With `broken`, the first file of every fifth sample is
+    truncated."""
 
     def __init__(self, files: list[bytes], *, broken: bool = False) -> None:
         self.files, self.broken = files, broken
@@ -36,10 +37,10 @@ class Pairs:
         return gl.Encoded(first), gl.Encoded(second, "L"), index
 
 
-def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:
-    """The images by number, what was counted, and which samples failed."""
+def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:
+    """Load an epoch. Return the images by number, the counts of decoders, and the samples that failed."""
     transforms = [T.RandomResizedCrop(48, scale=(0.05, 0.4))]
-    dataset = Pairs(files, broken=broken)
+    dataset = ImagePairs(files, broken=broken)
     with gl.Loader(
         dataset,
         batch_size=6,
@@ -48,46 +49,48 @@ def epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[n
         device="cpu",
         faults=gl.Faults(on_error="skip", max_error_rate=1.0),
     ) as loader:
-        found = {
+        images_by_number = {
             int(number): [one.numpy().copy(), other.numpy().copy()]
             for images, greys, numbers in loader
             for one, other, number in zip(images, greys, numbers, strict=True)
         }
-        return found, loader.stats().decode.counts, sorted(error.index for error in loader.errors)
+        return images_by_number, loader.stats().decode.counts, sorted(error.index for error in loader.errors)
+
+
+def assert_same_images(images_by_number: dict[int, list[np.ndarray]], expected: dict[int, list[np.ndarray]]) -> None:
+    for number, images in images_by_number.items():
+        for image, expected_image in zip(images, expected[number], strict=True):
+            np.testing.assert_array_equal(image, expected_image)
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 8 << 20])
-def test_pixels_are_those_of_the_originals_however_many_are_cut_at_once(cut_bytes, monkeypatch):
+def test_cuttable_files_have_the_pixels_of_their_originals_for_any_cut_bytes(cut_bytes, monkeypatch):
     monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
     calls: list[int] = []
     cut = SampleReader.cut_files
-    monkeypatch.setattr(SampleReader, "cut_files", lambda *given: calls.append(cut(*given)) or calls[-1])
-    expected, counted, _ = epoch(ORIGINALS)
-    assert "cut" not in counted
+    monkeypatch.setattr(SampleReader, "cut_files", lambda *arguments: calls.append(cut(*arguments)) or calls[-1])
+    expected, counts, _ = load_epoch(ORIGINALS)
+    assert "cut" not in counts
     calls.clear()
-    found, counted, _ = epoch(CUTTABLE)
-    assert counted["cut"] > COUNT
+    images_by_number, counts, _ = load_epoch(CUTTABLE)
+    assert counts["cut"] > COUNT
     assert sum(calls) == COUNT
     assert (set(calls) == {1}) == (cut_bytes == 1)
-    assert list(found) == list(expected)
-    for number, images in expected.items():
-        for one, other in zip(images, found[number], strict=True):
-            np.testing.assert_array_equal(one, other)
+    assert list(images_by_number) == list(expected)
+    assert_same_images(images_by_number, expected)
 
 
 @pytest.mark.filterwarnings("ignore:sample 4:RuntimeWarning")
-def test_a_broken_file_fails_alone():
-    expected, *_ = epoch(CUTTABLE)
-    found, _, failed = epoch(CUTTABLE, broken=True)
+def test_a_truncated_cuttable_file_fails_alone():
+    expected, *_ = load_epoch(CUTTABLE)
+    images_by_number, _, failed = load_epoch(CUTTABLE, broken=True)
     assert failed == [4, 9]
-    assert sorted(found) == [number for number in range(COUNT) if number not in failed]
-    for number, images in found.items():
-        for one, other in zip(images, expected[number], strict=True):
-            np.testing.assert_array_equal(one, other)
+    assert sorted(images_by_number) == [number for number in range(COUNT) if number not in failed]
+    assert_same_images(images_by_number, expected)
 
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
-def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
+def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
     cut_files = decoder.cut_files
 
     def refuse_one(wanted: Any) -> Any:
@@ -95,11 +98,9 @@ def test_what_cutting_raises_is_an_error_of_one_sample(monkeypatch):
             raise MemoryError("too large")
         return cut_files(wanted)
 
-    expected, *_ = epoch(CUTTABLE)
+    expected, *_ = load_epoch(CUTTABLE)
     monkeypatch.setattr(decoder, "cut_files", refuse_one)
-    found, _, failed = epoch(CUTTABLE)
+    images_by_number, _, failed = load_epoch(CUTTABLE)
     assert failed == [3]
-    assert sorted(found) == [number for number in range(COUNT) if number != 3]
-    for number, images in found.items():
-        for one, other in zip(images, expected[number], strict=True):
-            np.testing.assert_array_equal(one, other)
+    assert sorted(images_by_number) == [number for number in range(COUNT) if number != 3]
+    assert_same_images(images_by_number, expected)

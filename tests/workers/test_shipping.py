@@ -1,8 +1,9 @@
-"""What is sent to workers, and how: arrays, files, tensors, functions; which part is named where that fails; what the
-user's processes share on purpose, which is the same memory in workers."""
+"""Objects that are sent to workers: arrays, memmaps, tensors and functions. An error names the object that cannot be
+sent. Memory that the user shares between processes is the same memory in workers."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -36,65 +37,75 @@ from gpuload.workers.shipping import find_lists, ship
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def trip(obj):
+@contextlib.contextmanager
+def shipped(obj):
+    """Ship an object, and yield the descriptor of its pickle."""
     fds = ship(obj, {"path": []})
     try:
-        return receive(fds[0]), os.fstat(fds[0]).st_size
+        yield fds[0]
     finally:
         list(map(os.close, fds))
 
 
-def test_arrays_arrive_writable_and_without_changing_the_original():
+def ship_and_receive(obj):
+    with shipped(obj) as fd:
+        return receive(fd), os.fstat(fd).st_size
+
+
+def test_shipped_arrays_are_writable_and_separate_from_the_original():
     original = np.arange(100_000)
-    (arrived,), _ = trip([original])
+    (arrived,), _ = ship_and_receive([original])
     assert np.array_equal(arrived, original)
     arrived[0] = 99
     assert original[0] == 0
 
 
-def test_an_array_is_stored_once_however_many_workers_map_it():
-    fds = ship({"a": np.zeros(10_000_000, np.uint8)}, {})
-    try:
-        assert os.fstat(fds[0]).st_size < 10_010_000
-        first, second = receive(fds[0]), receive(fds[0])
+def test_a_shipped_array_is_stored_once_for_all_workers():
+    with shipped({"a": np.zeros(10_000_000, np.uint8)}) as fd:
+        assert os.fstat(fd).st_size < 10_010_000
+        first, second = receive(fd), receive(fd)
         assert first["a"].nbytes == second["a"].nbytes == 10_000_000
-    finally:
-        list(map(os.close, fds))
 
 
-def test_classes_functions_and_lambdas_of_the_moment_are_sent_by_value():
+def test_local_classes_and_lambdas_are_sent_by_value():
     class Local:
         def __init__(self):
             self.f = lambda x: x + 1
 
-    arrived, _ = trip(Local())
+    arrived, _ = ship_and_receive(Local())
     assert arrived.f(1) == 2
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_memmap_is_sent_as_its_place_in_the_file(tmp_path, mode):
+def test_a_memmap_is_sent_as_its_location_in_the_file(tmp_path, mode):
     path = tmp_path / "data.bin"
     data = np.arange(3_000_000, dtype=np.int32)
     path.write_bytes(b"\0" * 5000 + data.tobytes())
     array = np.memmap(path, np.int32, mode, offset=5000, shape=(3000, 1000))
-    arrived, size = trip(
-        {"whole": array, "rows": array[17:2000:3], "column": array[:, 5], "empty": array[:0], "view": np.asarray(array)}
+    arrived, size = ship_and_receive(
+        {
+            "entire": array,
+            "rows": array[17:2000:3],
+            "column": array[:, 5],
+            "empty": array[:0],
+            "view": np.asarray(array),
+        }
     )
     assert size < 20_000
     expected = data.reshape(3000, 1000)
-    assert np.array_equal(arrived["whole"], expected)
+    assert np.array_equal(arrived["entire"], expected)
     assert np.array_equal(arrived["rows"], expected[17:2000:3])
     assert np.array_equal(arrived["column"], expected[:, 5])
     assert np.array_equal(arrived["view"], expected)
     assert arrived["empty"].shape == (0, 1000)
-    arrived["whole"][0, 0] = 99  # private: the file keeps its values
+    arrived["entire"][0, 0] = 99  # the mapping is private, so the file keeps its values
     assert np.fromfile(path, np.int32, 1, offset=5000)[0] == 0
 
 
-def test_a_memmap_with_negative_strides_arrives_too(tmp_path):
+def test_a_memmap_with_negative_strides_is_sent(tmp_path):
     path = tmp_path / "data.bin"
     np.arange(100, dtype=np.int32).tofile(path)
-    arrived, _ = trip(np.memmap(path, np.int32, "r")[::-1])
+    arrived, _ = ship_and_receive(np.memmap(path, np.int32, "r")[::-1])
     assert np.array_equal(arrived, np.arange(100)[::-1])
 
 
@@ -106,10 +117,10 @@ def test_a_memmap_whose_file_was_replaced_or_deleted_is_sent_as_its_contents(tmp
     path.unlink()
     if change == "replaced":
         np.zeros(100_000, np.int32).tofile(path)
-    (whole, part), size = trip((array, array[10:20:3]))
-    assert np.array_equal(whole, np.arange(100_000))
+    (entire, part), size = ship_and_receive((array, array[10:20:3]))
+    assert np.array_equal(entire, np.arange(100_000))
     assert np.array_equal(part, [10, 13, 16, 19])
-    assert array.nbytes < size < array.nbytes + 20_000, "they are in memory that workers share"
+    assert array.nbytes < size < array.nbytes + 20_000, "the values are in memory that workers share"
 
 
 def test_a_memmap_whose_file_was_replaced_is_refused_if_it_is_large(tmp_path, monkeypatch):
@@ -119,7 +130,7 @@ def test_a_memmap_whose_file_was_replaced_is_refused_if_it_is_large(tmp_path, mo
     array = np.memmap(path, np.int32, "r")
     path.unlink()
     with pytest.raises(TypeError) as caught:
-        trip(job([array]))
+        ship_and_receive(make_job([array]))
     assert str(caught.value) == (
         f"dataset (a list) cannot be sent to the worker processes: ValueError: {str(path)!r} was replaced or deleted "
         "after it was mapped, so workers cannot open it, and its 1,004 bytes are more than the 1,000 that are sent "
@@ -135,15 +146,12 @@ def test_a_file_that_is_replaced_before_a_worker_opens_it_is_refused(tmp_path, k
         array: Any = np.memmap(path, np.int32, "r")
     else:
         array = torch.from_file(str(path), shared=True, size=1000, dtype=torch.int32).numpy()
-    fds = ship([array], {"path": []})
-    try:
-        assert not receive(fds[0])[0].any()
+    with shipped([array]) as fd:
+        assert not receive(fd)[0].any()
         (tmp_path / "other").write_bytes(path.read_bytes())
         os.replace(tmp_path / "other", path)
         with pytest.raises(gl.DecodeError, match=r"data.bin': it was replaced by another file after the dataset"):
-            receive(fds[0])
-    finally:
-        list(map(os.close, fds))
+            receive(fd)
 
 
 @pytest.mark.parametrize(
@@ -151,25 +159,25 @@ def test_a_file_that_is_replaced_before_a_worker_opens_it_is_refused(tmp_path, k
 )
 def test_a_large_tensor_is_sent_out_of_band(dtype):
     tensor = torch.arange(300_000).reshape(300, 1000).to(dtype)
-    (whole, part), size = trip((tensor, tensor[::2, :10]))
-    assert torch.equal(whole, tensor)
+    (entire, part), size = ship_and_receive((tensor, tensor[::2, :10]))
+    assert torch.equal(entire, tensor)
     assert torch.equal(part, tensor[::2, :10])
     assert size < tensor.nbytes + 50_000
 
 
 @pytest.mark.parametrize("bit", ["conjugate", "negative"])
-def test_values_of_a_large_tensor_with_a_bit_are_sent_out_of_band(bit):
-    """torch would pickle the memory, which does not hold the values, and the bit."""
+def test_values_of_a_large_conjugate_or_negative_tensor_are_sent_out_of_band(bit):
+    """torch would pickle the memory, which does not contain these values, and the bit."""
     conjugate = torch.complex(torch.arange(300_000.0), torch.arange(300_000.0)).conj()
     tensor = conjugate if bit == "conjugate" else conjugate.imag
-    found, size = trip(tensor)
-    assert torch.equal(found, tensor)
-    assert not found.is_conj()
-    assert not found.is_neg()
+    arrived, size = ship_and_receive(tensor)
+    assert torch.equal(arrived, tensor)
+    assert not arrived.is_conj()
+    assert not arrived.is_neg()
     assert size < tensor.nbytes + 50_000
 
 
-def test_what_cannot_be_sent_is_refused_with_the_remedy():
+def test_an_object_that_cannot_be_pickled_is_refused_with_the_remedy():
     with pytest.raises(TypeError) as refusal:
         ship(threading.Lock(), {})
     assert str(refusal.value) == (
@@ -179,9 +187,7 @@ def test_what_cannot_be_sent_is_refused_with_the_remedy():
     )
 
 
-class Node:
-    """An object with the attributes that a test gives it."""
-
+class Attributes:
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
@@ -198,8 +204,8 @@ class Fussy:
         raise RuntimeError("not me")
 
 
-class Stated(Node):
-    """Has a lock that is not sent, and a reader that is."""
+class DropsItsLock(Attributes):
+    """An object whose lock is not sent, but whose other attributes are."""
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "own_lock"}
@@ -210,8 +216,8 @@ class Blur(Transform):
     fn: Any = None
 
 
-def where(obj) -> str:
-    """What the refusal names first."""
+def refused_object(obj) -> str:
+    """Return the name of the object that the error says cannot be sent."""
     with pytest.raises(
         TypeError, match=r" cannot be sent to the worker processes: .*; or use num_workers=0$"
     ) as refusal:
@@ -219,88 +225,90 @@ def where(obj) -> str:
     return str(refusal.value).split(" cannot be sent")[0]
 
 
-def job(dataset, transforms=()) -> Job:
+def make_job(dataset, transforms=()) -> Job:
     return Job(dataset, Chain(transforms), Decode(), 0)
 
 
-LOCK = threading.Lock()
+A_LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(
     ("dataset", "named"),
     [
-        (Node(paths=["a"], lock=LOCK), "dataset.lock (a _thread.lock)"),
-        (Node(paths=["a"], reader=Node(lock=LOCK)), "dataset.reader (a "),
-        (Node(readers={"train": [LOCK]}), "dataset.readers (a dict)"),
-        (Node(lazy=functools.partial(max, key=LOCK)), "dataset.lazy (a functools.partial)"),
-        (Node(fn=lambda index: LOCK), "dataset.fn (a function)"),
-        (Slotted(LOCK), "dataset.lock (a _thread.lock)"),
-        (Stated(own_lock=LOCK, reader=Node(lock=LOCK)), "dataset.reader (a "),
-        ([0, LOCK], "dataset (a list)"),
+        (Attributes(paths=["a"], lock=A_LOCK), "dataset.lock (a _thread.lock)"),
+        (Attributes(paths=["a"], reader=Attributes(lock=A_LOCK)), "dataset.reader (a "),
+        (Attributes(readers={"train": [A_LOCK]}), "dataset.readers (a dict)"),
+        (Attributes(lazy=functools.partial(max, key=A_LOCK)), "dataset.lazy (a functools.partial)"),
+        (Attributes(fn=lambda index: A_LOCK), "dataset.fn (a function)"),
+        (Slotted(A_LOCK), "dataset.lock (a _thread.lock)"),
+        (DropsItsLock(own_lock=A_LOCK, reader=Attributes(lock=A_LOCK)), "dataset.reader (a "),
+        ([0, A_LOCK], "dataset (a list)"),
     ],
 )
 def test_the_attribute_that_cannot_be_sent_is_named(dataset, named):
-    assert where(job(dataset)).startswith(named)
+    assert refused_object(make_job(dataset)).startswith(named)
 
 
-def test_what_is_beside_the_dataset_is_named():
+def test_a_collate_fn_that_cannot_be_sent_is_named():
     lock = threading.Lock()
-    assert where(replace(job([1]), collate_fn=lambda samples: lock)) == "collate_fn (a function)"
-    assert where(Node(parts=[LOCK])) == "parts (a list)"
+    assert refused_object(replace(make_job([1]), collate_fn=lambda samples: lock)) == "collate_fn (a function)"
+    assert refused_object(Attributes(parts=[A_LOCK])) == "parts (a list)"
 
 
-def test_a_transform_is_named_by_its_place_in_the_chain(tmp_path):
+def test_a_transform_that_cannot_be_sent_is_named_by_its_index(tmp_path):
     with open(tmp_path / "log", "w") as file:
-        found = where(job([1], [T.Resize(8), T.CenterCrop(8), Blur(fn=functools.partial(print, file=file))]))
-    assert found == "transforms[2].fn (a functools.partial)"
+        subject = refused_object(
+            make_job([1], [T.Resize(8), T.CenterCrop(8), Blur(fn=functools.partial(print, file=file))])
+        )
+    assert subject == "transforms[2].fn (a functools.partial)"
 
 
-def test_an_object_that_refuses_by_itself_is_named_with_its_reason():
+def test_an_object_whose_getstate_raises_is_named_with_the_error():
     with pytest.raises(
         TypeError, match=r"^dataset\.inner \(a .*Fussy\) cannot be sent .*: RuntimeError: not me\. Create"
     ):
-        ship(job(Node(inner=Fussy())), {})
+        ship(make_job(Attributes(inner=Fussy())), {})
 
 
-def test_the_part_at_fault_is_found_among_references_back_to_the_whole():
-    dataset = Node(a=Node(), lock=LOCK)
+def test_the_attribute_that_cannot_be_sent_is_named_among_circular_references():
+    dataset = Attributes(a=Attributes(), lock=A_LOCK)
     dataset.a.owner = dataset
-    assert where(job(dataset)) == "dataset.lock (a _thread.lock)"
+    assert refused_object(make_job(dataset)) == "dataset.lock (a _thread.lock)"
 
 
-def test_what_is_nested_too_deep_is_refused():
+def test_a_list_nested_too_deep_is_refused():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(TypeError, match=r"^dataset \(a list\) cannot be sent .*recursion"):
-        ship(job(deep), {})
-    while deep:  # one by one, or freeing it recurses too
+        ship(make_job(deep), {})
+    while deep:  # freeing the nested lists at once would recurse too
         deep = deep[0]
 
 
-def test_nothing_was_started_when_the_refusal_comes(monkeypatch):
+def test_a_dataset_that_cannot_be_sent_raises_before_a_process_starts(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     ring = Ring(1 << 20)
     with pytest.raises(TypeError, match=r"^dataset\.lock \(a _thread\.lock\) cannot be sent"):
-        WorkerPool(job(Node(lock=LOCK)), 2, ring)
+        WorkerPool(make_job(Attributes(lock=A_LOCK)), 2, ring)
     ring.close()
 
 
-# -- lists of bytes, and what is not shared ---------------------------------------------------------------------------
+# -- large lists ------------------------------------------------------------------------------------------------------
 
 
-def test_large_lists_of_bytes_are_found_and_others_are_not():
+def test_find_lists_returns_only_large_lists_of_bytes():
     class Data:
         pass
 
     data, large = Data(), [b"a" * 600_000] * 2
     data.images, data.again, data.in_dict = large, large, {"train": [b"b" * 2_000_000]}
     data.small, data.mixed, data.texts = [b"a"], [b"a" * 2_000_000, "a"], ["a"] * 9
-    found = find_lists(data)
-    assert found.keys() == {id(large), id(data.in_dict["train"])}
+    lists = find_lists(data)
+    assert lists.keys() == {id(large), id(data.in_dict["train"])}
 
 
-def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
+def test_a_large_list_that_each_worker_copies_is_warned_of(monkeypatch):
 
     class Data:
         def __init__(self):
@@ -327,7 +335,7 @@ def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
 
 
 class Cache:
-    """Sample i is what `read` finds in `store`, and `write` puts i + 1 there. Sample 3 kills its worker, once."""
+    """Samples that are read from `store` before i + 1 is written. With a `folder`, sample 3 kills its worker once."""
 
     def __init__(self, store, read, write, folder=None):
         self.store, self.read, self.write, self.folder = store, read, write, folder
@@ -339,9 +347,9 @@ class Cache:
         if index == 3 and self.folder is not None and not os.path.exists(f"{self.folder}/once"):
             open(f"{self.folder}/once", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        found = self.read(self.store)
+        value = self.read(self.store)
         self.write(self.store, index + 1)
-        return found
+        return value
 
 
 def first(store):
@@ -352,11 +360,11 @@ def set_first(store, value):
     store[0] = value
 
 
-def both_ways(store, read=first, write=set_first, folder=None):
-    """Whether workers see what is changed here, from epoch to epoch, and this process what they change."""
+def check_sharing(store, read=first, write=set_first, folder=None):
+    """Check that workers see changes of this process between epochs, and that this process sees theirs."""
     write(store, 0)
     with gl.Loader(Cache(store, read, write, folder), 2, num_workers=1, device="cpu") as loader:
-        list(loader)  # the worker dies in this one
+        list(loader)  # the worker dies in this epoch
         write(store, 100)
         assert torch.cat(list(loader)).tolist() == [100, 1, 2, 3, 4, 5]
         assert read(store) == 6
@@ -367,8 +375,8 @@ def both_ways(store, read=first, write=set_first, folder=None):
 
 TENSORS = {
     "a tensor": lambda: torch.zeros(5000).share_memory_(),
-    "a part of one": lambda: torch.zeros(50, 100).share_memory_()[7:, 3],
-    "of bfloat16": lambda: torch.zeros(5000, dtype=torch.bfloat16).share_memory_(),
+    "a view of a tensor": lambda: torch.zeros(50, 100).share_memory_()[7:, 3],
+    "a bfloat16 tensor": lambda: torch.zeros(5000, dtype=torch.bfloat16).share_memory_(),
     "a parameter": lambda: torch.nn.Linear(1, 2).share_memory().bias.requires_grad_(False),
 }
 
@@ -379,24 +387,24 @@ TENSORS = {
 def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restarted(tmp_path, name):
     tensor = TENSORS[name]()
     assert tensor.is_shared()
-    both_ways(tensor, folder=tmp_path)
+    check_sharing(tensor, folder=tmp_path)
     assert (tmp_path / "once").exists()
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_two_tensors_of_one_memory_are_so_in_the_worker_too():
-    whole = torch.zeros(10).share_memory_()
-    both_ways((whole, whole[:5]), lambda pair: int(pair[0][2]), lambda pair, value: pair[1][2].fill_(value))
+def test_two_tensors_that_share_memory_share_it_in_workers():
+    tensor = torch.zeros(10).share_memory_()
+    check_sharing((tensor, tensor[:5]), lambda pair: int(pair[0][2]), lambda pair, value: pair[1][2].fill_(value))
 
 
 @pytest.mark.processes
-def test_the_other_sharing_strategy_of_torch(tmp_path):
+def test_tensors_of_the_file_system_sharing_strategy_are_shared(tmp_path):
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         tensor = torch.zeros(5000).share_memory_()
-        both_ways(tensor, folder=tmp_path)
-        both_ways(tensor)
+        check_sharing(tensor, folder=tmp_path)
+        check_sharing(tensor)
     finally:
         torch.multiprocessing.set_sharing_strategy("file_descriptor")
 
@@ -419,7 +427,7 @@ def set_value(store, value):
     store.value = value
 
 
-OF_MULTIPROCESSING = {
+FROM_MULTIPROCESSING = {
     "Value": (lambda: SPAWN.Value("i"), value_of, set_value),
     "Value without a lock": (lambda: multiprocessing.Value("d", lock=False), lambda v: int(v.value), set_value),
     "RawValue": (lambda: multiprocessing.RawValue(ctypes.c_long), value_of, set_value),
@@ -435,10 +443,10 @@ OF_MULTIPROCESSING = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", OF_MULTIPROCESSING)
-def test_what_multiprocessing_shares(tmp_path, name):
-    make, read, write = OF_MULTIPROCESSING[name]
-    both_ways(make(), read, write, tmp_path)
+@pytest.mark.parametrize("name", FROM_MULTIPROCESSING)
+def test_values_and_arrays_of_multiprocessing_are_shared(tmp_path, name):
+    make, read, write = FROM_MULTIPROCESSING[name]
+    check_sharing(make(), read, write, tmp_path)
 
 
 @pytest.mark.processes
@@ -458,7 +466,7 @@ def test_a_lock_and_a_queue_work_across_workers():
 
 
 @pytest.mark.processes
-def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
+def test_a_lock_of_the_fork_context_is_refused_with_the_remedy():
     for shared in (multiprocessing.get_context("fork").Value("i"), multiprocessing.get_context("fork").Lock()):
         expected = (
             r'dataset\.store.* cannot be sent to the worker processes: .*\. A lock of multiprocessing\'s "fork" context'
@@ -469,7 +477,7 @@ def test_a_lock_of_the_fork_context_is_refused_with_what_to_write():
 
 
 @pytest.mark.processes
-def test_a_managers_dict_and_one_within_it():
+def test_dicts_of_a_manager_are_shared():
     with SPAWN.Manager() as manager:
         outer = manager.dict()
         outer["inner"] = manager.dict()
@@ -477,9 +485,9 @@ def test_a_managers_dict_and_one_within_it():
         def write(store, value):
             store["number"] = store["inner"]["number"] = value
 
-        both_ways(outer, lambda store: min(store["number"], store["inner"]["number"]), write)
-        held = manager.dict(number=0)
-        both_ways(held, lambda store: store["number"], lambda store, value: store.update(number=value))
+        check_sharing(outer, lambda store: min(store["number"], store["inner"]["number"]), write)
+        flat = manager.dict(number=0)
+        check_sharing(flat, lambda store: store["number"], lambda store, value: store.update(number=value))
 
 
 def read_block(memory):
@@ -513,18 +521,18 @@ BLOCKS = {
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
-    of, read, write = BLOCKS[name]
+    get_store, read, write = BLOCKS[name]
     memory = shared_memory.SharedMemory(create=True, size=64)
     try:
-        both_ways(of(memory), read, write, tmp_path)
-        again = shared_memory.SharedMemory(memory.name)  # it has not been unlinked
+        check_sharing(get_store(memory), read, write, tmp_path)
+        again = shared_memory.SharedMemory(memory.name)  # the block has not been unlinked
         again.close()
     finally:
         memory.unlink()
 
 
 @pytest.mark.processes
-def test_a_mapping_without_a_name_is_refused():
+def test_an_array_over_an_anonymous_mapping_is_refused():
     array = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with pytest.raises(TypeError, match=r"(?s)dataset\.store \(a numpy\.ndarray\) .*a mapping that.*forks share"):
         iter(gl.Loader(Cache(array, first, set_first), num_workers=1, device="cpu"))
@@ -532,8 +540,8 @@ def test_a_mapping_without_a_name_is_refused():
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_a_tensor_over_a_mapping_without_a_name_is_copied():
-    """It may be a batch that somebody kept."""
+def test_a_tensor_over_an_anonymous_mapping_is_copied():
+    """Such a tensor can be a batch that the user keeps."""
     tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
     with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), set_first), num_workers=1, device="cpu") as loader:
         assert next(iter(loader)).item() == 7 * 512
@@ -541,7 +549,7 @@ def test_a_tensor_over_a_mapping_without_a_name_is_copied():
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_no_descriptor_stays_and_the_tracker_says_nothing():
+def test_shared_memory_leaves_no_descriptor_and_no_warning_of_the_resource_tracker():
     program = """
 import os, torch, multiprocessing, gpuload as gl, numpy as np
 from multiprocessing import shared_memory
@@ -565,7 +573,7 @@ assert memory.buf[0] == 2
 memory.close()
 memory.unlink()
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={**os.environ, TOO: "1"}
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Signals whose handlers wait: for the end of a piece of work, never longer, and none is lost."""
+"""Signals whose handlers are deferred to the end of a block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuload.workers.signals import deferred_signals, signals_enabled
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Each test ends with the handlers that it began with."""
+    """Restore the signal handlers, and check that the test has restored them too."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     after = {number: signal.getsignal(number) for number in before}
@@ -26,12 +26,7 @@ def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)  # Python runs the handler before this returns
 
 
-def interrupted(work) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        work()
-
-
-def test_what_comes_is_raised_when_the_work_is_done():
+def test_deferred_signals_raise_an_interrupt_after_the_block():
     done = []
 
     def work():
@@ -41,11 +36,12 @@ def test_what_comes_is_raised_when_the_work_is_done():
             done.append("work")
         done.append("not reached")
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["work"]
 
 
-def test_an_error_of_the_work_is_the_context_of_the_interrupt():
+def test_an_error_in_deferred_signals_is_the_context_of_the_interrupt():
     def work():
         with deferred_signals():
             interrupt()
@@ -56,7 +52,7 @@ def test_an_error_of_the_work_is_the_context_of_the_interrupt():
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
-def test_handlers_of_several_signals_run_once_each_although_one_raises():
+def test_deferred_handlers_of_several_signals_run_once_each_although_one_raises():
     seen = []
     signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
@@ -67,13 +63,14 @@ def test_handlers_of_several_signals_run_once_each_although_one_raises():
                 interrupt(number)
             assert seen == []
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert seen == [signal.SIGTERM, signal.SIGUSR1]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_a_deferral_within_a_deferral_waits_for_the_outer_one():
+def test_nested_deferred_signals_wait_for_the_outer_block():
     done = []
 
     def work():
@@ -82,23 +79,24 @@ def test_a_deferral_within_a_deferral_waits_for_the_outer_one():
                 interrupt()
             done.append("outer")
 
-    interrupted(work)
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["outer"]
 
 
-def test_a_handler_that_is_set_in_the_meantime_stays():
+def test_a_handler_that_is_set_in_deferred_signals_stays():
     with deferred_signals():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_an_ignored_signal_stays_ignored():
+def test_an_ignored_signal_stays_ignored_in_deferred_signals():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with deferred_signals():
         interrupt()
 
 
-def test_drop_sigint_forgets_a_ctrl_c_but_no_handler_of_the_programs_own():
+def test_drop_sigint_drops_a_ctrl_c_but_calls_the_programs_handler():
     with deferred_signals(drop_sigint=True):
         interrupt()
     seen = []
@@ -109,7 +107,7 @@ def test_drop_sigint_forgets_a_ctrl_c_but_no_handler_of_the_programs_own():
     assert seen == [signal.SIGINT]
 
 
-def test_signals_enabled_hears_what_came_and_what_comes():
+def test_signals_enabled_raises_earlier_and_new_interrupts():
     done = []
     with deferred_signals():
         interrupt()
@@ -121,16 +119,16 @@ def test_signals_enabled_hears_what_came_and_what_comes():
             done.append("inside")
         with deferred_signals(), pytest.raises(KeyboardInterrupt), signals_enabled():
             interrupt()
-        done.append("behind")
-    assert done == ["inside", "behind"]
+        done.append("after")
+    assert done == ["inside", "after"]
 
 
-def test_signals_enabled_outside_of_a_deferral_changes_nothing():
+def test_signals_enabled_outside_of_deferred_signals_changes_nothing():
     with pytest.raises(KeyboardInterrupt), signals_enabled():
         interrupt()
 
 
-def test_in_another_thread_nothing_is_deferred():
+def test_deferred_signals_change_nothing_in_another_thread():
     handlers = []
 
     def work():
@@ -143,22 +141,22 @@ def test_in_another_thread_nothing_is_deferred():
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-def test_a_handler_that_raises_as_it_comes_back_leaves_no_other_one_replaced(monkeypatch):
-    put_back = signal.signal
+def test_a_handler_that_raises_while_it_is_restored_leaves_no_other_handler_replaced(monkeypatch):
+    set_handler = signal.signal
 
-    def interrupted(number, handler):
-        put_back(number, handler)
+    def set_and_interrupt(number, handler):
+        set_handler(number, handler)
         if handler is signal.default_int_handler:
             interrupt()
 
     def work():
         with deferred_signals():
-            monkeypatch.setattr(signal, "signal", interrupted)
+            monkeypatch.setattr(signal, "signal", set_and_interrupt)
 
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    ours = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         work()
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGTERM) is ours
+    assert signal.getsignal(signal.SIGTERM) is handler
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Read-ahead: the samples of the next chunk are named to a dataset whose reads take long, and to no other."""
+"""Reading ahead: the samples of the next chunk are passed to the `will_need` of a dataset whose reads are slow."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, peek_request
 from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_NS, Source
 
 
-class Slow:
-    """A number for each sample, which takes a while; notes what is named to it."""
+class SlowDataset:
+    """Numbers that take some time to load. `needed` records the calls of `will_need`."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.told = seconds, []
+        self.seconds, self.needed = seconds, []
 
     def __len__(self) -> int:
         return 64
@@ -37,10 +37,10 @@ class Slow:
         return index
 
     def will_need(self, indices: list[int]) -> None:
-        self.told.append(indices)
+        self.needed.append(indices)
 
 
-class SlowTogether(Slow):
+class SlowBatchDataset(SlowDataset):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
@@ -49,89 +49,89 @@ def request(*indices: int) -> Request:
     return Request(0, 0, 0, 0, np.arange(len(indices)), np.array(indices, np.int64))
 
 
-def do(source: Source, *indices: int) -> None:
+def read_chunk(source: Source, *indices: int) -> None:
     get, start = source.open(request(*indices)), time.perf_counter_ns()
     assert [get(row) for row in range(len(indices))] == list(indices)
     source.add_read_time(start)
 
 
-@pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_it_helps_after_a_slow_chunk_and_for_a_while(kind: type[Slow]) -> None:
+@pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
+def test_source_reads_ahead_for_chunks_ahead_chunks_after_a_slow_one(kind: type[SlowDataset]) -> None:
     dataset = kind(2e-9 * SLOW_NS)
     source = Source(dataset, 0)
-    do(source, 1, 2)
+    read_chunk(source, 1, 2)
     dataset.seconds = 0.0
-    dataset.told.clear()
-    do(source, 3, 4)
+    dataset.needed.clear()
+    read_chunk(source, 3, 4)
     assert source.reads_ahead
     source.store_next_keys(request(5, 6))
-    do(source, 3, 4)
+    read_chunk(source, 3, 4)
     source.store_next_keys(None)
-    do(source, 5, 6)
-    source.store_next_keys(replace(request(7, 8), is_planning=True))  # its positions are no indices
-    do(source, 5, 6)
-    assert dataset.told == [[5, 6]]
+    read_chunk(source, 5, 6)
+    source.store_next_keys(replace(request(7, 8), is_planning=True))  # the positions of a plan are not indices
+    read_chunk(source, 5, 6)
+    assert dataset.needed == [[5, 6]]
     source._slow_chunks_left = CHUNKS_AHEAD
-    source._read_ns = 0  # quick, whatever this machine is busy with
+    source._read_ns = 0  # quick, even on a busy machine
     for _ in range(CHUNKS_AHEAD):
         assert source.reads_ahead
         source._note_speed(2)
     assert not source.reads_ahead
 
 
-def test_a_quick_dataset_is_told_no_more_than_the_first_ones() -> None:
-    source = Source(dataset := Slow(0.0), 0)
+def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
+    source = Source(dataset := SlowDataset(0.0), 0)
     for _ in range(3):
         source.open(request(1, 2))
         source._read_ns = SLOW_NS
     assert not source.reads_ahead
-    assert dataset.told == [[1, 2]]
+    assert dataset.needed == [[1, 2]]
 
 
-@pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_nobody_knows_of_the_first_chunks_whether_they_come_from_a_disk(kind: type[Slow]) -> None:
-    """So they are named: the first one as it begins, and the two that follow."""
+@pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
+def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
+    """Whether they come from a disk is not known yet."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
-    told: list[list[int]] = []
+    needed: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         if source.reads_ahead:
             source.store_next_keys(following)
-        dataset.told.clear()
+        dataset.needed.clear()
         get = source.open(chunk)
-        source._read_ns = 0  # quick, whatever this machine is busy with
+        source._read_ns = 0  # quick, even on a busy machine
         for row in range(3):
             get(row)
             source._read_ns = 0
-        told.append([index for indices in dataset.told for index in indices])
-    assert told == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [], [], [], []]
+        needed.append([index for indices in dataset.needed for index in indices])
+    assert needed == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [], [], [], []]
 
 
-@pytest.mark.parametrize("kind", [Slow, SlowTogether])
-def test_samples_are_named_a_few_at_a_time_as_those_before_them_are_read(kind: type[Slow]) -> None:
+@pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
+def test_will_need_gets_a_few_samples_at_a_time(kind: type[SlowDataset]) -> None:
     source = Source(dataset := kind(0.0), 0)
-    do(source, 0)
-    dataset.told.clear()
+    read_chunk(source, 0)
+    dataset.needed.clear()
     source.store_next_keys(request(*range(20, 31)))
-    get, told = source.open(request(*range(9))), []
+    get, counts = source.open(request(*range(9))), []
     for row in range(9):
         get(row)
-        told.append(sum(map(len, dataset.told)))
-    assert told == ([4, 4, 4, 4, 8, 8, 8, 8, 11] if kind is Slow else [11] * 9)
-    assert [index for indices in dataset.told for index in indices] == list(range(20, 31))
+        counts.append(sum(map(len, dataset.needed)))
+    assert counts == ([4, 4, 4, 4, 8, 8, 8, 8, 11] if kind is SlowDataset else [11] * 9)
+    assert [index for indices in dataset.needed for index in indices] == list(range(20, 31))
     source.store_next_keys(request(*range(40, 50)))
     source.open(request(20))(0)
     source.store_next_keys(request(50))
     source.open(request(40))(0)
-    assert dataset.told[-2:] == [[40, 41, 42, 43], [50]], "what is read by now is not named"
+    assert dataset.needed[-2:] == [[40, 41, 42, 43], [50]], "samples that were read meanwhile are not named"
     source.store_next_keys(request(*range(60, 70)))
     source.open(request(20))(0)
     source.store_next_keys(None)
     source.open(request(60))(0)
-    assert dataset.told[-1] == [60, 61, 62, 63], "nor where nothing follows"
+    assert dataset.needed[-1] == [60, 61, 62, 63], "no samples are named if no chunk follows"
 
 
-def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
-    class Picky(Slow):
+def test_an_index_error_of_will_need_skips_only_its_samples() -> None:
+    class Picky(SlowDataset):
         def will_need(self, indices: list[int]) -> None:
             if 5 in indices:
                 raise IndexError(5)
@@ -142,17 +142,17 @@ def test_samples_that_cannot_be_named_keep_no_others_from_it() -> None:
     get = source.open(request(*range(5)))
     for row in range(5):
         get(row)
-    assert dataset.told == [[0, 1, 2, 3, 4], [8, 9, 10, 11]]
+    assert dataset.needed == [[0, 1, 2, 3, 4], [8, 9, 10, 11]]
 
 
-def test_keys_of_any_kind_are_named() -> None:
-    source = Source(dataset := Slow(0.0), 0)
+def test_will_need_gets_keys_of_any_type() -> None:
+    source = Source(dataset := SlowDataset(0.0), 0)
     source.store_next_keys(replace(request(1), indices=[(1, 2), "three", (4,)]))
     source.open(replace(request(7), indices=[("seven",)]))(0)
-    assert dataset.told == [[("seven",)], [(1, 2), "three", (4,)]]
+    assert dataset.needed == [[("seven",)], [(1, 2), "three", (4,)]]
 
 
-class Drawing(Slow):
+class RandomDataset(SlowDataset):
     def __getitem__(self, index: int) -> int:
         return random.getrandbits(30)
 
@@ -160,21 +160,21 @@ class Drawing(Slow):
         random.random()
 
 
-def test_what_a_dataset_draws_does_not_depend_on_naming() -> None:
-    found = []
+def test_random_numbers_of_a_dataset_do_not_depend_on_will_need() -> None:
+    draws = []
     for following in (None, request(7, 8)):
-        source = Source(Drawing(0.0), 0)
+        source = Source(RandomDataset(0.0), 0)
         source.store_next_keys(following)
         get = source.open(request(1, 2, 3))
-        found.append([get(row) for row in range(3)])
-    assert found[0] == found[1]
+        draws.append([get(row) for row in range(3)])
+    assert draws[0] == draws[1]
 
 
-def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> None:
+def test_source_reads_ahead_while_quick_reads_come_from_a_disk(tmp_path: Path) -> None:
     path = tmp_path / "blocks"
     path.write_bytes(bytes(1 << 20))
 
-    class Read(Slow):
+    class Read(SlowDataset):
         cold = True
 
         def __getitem__(self, index: int) -> int:
@@ -187,12 +187,12 @@ def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> 
 
     source = Source(dataset := Read(0.0), 0)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-    do(source, 1, 2)
+    read_chunk(source, 1, 2)
     if resource.getrusage(resource.RUSAGE_THREAD).ru_inblock == before:
         lacking.skip("a disk")
     source._read_ns = 0  # quick
     dataset.cold = False
-    do(source, 3, 4)
+    read_chunk(source, 3, 4)
     for _ in range(DISK_CHUNKS):
         assert source.reads_ahead
         source._read_ns = 0
@@ -200,25 +200,25 @@ def test_it_helps_while_a_disk_is_read_however_quick_that_is(tmp_path: Path) -> 
     assert not source.reads_ahead
 
 
-def test_an_error_ends_it_and_not_the_worker() -> None:
-    dataset = Slow(0.0)
+def test_an_error_of_will_need_ends_reading_ahead_but_not_the_worker() -> None:
+    dataset = SlowDataset(0.0)
     source = Source(dataset, 0)
     source._slow_chunks_left = 1
-    dataset.told = None  # pyright: ignore[reportAttributeAccessIssue]
+    dataset.needed = None  # pyright: ignore[reportAttributeAccessIssue]
     source.store_next_keys(request(1))
-    do(source, 2)
+    read_chunk(source, 2)
     assert not source.reads_ahead
 
 
-def test_the_next_request_is_looked_at_and_left() -> None:
+def test_peek_request_leaves_the_request_in_the_queue() -> None:
     queue, memory = Queue(), memoryview(bytearray(MESSAGE_BYTES))
     try:
         assert peek_request(queue.read_end, memory) is None
         queue.send(request(7, 8))
         queue.send(request(9))
         for _ in range(2):
-            found = peek_request(queue.read_end, memory)
-            assert found.indices.tolist() == [7, 8]
+            peeked = peek_request(queue.read_end, memory)
+            assert peeked.indices.tolist() == [7, 8]
         assert Request.unpack(read_message(queue.read_end, memory)).indices.tolist() == [7, 8]
         assert peek_request(queue.read_end, memory).indices.tolist() == [9]
         queue.send_end.close()
@@ -228,8 +228,8 @@ def test_the_next_request_is_looked_at_and_left() -> None:
         queue.close()
 
 
-class Written(Slow):
-    """Writes down what is named to it."""
+class LogsWillNeed(SlowDataset):
+    """A dataset that writes the calls of `will_need` to a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(0.001)
@@ -241,18 +241,18 @@ class Written(Slow):
 
 
 @pytest.mark.processes
-def test_workers_name_the_chunks_that_come(tmp_path: Path) -> None:
+def test_workers_call_will_need_with_the_next_chunks(tmp_path: Path) -> None:
     # Four chunks at a time: with two, the worker takes the second before the third is sent.
     options = {"num_workers": 1, "prefetch_factor": 4, "device": "cpu", "chunk_size": 4}
-    loader = gl.Loader(Written(str(tmp_path / "told")), 4, **options)
+    loader = gl.Loader(LogsWillNeed(str(tmp_path / "needed")), 4, **options)
     assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 64, 4)]
-    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert told
-    assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in told)
-    assert told == sorted(told)
+    needed = [json.loads(line) for line in (tmp_path / "needed").read_text().splitlines()]
+    assert needed
+    assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in needed)
+    assert needed == sorted(needed)
 
 
-def archived(path: Path, nbytes: int) -> gl.TarShards:
+def tar_shards(path: Path, nbytes: int) -> gl.TarShards:
     with tarfile.open(path, "w") as archive:
         for number in range(3):
             member = tarfile.TarInfo(f"{number}.bin")
@@ -261,8 +261,8 @@ def archived(path: Path, nbytes: int) -> gl.TarShards:
     return gl.TarShards(path, fields="bin")
 
 
-def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
-    source = Source(archived(tmp_path / "x.tar", 70_000), 0)
+def test_large_samples_of_an_archive_are_read_one_by_one(tmp_path: Path) -> None:
+    source = Source(tar_shards(tmp_path / "x.tar", 70_000), 0)
     get = source.open(request(1, 2, 0))
     assert get(0) == b"\1" * 70_000
     os.truncate(tmp_path / "x.tar", 2 * 70_656)  # without the third
@@ -275,8 +275,8 @@ def test_samples_of_archives_are_read_one_by_one(tmp_path: Path) -> None:
         source.open(request(0, 3))(1)
 
 
-def test_what_cannot_be_read_with_others_is_read_by_itself(tmp_path: Path) -> None:
-    source = Source(archived(tmp_path / "x.tar", 700), 0)
+def test_small_samples_of_a_truncated_archive_are_read_one_by_one(tmp_path: Path) -> None:
+    source = Source(tar_shards(tmp_path / "x.tar", 700), 0)
     get = source.open(request(0, 1, 2))
     os.truncate(tmp_path / "x.tar", 2 * 1536)
     assert [get(0), get(1)] == [b"\0" * 700, b"\1" * 700]

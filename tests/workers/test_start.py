@@ -1,4 +1,4 @@
-"""How long workers take to start: what is measured, what `stats()` and the log say of it."""
+"""The time that workers take to start: its measurement, and its report in `stats()` and the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import gpuload as gl
 from gpuload.workers.start import DEFAULT_REMEDY, REMEDIES, Start, Stopwatch
 
-# What takes how long by the fake clock, by the file of a module.
+# The code of modules, which advance the fake clock when they are imported.
 MODULES = {
     "own/own_module.py": "fake_clock.now += 1\nimport big\nfake_clock.now += 2\nimport json, helper, csv\n",
     "own/helper.py": "fake_clock.now += 4\nimport big.more\n",
@@ -31,7 +31,7 @@ MODULES = {
 
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
-    """A clock that the modules of `MODULES` set, which can be imported, and are forgotten afterwards."""
+    """A clock that is advanced by the imports of `MODULES`."""
     monkeypatch.setitem(sys.modules, "fake_clock", clock := SimpleNamespace(now=0.0))  # pyright: ignore[reportArgumentType]
     for name, text in MODULES.items():
         path = tmp_path / name
@@ -44,12 +44,12 @@ def clock(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def test_imports_are_told_apart_by_module_and_sum_up(clock):
+def test_stopwatch_attributes_import_times_to_modules(clock):
     stopwatch = Stopwatch(lambda: clock.now)
     clock.now += 128
     with stopwatch.measure():
         clock.now += 256
-        own = importlib.import_module("own_module")
+        own_module = importlib.import_module("own_module")
         importlib.import_module("own_module")
         with pytest.raises(ZeroDivisionError):
             importlib.import_module("broken")
@@ -57,16 +57,16 @@ def test_imports_are_told_apart_by_module_and_sum_up(clock):
     clock.now += 1024
     importlib.import_module("base64")
     start = Start.unpack(stopwatch.pack(), started_at=-3.0)
-    # A library has what it imports itself, and the user's own modules do not have the libraries.
+    # The time of a library includes the libraries that it imports; the time of the user's modules does not.
     expected = {"big": 16.0 + 64 + 32, "broken": 8.0, "helper": 4.0, "own_module": 3.0}
     assert {name: seconds for name, seconds in start.imports_s.items() if seconds} == expected
     assert list(start.imports_s)[:4] == list(expected)
     assert (start.interpreter_s, start.unpickling_s, start.seconds) == (3.0, 768.0, 0.0)
     assert start.interpreter_start_s == 3 + 768 + 127
-    assert type(own.__spec__.loader) is type(own.__loader__) is SourceFileLoader
+    assert type(own_module.__spec__.loader) is type(own_module.__loader__) is SourceFileLoader
 
 
-def test_nothing_shows_in_tracebacks_or_remains(clock):
+def test_stopwatch_leaves_no_frame_in_tracebacks_and_no_import_hook(clock):
     before = importlib._bootstrap._find_and_load
     frames = []
     for context in (Stopwatch().measure(), pytest.MonkeyPatch.context()):
@@ -77,7 +77,7 @@ def test_nothing_shows_in_tracebacks_or_remains(clock):
     assert importlib._bootstrap._find_and_load is before
 
 
-def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch):
+def test_stopwatch_measures_nothing_if_the_import_function_is_missing(clock, monkeypatch):
     monkeypatch.setattr("gpuload.workers.start.importlib", SimpleNamespace(_bootstrap=SimpleNamespace()))
     stopwatch = Stopwatch(lambda: clock.now)
     with stopwatch.measure():
@@ -85,7 +85,7 @@ def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch
     assert Start.unpack(stopwatch.pack(), started_at=0.0) == Start()
 
 
-def test_what_it_says():
+def test_start_describes_its_times_and_advises_on_the_slowest_import():
     start = Start(9.0, 0.25, {"torchvision": 4.0, "torch": 3.0, "own": 0.5, "yaml": 0.25, "re": 0.001}, 0.125)
     assert start.describe() == (
         "interpreter 0.25 s, imports 7.75 s (torchvision 4.00 s, torch 3.00 s, own 0.50 s, others 0.25 s), "
@@ -99,16 +99,16 @@ def test_what_it_says():
 
 
 @pytest.fixture
-def slow(monkeypatch, tmp_path):
-    """A dataset of a module that takes a while to import; in each interpreter, if its `fit` is false."""
+def slow_dataset(monkeypatch, tmp_path):
+    """A dataset from a module that is imported slowly. Its workers are separate interpreters unless `is_forkable`."""
     text = """
         import os, time
         time.sleep(0.5 if os.environ.get("GPULOAD_TEST_SLOW") else 0)
         class Slow:
-            def __init__(self, fit): self.fit = fit
+            def __init__(self, is_forkable): self.is_forkable = is_forkable
             def __setstate__(self, state):
                 vars(self).update(state)
-                self.pipe = None if self.fit else os.pipe()
+                self.pipe = None if self.is_forkable else os.pipe()
             def __len__(self): return 8
             def __getitem__(self, index): return index
     """
@@ -122,8 +122,7 @@ def slow(monkeypatch, tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["PIL.Image", "PIL.ImageMode"])
-def test_what_pillow_imports_with_its_first_image_is_there(monkeypatch, tmp_path, module):
-    """Unless the dataset has no use for Pillow's images."""
+def test_pillows_plugins_are_imported_if_the_dataset_imports_pil_image(monkeypatch, tmp_path, module):
     text = f"""
         import sys, {module}
         class Data:
@@ -134,34 +133,34 @@ def test_what_pillow_imports_with_its_first_image_is_there(monkeypatch, tmp_path
     (tmp_path / "with_pillow.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(str(tmp_path))
     dataset = importlib.import_module("with_pillow").Data()
-    with loader_of(dataset, workers=1) as loader:
+    with make_loader(dataset, workers=1) as loader:
         assert [batch.tolist() for batch in loader] == 2 * [2 * [module == "PIL.Image"]]
     del sys.modules["with_pillow"]
 
 
-def loader_of(dataset, workers=2):
+def make_loader(dataset, workers=2):
     return gl.Loader(dataset, 2, num_workers=workers, device="cpu")
 
 
-def all_ready(loader):
-    """Its statistics, once all workers are ready, which may be after the end of an epoch."""
+def stats_once_ready(loader):
+    """Wait until all workers are ready, which may be after the end of an epoch, and return the statistics."""
     while not loader._session.engine.ready:
         loader._session.engine.collect_events(0.05)
     return loader.stats()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fit", [True, False], ids=["forked", "fresh"])
-def test_stats_have_the_start(slow, fit):
-    with loader_of(slow(fit)) as loader:
+@pytest.mark.parametrize("is_forkable", [True, False], ids=["forked", "fresh"])
+def test_stats_start_describes_the_sessions_first_workers(slow_dataset, is_forkable):
+    with make_loader(slow_dataset(is_forkable)) as loader:
         batches = iter(loader)
         assert loader.stats().start == Start()
         list(batches)
-        first = all_ready(loader)
+        first = stats_once_ready(loader)
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
-        all_ready(loader)
-        assert loader.stats().start == loader.stats(since=first).start == first.start  # the session's
+        stats_once_ready(loader)
+        assert loader.stats().start == loader.stats(since=first).start == first.start  # that of the session
     start = first.start
     assert start.imports_s["slow_module"] >= 0.5
     assert start.interpreter_s > 0
@@ -171,8 +170,8 @@ def test_stats_have_the_start(slow, fit):
     assert first.as_dict()["start"]["imports_s"] == start.imports_s
 
 
-def test_without_workers_there_is_no_start(slow):
-    with loader_of(slow(True), workers=0) as loader:
+def test_stats_start_is_empty_without_workers(slow_dataset):
+    with make_loader(slow_dataset(True), workers=0) as loader:
         list(loader)
         assert loader.stats().start == Start()
         assert "until workers were ready" not in str(loader.stats())
@@ -180,11 +179,11 @@ def test_without_workers_there_is_no_start(slow):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("limit_s", [0.1, 1000.0])
-def test_a_slow_start_is_logged_with_its_module(slow, monkeypatch, caplog, limit_s):
+def test_a_slow_start_is_logged_with_its_module(slow_dataset, monkeypatch, caplog, limit_s):
     monkeypatch.setattr("gpuload.workers.pool.SLOW_START_S", limit_s)
-    with caplog.at_level(logging.INFO, "gpuload.workers"), loader_of(slow(True)) as loader:
+    with caplog.at_level(logging.INFO, "gpuload.workers"), make_loader(slow_dataset(True)) as loader:
         list(loader)
-        all_ready(loader)
+        stats_once_ready(loader)
         list(loader)
     lines = [line for line in caplog.messages if line.startswith("workers were ready after ")]
     assert len(lines) == (limit_s < 1)

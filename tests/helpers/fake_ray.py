@@ -1,5 +1,5 @@
-"""The small part of Ray that `RayPool` uses, with actors in a thread of this process: for what a real cluster does
-seldom or slowly. Their workers are real processes."""
+"""The small part of Ray that `RayPool` uses, for events that are rare or slow on a real cluster. Actors run in a thread
+of this process, and their workers are real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RayTaskError(RayError):
 
 
 class Actor:
-    """An actor on a machine; `hangs`: it does not answer any more."""
+    """An actor on the machine `node`. It stops answering when `hangs` is set."""
 
     def __init__(self, cluster: Cluster, node: str, arguments: tuple[Any, ...]) -> None:
         self.cluster, self.node = cluster, node
@@ -72,7 +72,8 @@ async def _end_all() -> None:
 
 
 class Cluster:
-    """Takes the place of the module `ray`. Actors go to `nodes_in_turn`; None: there is no room, now."""
+    """A stand-in for the module `ray`. Actors start on `nodes_in_turn`: None means that no machine is free, "dead" that
+    the machine has died."""
 
     def __init__(self) -> None:
         self.nodes_in_turn: list[str | None] = ["a", "b"]
@@ -94,7 +95,7 @@ class Cluster:
         self._thread.join(60)
         self._loop.close()
 
-    # -- what Ray has ---------------------------------------------------------------------------------------------
+    # -- the functions of Ray -------------------------------------------------------------------------------------
 
     def is_initialized(self) -> bool:
         return self.up

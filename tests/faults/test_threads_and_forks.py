@@ -1,4 +1,4 @@
-"""Loaders in threads and in forked children, and in programs that look after child processes in their own way."""
+"""Loaders in threads, in forked children, and in programs that reap all child processes."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ import pytest
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_works_in_a_thread_wherever_it_was_made(succeed):
+def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
     succeed("""
-        before = left()
+        before = held_resources()
         results = []
         def in_thread(work):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join(LIMIT_S)
             assert not thread.is_alive()
-        def whole(loader):
+        def load(loader):
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
 
-        in_thread(lambda: whole(numbers()))
-        assert left() == before
+        in_thread(lambda: load(number_loader()))
+        assert held_resources() == before
 
-        loader = numbers()
-        in_thread(lambda: whole(loader))
-        whole(loader)  # the workers outlive the thread that started them
+        loader = number_loader()
+        in_thread(lambda: load(loader))
+        load(loader)  # the workers outlive the thread that started them
         in_thread(lambda: next(iter(loader)))
-        whole(loader)
+        load(loader)
 
-        kept = []
-        in_thread(lambda: kept.append(iter(loader)))
-        assert torch.cat(list(kept[0])).tolist() == list(range(40))
-        kept.clear()
+        iterators = []
+        in_thread(lambda: iterators.append(iter(loader)))
+        check_epoch(iterators[0])
+        iterators.clear()
         in_thread(loader.close)
-        assert left() == before, left()
+        assert held_resources() == before, held_resources()
 
-        loader = numbers()
+        loader = number_loader()
         iterator = iter(loader)
         next(iterator)
         names = [loader, iterator]
         del loader, iterator
-        in_thread(names.clear)  # collected elsewhere
-        assert left() == before
+        in_thread(names.clear)  # the loader is collected in another thread
+        assert held_resources() == before
         assert results == [True] * 4, results
     """)
 
 
 def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
     succeed("""
-        loader = numbers(length=400)
+        loader = number_loader(length=400)
         for _ in range(3):
             iterator, seen = iter(loader), [[] for _ in range(4)]
             def consume(mine):
@@ -62,7 +62,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
+def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers):
     succeed(f"""
         def slow(index):
             while index >= 8:
@@ -70,8 +70,8 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
                 time.sleep(0.01)
                 if {workers} == 0 and os.path.exists(f"{{tmp}}/go"):
                     break
-        before = left()
-        loader = numbers(slow, num_workers={workers})
+        before = held_resources()
+        loader = number_loader(slow, num_workers={workers})
         errors, seen = [], []
         def consume():
             try:
@@ -84,8 +84,8 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
         when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
         thread.start()
         wait_for_the_hang()
-        wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")
-        if {workers} == 0:  # it is in next(), for the sample that hangs, and goes on once it is to end
+        wait_until(lambda: len(seen) == 2, "the thread has both batches before the sample that hangs")
+        if {workers} == 0:  # next() loads the sample that hangs, which must end after close() was called
             steps = loader._session.steps
             def go():
                 wait_until(lambda: steps.closed, "close() has begun")
@@ -95,11 +95,11 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
             assert inside.wait(LIMIT_S)
         began = time.monotonic()
         loader.close()
-        assert time.monotonic() - began < 60  # and not for ever, as the sample
+        assert time.monotonic() - began < 60  # close() does not wait for the sample
         thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator has ended: its Loader was closed meanwhile"], errors
-        wait_until(lambda: left() == before, left())
+        wait_until(lambda: held_resources() == before, held_resources())
     """)
 
 
@@ -111,12 +111,12 @@ DAEMONS = {
 
 
 @pytest.mark.parametrize("where", DAEMONS)
-def test_a_daemon_thread_that_iterates_while_the_program_ends_says_nothing(succeed, where):
+def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(succeed, where):
     function, wait = DAEMONS[where]
     succeed(f"""
         inside = threading.Event()
         def consume():
-            loader = numbers({function}, length=1000)
+            loader = number_loader({function}, length=1000)
             while True:
                 for batch in loader:
                     inside.set()
@@ -126,7 +126,7 @@ def test_a_daemon_thread_that_iterates_while_the_program_ends_says_nothing(succe
     """)
 
 
-def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
+def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
     succeed("""
         started = process._launch
         def launch(number, descriptors):
@@ -135,7 +135,7 @@ def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
             return result
         process._launch = launch
         results = []
-        thread = threading.Thread(target=lambda: results.append(torch.cat(list(numbers())).tolist()))
+        thread = threading.Thread(target=lambda: results.append(torch.cat(list(number_loader())).tolist()))
         thread.start()
         thread.join(LIMIT_S)
         assert results == [list(range(40))], results
@@ -146,33 +146,31 @@ def test_a_ctrl_c_while_a_thread_starts_workers_is_no_affair_of_theirs(succeed):
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent(succeed, end):
+def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(succeed, end):
     succeed(f"""
-        loader, reference = make(folder), list(make(folder, num_workers=0))
+        loader, reference = jpeg_loader(folder), list(jpeg_loader(folder, num_workers=0))
         iterator = iter(loader)
         seen = [next(iterator) for _ in range(3)]
         pids = workers()
         child = os.fork()
         if child == 0:
+            text = "(?s)belong to the process that this one was forked from.*create a new Loader in the child$"
             for use in (lambda: next(iterator), lambda: iter(loader)):
-                try:
+                with pytest.raises(RuntimeError, match=text):
                     use()
-                    raise AssertionError
-                except RuntimeError as error:
-                    assert "belong to the process that this one was forked from" in str(error)
-                    assert str(error).endswith("create a new Loader in the child")
-            assert left()[2] <= 1, left()  # what the decoder writes its messages to, and nothing of the parent's Loader
-            mine = make(folder)
-            assert same(mine, reference)
+            # One mapping is that for the decoder's messages; none belongs to the parent's Loader.
+            assert held_resources()[2] <= 1, held_resources()
+            child_loader = jpeg_loader(folder)
+            assert equal_epochs(child_loader, reference)
             assert len(workers()) == 2
-            mine.close()
-            open_one = iter(make(folder))  # ends with the child
-            next(open_one)
+            child_loader.close()
+            open_iterator = iter(jpeg_loader(folder))  # ends with the child
+            next(open_iterator)
             {end}
         _, status = os.waitpid(child, 0)
         assert status == 0
         assert sorted(workers()) == sorted(pids)
-        assert same(seen + list(iterator), reference)
+        assert equal_epochs(seen + list(iterator), reference)
         assert sorted(workers()) == sorted(pids)
     """)
 
@@ -181,7 +179,7 @@ def test_a_forked_child_is_told_so_makes_its_own_and_does_not_disturb_its_parent
 
 REAPERS = {
     "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-    "another who waits for every child": """def reap(*_):
+    "a handler that reaps every child": """def reap(*_):
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]: pass
 signal.signal(signal.SIGCHLD, reap)""",
@@ -189,18 +187,14 @@ signal.signal(signal.SIGCHLD, reap)""",
 
 
 @pytest.mark.parametrize("how", REAPERS)
-def test_deaths_are_noticed_where_the_exit_status_is_lost(succeed, how):
+def test_dead_workers_are_replaced_where_their_exit_status_is_lost(succeed, how):
     succeed(f"""
         exec({REAPERS[how]!r})
-        def die_once(index):
-            if index == 17 and not os.path.exists(f"{{tmp}}/once"):
-                open(f"{{tmp}}/once", "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-        before = left()
-        loader = numbers(die_once)
-        assert torch.cat(list(loader)).tolist() == list(range(40))
-        assert os.path.exists(f"{{tmp}}/once")
+        before = held_resources()
+        loader = number_loader(die_once_at(17))
+        check_epoch(loader)
+        assert not happens_first("17")
         assert len(workers()) == 2
         loader.close()
-        assert left() == before
+        assert held_resources() == before
     """)
