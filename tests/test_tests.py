@@ -144,7 +144,7 @@ def test_pytest_addopts_configures_xdist_processes_but_is_absent_from_the_enviro
     if processes:
         lacking.require("xdist")
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (tmp_path / "seven.py").write_text("import pytest\n\n@pytest.fixture\ndef seven():\n    return 7\n")
+    (tmp_path / "plugin.py").write_text("import pytest\n\n@pytest.fixture\ndef seven():\n    return 7\n")
     (tmp_path / "test_it.py").write_text(
         "import os\n\ndef test_it(pytestconfig, seven):\n"
         "    assert (pytestconfig.getoption('maxfail'), seven) == (3, 7)\n"
