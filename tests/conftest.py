@@ -258,10 +258,10 @@ def warm_torchvision(warm_popen_of_torchvision: type[subprocess.Popen], monkeypa
 @pytest.fixture(scope="session")
 def photos() -> list[Path]:
     """The paths of real photographs, sorted; the test is skipped if there are none."""
-    found = sorted((SHARED / "photos").glob("*.jpg"))
-    if not found:
+    paths = sorted((SHARED / "photos").glob("*.jpg"))
+    if not paths:
         lacking.skip("photographs", f"none in {SHARED / 'photos'}")
-    return found
+    return paths
 
 
 @pytest.fixture(scope="session")

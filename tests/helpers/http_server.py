@@ -112,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
             span, data = "", data[: len(data) // 2]
         if fault == "packed" or (fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", "")):
             span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
-        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
-            begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        if (match := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
+            begin, end = int(match[1]), min(int(match[2]) + 1, len(data))
             if fault == "less":
                 end = (begin + end) // 2
             if fault == "other":
@@ -137,8 +137,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_without_end(self, span: str) -> None:
         """Send a chunked body until the client disconnects."""
         self.send_response(206 if span else 200)
-        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
-            self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{1 << 40}")
+        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
+            self.send_header("Content-Range", f"bytes {match[1]}-{match[2]}/{1 << 40}")
         self.send_header("Content-Type", "text/html")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -149,8 +149,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.sent += 0x10000
 
     def listing(self, folder: str) -> bytes:
-        rest = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
-        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in rest}
+        paths = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
+        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in paths}
         return "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in ["../", *sorted(names)]).encode()
 
     def log_message(self, format: str, *arguments: object) -> None:

@@ -19,10 +19,10 @@ always = mock.patch("gpuload.decode.cut._pays_off", return_value=True)
 
 
 def jpeg_decoders() -> list[JpegDecoder]:
-    made: list[JpegDecoder] = [SimpleJpeg()]
+    decoders: list[JpegDecoder] = [SimpleJpeg()]
     with contextlib.suppress(ImportError):
-        made.append(NvImageCodecRegions())
-    return made
+        decoders.append(NvImageCodecRegions())
+    return decoders
 
 
 def without_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB") -> np.ndarray | None:
@@ -48,14 +48,14 @@ def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB
 def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
     """Check that the pixels of cuts equal slices of the full image, with each decoder."""
     header, grey = header_of(jpeg), sampling.startswith("grey")
-    whole, said = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
-    assert whole is not None, said
+    full, messages = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
+    assert full is not None, messages
     for region in regions:
         with always:
-            made = cut(jpeg, header, region)
-        assert made.header[:5] == header_of(made.data)[:5]
+            crop = cut(jpeg, header, region)
+        assert crop.header[:5] == header_of(crop.data)[:5]
         top, left, height, width = region
         for decoder in decoders:
-            pixels, said = decoder.decode(made.data, made.header, grey, made.region_tlhw)
-            assert not said
-            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+            pixels, messages = decoder.decode(crop.data, crop.header, grey, crop.region_tlhw)
+            assert not messages
+            np.testing.assert_array_equal(pixels, full[top : top + height, left : left + width])
