@@ -1,4 +1,4 @@
-"""On a machine that lacks optional packages, tests that need them are skipped, and no others are lost."""
+"""Where optional packages are missing, pytest skips the tests that are marked or import them, or does not start."""
 
 from __future__ import annotations
 
@@ -19,94 +19,90 @@ DEPENDENCIES = ("kornia", "simplejpeg", "nvidia.dali", "nvidia.nvimgcodec")  # o
 ABSENT = (*DEPENDENCIES, "hypothesis", "rich", "scipy", "timm")
 
 
-def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT) -> tuple[int, str]:
-    """Run pytest where importing `absent` fails. Returns its exit status, and what it printed."""
+def run_pytest(tmp_path: Path, *arguments: str, absent: tuple[str, ...] = ABSENT, target: str = "") -> tuple[int, str]:
+    """Run pytest where importing `absent` fails, for a target of make. Return its exit status and its output."""
     (tmp_path / "without_them.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({absent!r})\n")
-    options = [
-        "-q",
-        "-p",
-        "without_them",
-        "-p",
-        "no:hypothesispytest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(TESTS.parent / "pyproject.toml"),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *arguments],
+    plugins = ["-p", "without_them", "-p", "no:hypothesispytest", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, "-c", str(TESTS.parent / "pyproject.toml"), *arguments],
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+            "GPULOAD_REQUIRE_PACKAGES": target,
+        },
         capture_output=True,
         text=True,
         timeout=280,
     )
-    return done.returncode, done.stdout + done.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
-# What becomes of a test, or of a whole file, that says this.
+# The outcome of a file with this content.
 OUTCOMES = {
-    "import kornia": "skipped",
-    "from kornia.enhance import normalize": "skipped",
+    "import kornia\ndef test_it():\n    pass": "skipped",
+    "from kornia.enhance import normalize\ndef test_it():\n    pass": "skipped",
     "import no_such_package": "error",
-    "def test_it():\n    import simplejpeg": "skipped",
-    "def test_it():\n    import no_such_package": "failure",
-    "import pytest\n@pytest.fixture\ndef made():\n    import simplejpeg\ndef test_it(made):\n    pass": "skipped",
-    "import pytest\n@pytest.fixture\ndef made():\n    import no_such_package\ndef test_it(made):\n    pass": "error",
-    "def test_it():\n    import sys\n    raise ModuleNotFoundError(name='sys')": "failure",
+    "from helpers import lacking\n@lacking.needs('simplejpeg')\ndef test_it():\n    import simplejpeg": "skipped",
+    "def test_it():\n    import simplejpeg": "failure",
+    "import pytest\n@pytest.fixture\ndef jpeg():\n    import simplejpeg\ndef test_it(jpeg):\n    pass": "error",
+    "def test_it():\n    raise ModuleNotFoundError(name='simplejpeg')": "failure",
     "def test_it():\n"
     "    from gpuload.stage import compile_stage\n"
     "    from gpuload.transforms import CenterCrop, Chain\n"
-    "    compile_stage(Chain([CenterCrop(8)]), device='cpu', backend='kornia')": "skipped",
+    "    compile_stage(Chain([CenterCrop(8)]), device='cpu', backend='kornia')": "failure",
 }
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What one run of pytest says of each."""
+    """Run pytest once on a file for each content, and return the outcomes of each."""
     folder = tmp_path_factory.mktemp("absent")
     shutil.copy(TESTS / "conftest.py", folder)
-    files = {f"test_{number}": text for number, text in enumerate(OUTCOMES)}
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(text + "\n")
+    files = {f"test_{number}": content for number, content in enumerate(OUTCOMES)}
+    for name, content in files.items():
+        (folder / f"{name}.py").write_text(content + "\n")
     results = folder / "results.xml"
     options = ["--continue-on-collection-errors", "--junitxml", str(results), "--rootdir", str(folder), str(folder)]
-    _, printed = run_pytest(folder, *options)
-    assert results.exists(), printed
-    found: dict[str, list[str]] = {text: [] for text in OUTCOMES}
+    _, output = run_pytest(folder, *options)
+    assert results.exists(), output
+    outcomes: dict[str, list[str]] = {content: [] for content in OUTCOMES}
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         [name] = {*case.attrib["classname"].split("."), case.attrib["name"]} & files.keys()
-        found[files[name]] += [child.tag for child in case] or ["passed"]
-    return found
+        outcomes[files[name]] += [child.tag for child in case] or ["passed"]
+    return outcomes
 
 
-@pytest.mark.parametrize("text", OUTCOMES)
-def test_what_is_skipped(outcomes: dict[str, list[str]], text: str) -> None:
-    assert outcomes[text] == [OUTCOMES[text]]
+@pytest.mark.parametrize("content", OUTCOMES)
+def test_only_marked_tests_and_modules_that_import_an_absent_package_are_skipped(outcomes, content) -> None:
+    assert outcomes[content] == [OUTCOMES[content]]
 
 
-def test_nothing_is_skipped_where_the_package_is_there(tmp_path: Path) -> None:
+def test_make_target_does_not_start_without_the_packages_that_it_requires(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     shutil.copy(TESTS / "conftest.py", tmp_path)
-    (tmp_path / "test_it.py").write_text("def test_it():\n    raise ModuleNotFoundError(name='simplejpeg')\n")
-    status, printed = run_pytest(tmp_path, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py"), absent=())
-    assert (status, "1 failed" in printed) == (1, True), printed
+    options = ("--rootdir", str(tmp_path), str(tmp_path / "test_it.py"))
+    status, output = run_pytest(tmp_path, *options, absent=("kornia", "scipy"), target="test")
+    assert status == pytest.ExitCode.USAGE_ERROR, output
+    assert "make test requires packages that are not installed" in output
+    assert ": kornia, scipy." in output
+    assert run_pytest(tmp_path, *options, absent=("kornia", "scipy"))[0] == 0
 
 
-def test_tests_of_backends_are_skipped(tmp_path: Path) -> None:
-    folders = [str(TESTS / "stage" / name) for name in ("dali", "kornia")]
-    status, printed = run_pytest(tmp_path, *folders)
-    assert status in (0, 5), printed  # 5: not one was left
-    assert "failed" not in printed.splitlines()[-1], printed
-    assert "passed" not in printed.splitlines()[-1], printed
+@pytest.mark.parametrize("folder", ["stage/dali", "stage/kornia"])
+def test_tests_of_a_backend_are_skipped_without_its_package(tmp_path: Path, folder: str) -> None:
+    status, output = run_pytest(tmp_path, "-m", "", str(TESTS / folder))
+    assert status == pytest.ExitCode.NO_TESTS_COLLECTED, output
+    assert "failed" not in output.splitlines()[-1], output
 
 
 @pytest.mark.slow
-def test_tests_for_a_gpu_are_collected(tmp_path: Path) -> None:
+def test_tests_for_a_gpu_are_collected_without_optional_packages(tmp_path: Path) -> None:
     marked = re.compile(r"^(@|pytestmark = )pytest\.mark\.cuda$", re.MULTILINE)
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if marked.search(path.read_text())]
-    everything = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=())
-    status, printed = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=DEPENDENCIES)
-    assert status == everything[0] == 0, printed
-    lost = {line for line in everything[1].splitlines() if "::" in line} - set(printed.splitlines())
+    expected_status, expected = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=())
+    status, output = run_pytest(tmp_path, "--collect-only", "-m", "cuda", *files, absent=DEPENDENCIES)
+    assert status == expected_status == 0, output
+    missing = {line for line in expected.splitlines() if "::" in line} - set(output.splitlines())
     needing = ("tests/stage/dali/", "tests/stage/kornia/")
-    assert [line for line in lost if not line.startswith(needing)] == []
+    assert [line for line in missing if not line.startswith(needing)] == []
