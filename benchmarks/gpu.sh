@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# What waits for a GPU, in three commands of less than nine minutes each; the most important one comes first. Each leaves
-# one archive of what it found, which is written anew after each step, so that nothing is lost where a step fails or the
-# time is up.
+# Measurements and tests that need a GPU, in three commands of less than nine minutes each; the most important one comes
+# first. Each writes an archive of its results, which is rewritten after each step, so that nothing is lost if a step
+# fails or the time is up.
 #
 #   benchmarks/gpu.sh why [FOLDER] [--simulate]       where the time of a session goes; FOLDER/gpu-why.tar.gz
 #   benchmarks/gpu.sh decoding [FOLDER] [--simulate]  decoding on the device, and feeding ResNets;
 #                                                     FOLDER/gpu-decoding.tar.gz
-#   benchmarks/gpu.sh peers [FOLDER] [--simulate]     gpuload beside other loaders; then the tests marked `cuda` and
-#                                                     those of the fused kernels, and both under sanitizers;
+#   benchmarks/gpu.sh peers [FOLDER] [--simulate]     gpuload next to other loaders; then the tests marked `cuda` and
+#                                                     the tests of the fused kernels, both also under sanitizers;
 #                                                     FOLDER/gpu-peers.tar.gz
 #
 #   FOLDER       default: gpu-results
-#   --simulate   run it through on the CPU, with small sizes: tests marked `cuda` are collected and skipped, and figures
-#                mean nothing
-#   PYTHON       the interpreter; it needs torch, numpy, Pillow, cloudpickle and, for tests, pytest. What else is missing is
-#                left out, and the results say so. Default: .venv/bin/python where there is one, else python3.
-#   WHEELS       a folder of wheels to install first, for this call alone. Default: .whl, where it is there. For wheels
-#                that are too large to bring at once, see benchmarks/gpu/pieces.py.
-#   PHOTOS       a folder of JPEGs. Default: scikit-image's photographs, varied, or made up.
+#   --simulate   run everything on the CPU, with small sizes: tests marked `cuda` are collected and skipped, and the
+#                figures mean nothing
+#   PYTHON       the interpreter; it needs torch, numpy, Pillow, cloudpickle and, for tests, pytest. Steps that need
+#                other missing packages are skipped, and the results say so. Default: .venv/bin/python if it exists, else
+#                python3.
+#   WHEELS       a folder of wheels to install first, for this call only. Default: .whl, if it exists. For wheels that
+#                are too large to be uploaded at once, see benchmarks/gpu/pieces.py.
+#   PHOTOS       a folder of JPEGs. Default: variations of scikit-image's photographs, or generated images.
 #   ROWS         comma-separated: only these rows of the loaders.
-#   TESTS        files of tests, in the place of all that have tests marked `cuda`; "none": no tests.
-#   BUDGET_S     all of it ends within these seconds. Default: 500.
+#   TESTS        files of tests to run instead of all that have tests marked `cuda`; "none" runs no tests.
+#   BUDGET_S     the time limit for everything, in seconds. Default: 500.
 #
-# Exit status: 0 if all tests passed and nothing failed that should have run.
+# Exit status: 0 if all tests passed and no step failed that should have run.
 set -uo pipefail
 usage="benchmarks/gpu.sh why|decoding|peers [FOLDER] [--simulate]"
 part=${1:-} folder=gpu-results simulate=
@@ -35,7 +36,7 @@ for argument in "${@:2}"; do
     esac
 done
 out=$(mkdir -p "$folder" && cd "$folder" && pwd) || exit 2
-# Relative paths are those of the caller, where there is such a file; else of the repository.
+# Relative paths start at the caller's folder if such a file exists there, else at the repository.
 for name in PHOTOS WHEELS TESTS PYTHON; do
     found=
     for path in ${!name:-}; do
@@ -54,7 +55,7 @@ archive() {
     local path=$out/gpu-$part.tar.gz
     tar -C "$work" -czf "$path.$BASHPID" . || (($? == 1)) && mv "$path.$BASHPID" "$path" # 1: a file grew meanwhile
 }
-# A signal is only heard when the step has ended, and some cannot be heard.
+# Bash handles a signal only once the step has ended, and some signals cannot be handled.
 (
     trap 'kill $!; exit' TERM
     while sleep 20 & wait $! && kill -0 $$; do archive; done
@@ -71,8 +72,8 @@ has() {
     "$python" -c "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))" "$@" 2> /dev/null
 }
 
-# step NAME SECONDS COMMAND…: run it within its seconds and what is left of the budget; what it prints is in NAME.txt.
-# pytest is interrupted 20 s before, which lets it tell what failed until then.
+# step NAME SECONDS COMMAND…: run a command within its seconds and the remaining budget; its output is in NAME.txt.
+# pytest is interrupted 20 s earlier, so that it can report the failures until then.
 step() {
     local name=$1 limit=$2 began=$SECONDS left=$((budget - SECONDS)) code ends=TERM grace=0
     shift 2
@@ -111,7 +112,7 @@ timeout 20 nvidia-smi > "$work/nvidia-smi.txt" 2>&1 || note "nvidia-smi: $(tail 
 step machine 60 "$python" -m benchmarks.machine
 cat "$work/machine.txt"
 
-# loaders SECONDS: run the command's rows, whose figures are in gpu-COMMAND.json.
+# loaders SECONDS: run the command's rows and write their figures to gpu-COMMAND.json.
 loaders() {
     local limit=$1 left=$((budget - SECONDS)) options=("${photos[@]}")
     [[ -z $simulate ]] && ((limit < left)) || limit=$left
@@ -122,8 +123,8 @@ loaders() {
 }
 
 tests() {
-    # Of the options in pyproject.toml only what every pytest knows. A warning of a newer library is shown and no error;
-    # gpuload's own are RuntimeWarnings.
+    # Use only those options of pyproject.toml that every pytest knows. A newer library's warning is shown, and is not an
+    # error; gpuload's warnings are RuntimeWarnings.
     local pytest=("$python" -m pytest -q -c pyproject.toml -o addopts=--import-mode=importlib -p no:cacheprovider -rfEs
         -W default -W error::RuntimeWarning -W "ignore:nvImageCodec is installed:RuntimeWarning")
     [[ ${TESTS:-} != none ]] || return
@@ -131,11 +132,11 @@ tests() {
     local cores
     cores=$(nproc)
     has xdist && pytest+=(-n $((cores < 8 ? cores : 8)) --dist worksteal)
-    # Where a worker runs a test, a hung call of the driver ends the worker; another takes its place.
+    # If a worker runs a test, a hung call of the driver ends only the worker, which is replaced.
     local method=signal
     has xdist && method=thread
     has pytest_timeout && pytest+=(--timeout 60 --timeout-method "$method")
-    # Only files that have such tests: collecting all others takes longer than these run.
+    # Collect only files that have such tests: collecting all others takes longer than the tests.
     local files with_transfer marked="cuda or interpreter" require=1 sanitizer=(TORCH_CUDA_SANITIZER=1)
     mapfile -t files < <(grep -rlE 'mark\.cuda' ${TESTS:-tests} --include='test_*.py' | sort)
     mapfile -t with_transfer < <(printf '%s\n' "${files[@]}" | grep -E 'tests/cuda/|test_(transfer|cuda)\.py$')
@@ -145,7 +146,7 @@ tests() {
         [[ ${TESTS:-} ]] || files+=(tests/stage/fused)
         export TRITON_INTERPRET=0
     fi
-    # Kernels are compiled by one process, and found in Triton's cache by the others.
+    # One process compiles the kernels, and the others find them in Triton's cache.
     local alone=("${pytest[@]}")
     has xdist && alone+=(-n 0)
     [[ ${TESTS:-} ]] || step kernels 60 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
@@ -154,8 +155,8 @@ tests() {
         --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
     tail -n 40 "$work/tests.txt"
 
-    # Every fused kernel, on batches of 8; all cases but those that record a graph, which needs the caching allocator.
-    # Without that, each allocation is one of the driver's, whose bounds memcheck knows.
+    # Run every fused kernel on batches of 8, in all cases except those that record a graph, which needs the caching
+    # allocator. Without that allocator, each allocation is made by the driver, so memcheck knows its bounds.
     local cases=Random,Color,Gaussian,Normalize,Resize,Crop,Pad,Gray,Auto,Trivial,classic,evaluation,timm,SimCLR
     local fused=("$python" -m benchmarks.augmentation --device cuda --backends fused --peers none --only "$cases"
         --rounds 1 --batch-size 8 --budget-s 30 "${photos[@]}")
@@ -180,9 +181,9 @@ print(sum(bool(row['readings']) for row in rows), 'of', len(rows), 'ran')"
         fi
     done
 
-    # Last, since it is blind to most races: of three that were planted it saw one.
+    # racecheck comes last, since it misses most races: it found one of three planted ones.
     has pytest_timeout && pytest+=(--timeout 30)
-    # It knows no tensors without storage, and takes what a graph recorded for an access that none waited for.
+    # It does not know tensors without storage, and reports accesses that a graph recorded as unsynchronized.
     ((${#with_transfer[@]})) && step tests-cuda-sanitizer 100 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
         OMP_NUM_THREADS=1 "${pytest[@]}" -m "cuda and not slow" -k "not any_layout and not cuda_graph" "${with_transfer[@]}"
     tail -n 15 "$work/tests-cuda-sanitizer.txt" 2> /dev/null

@@ -219,8 +219,8 @@ def _check_path(ahead: _Run, *, without_plans: bool) -> None:
             f"{ahead.launches.count(0)} found their batch launched; every other call should"
         )
     if without_plans != (ahead.planned_share == 0) or (not without_plans and ahead.planned_share < 0.5):
-        asked = "none" if without_plans else "most"
-        raise RuntimeError(f"workers planned {ahead.planned_share:.0%} of the batches, and should plan {asked}")
+        expected = "none" if without_plans else "most"
+        raise RuntimeError(f"workers planned {ahead.planned_share:.0%} of the batches, and should plan {expected}")
 
 
 def _package_shares(profile: cProfile.Profile) -> dict[str, float]:

@@ -83,29 +83,29 @@ def median_of(results: list[dict[str, Any]], key: str) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def ratio(results: Results, own: str, peer: str) -> tuple[float, float, float]:
-    """Divide the rate of `own` by the rate of `peer` within each round. Return the median, the minimum and the maximum.
+def ratio(results: Results, ours: str, peer: str) -> tuple[float, float, float]:
+    """Divide the rate of `ours` by the rate of `peer` within each round. Return the median, minimum and maximum.
 
     >>> rounds = {"a": [{"images_per_s": [30]}, {"images_per_s": [10]}], "b": [{"images_per_s": [15]}] * 2}
-    >>> median, least, greatest = ratio(rounds, "a", "b")
-    >>> least, greatest
+    >>> median, minimum, maximum = ratio(rounds, "a", "b")
+    >>> minimum, maximum
     (0.6666666666666666, 2.0)
     """
     ratios = [
         median_of([own_result], "images_per_s") / median_of([peer_result], "images_per_s")
-        for own_result, peer_result in zip(results[own], results[peer], strict=True)
+        for own_result, peer_result in zip(results[ours], results[peer], strict=True)
     ]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table of the peers in `labels`. `own` is the peer whose rate is compared with
+def columns(results: Results, labels: Mapping[str, str], ours: str | None) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of a table of the peers in `labels`. `ours` is the peer whose rate is compared with
     the other rates. A figure that no peer has is omitted."""
     names = [name for name in labels if name in results]
     cells: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
-    if own in names:
+    if ours in names:
         cells["gpuload's speedup (lowest … highest round)"] = [
-            "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
+            "" if name == ours else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, ours, name)) for name in names
         ]
     for key, (heading, number_format) in FIGURES.items():
         values = [median_of(results[name], key) for name in names]
@@ -123,8 +123,8 @@ def judge(results: Results) -> list[running.Verdict]:
             speedup = ratio(results, name, other)[0]
             verdicts.append(running.Verdict(f"{text}: {figure_format.format(speedup)}", speedup >= goal))
 
-    for peer, (least, aim) in RATE_GOALS.items():
-        at_least(least, "gpuload", peer, f"at least {least} times {NAMES[peer]} (stretch goal {aim})")
+    for peer, (minimum, aim) in RATE_GOALS.items():
+        at_least(minimum, "gpuload", peer, f"at least {minimum} times {NAMES[peer]} (stretch goal {aim})")
     if "gpuload" in results:
         keys = ("first_batch_s", "worker_mb", "worker_share_mb")
         first_s, worker_mb, share_mb = (median_of(results["gpuload"], key) for key in keys)
@@ -134,8 +134,8 @@ def judge(results: Results) -> list[running.Verdict]:
         share = f"{share_mb:.0f} MB as its share of the shared memory"
         text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share})"
         verdicts.append(running.Verdict(text, worker_mb < WORKER_MB))
-    for peer, least in CUTTABLE_GOALS.items():
-        at_least(least, CUTTABLE, peer, f"over cuttable files at least {least} times {NAMES[peer]}")
+    for peer, minimum in CUTTABLE_GOALS.items():
+        at_least(minimum, CUTTABLE, peer, f"over cuttable files at least {minimum} times {NAMES[peer]}")
     text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader"
     at_least(ARRAYS_GOAL, "arrays_gpuload", "arrays_torch", text)
     text = f"whole images: at least as fast as {NAMES['dali']}"
@@ -214,8 +214,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for group, labels in GROUPS.items():
         if results.keys() & labels.keys():
-            own = None if group == "workers" else next(iter(labels))
-            print("", running.format_table(*columns(results, labels, own), TITLES[group]), sep="\n")
+            ours = None if group == "workers" else next(iter(labels))
+            print("", running.format_table(*columns(results, labels, ours), TITLES[group]), sep="\n")
     print()
     running.print_verdicts(verdicts := judge(results))
     settings = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}

@@ -84,10 +84,10 @@ def run_in_processes(work: Callable[[Iterator[str], int], object], paths: list[s
     """Call `work` in `count` processes, each with an iterator over paths and its index. The processes take the paths in
     turns."""
     fork = multiprocessing.get_context("fork")
-    taken = fork.Value("q", 0)
+    counter = fork.Value("q", 0)
 
     def run(i: int) -> None:
-        work((paths[number] for number in take_turns(len(paths), taken, at_once=1)), i)
+        work((paths[number] for number in take_turns(len(paths), counter, at_once=1)), i)
 
     processes = [fork.Process(target=run, args=(i,)) for i in range(count)]
     for process in processes:

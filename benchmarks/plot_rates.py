@@ -82,9 +82,9 @@ def _readme_table(results: Results) -> str:
     return format_markdown([*headings, "memory per worker, MB"], rows, ["---", *["---:"] * 4])
 
 
-def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
+def _table(results: Results, labels: dict[str, str], ours: str | None) -> str:
     """Format the figures of the measured peers; "" if there are none."""
-    return format_markdown(*columns(results, labels, own)) if results.keys() & labels.keys() else ""
+    return format_markdown(*columns(results, labels, ours)) if results.keys() & labels.keys() else ""
 
 
 def draw(recorded: dict[str, Any], path: Path) -> None:

@@ -45,7 +45,7 @@ class Rows:
 
 
 class ManyRows(Rows):
-    """The same dataset with `__getitems__`, which returns many rows at a time."""
+    """A dataset like `Rows`, with `__getitems__`, which returns many rows at a time."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, int]]:
         return list(zip(self.rows[indices], self.labels[indices].tolist(), strict=True))

@@ -113,16 +113,16 @@ def run_rounds(
     return results
 
 
-def take_turns(count: int, taken: Synchronized[int], at_once: int) -> Iterator[int]:
+def take_turns(count: int, counter: Synchronized[int], at_once: int) -> Iterator[int]:
     """Yield the numbers below `count` that no other process gets: each process takes the next `at_once` numbers
     whenever it is done with its last. With a fixed share each, all processes would wait for the slowest one.
 
     `taken` counts the numbers that processes have taken, and is shared by them.
     """
     while True:
-        with taken.get_lock():
-            start = taken.value
-            taken.value = stop = min(start + at_once, count)
+        with counter.get_lock():
+            start = counter.value
+            counter.value = stop = min(start + at_once, count)
         if start == stop:
             return
         yield from range(start, stop)

@@ -46,7 +46,7 @@ from gpuload import transforms as T
 WORKERS: Final = (4, 15, 31, 63)
 BATCH_SIZES: Final = (16, 32, 64, 128, 256, 512)
 LOOPS: Final = ("0", "1", "9", "20", "9 GIL")  # how long the loop is busy for each batch, ms, and what it holds
-# Batches of an epoch that are not measured: while the pipeline fills, and those that are prepared when no more follow.
+# Batches that are not measured: the first of an epoch, while the pipeline fills, and the last, prepared in advance.
 FILL_BATCHES, REST_BATCHES = 20, 50
 MIN_BATCHES, MAX_BATCHES, MAX_S = 40, 300, 4.0
 GOAL, MAX_LOAD, MAX_BATCHES_PER_S = 0.95, 0.8, 250  # the goal, and the cells to which it applies

@@ -65,21 +65,21 @@ def lead_home(app: Any, docname: str, source: list[str]) -> None:
         target = "../" * depth + page
         source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}(#[^)]*)?\)", rf"]({target}\1)", source[0])
     for link in re.findall(r"\]\(((?:\.\./)+[^)#]+)\)", source[0]):
-        if (found := (HERE / docname).parent / link).is_dir() or not found.exists():
+        if (path := (HERE / docname).parent / link).is_dir() or not path.exists():
             source[0] = re.sub(rf"\[([^\]]+)\]\({re.escape(link)}\)", r"\1", source[0])
 
 
 def one_by_one(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Split ``a, b: text`` under Attributes into an entry for each name, since Napoleon accepts only one name."""
-    inside, made = False, []
+    inside, entries = False, []
     for line in lines:
         inside = line == "Attributes:" or (inside and (not line or line.startswith(" ")))
-        if inside and (found := re.fullmatch(r"    (\w+(?:, \w+)+): (.*)", line)):
-            *others, last = found[1].split(", ")
-            made += [f"    {other}: see `{last}`." for other in others]
-            line = f"    {last}: {found[2]}"
-        made.append(line)
-    lines[:] = made
+        if inside and (match := re.fullmatch(r"    (\w+(?:, \w+)+): (.*)", line)):
+            *others, last = match[1].split(", ")
+            entries += [f"    {other}: see `{last}`." for other in others]
+            line = f"    {last}: {match[2]}"
+        entries.append(line)
+    lines[:] = entries
 
 
 def show_factories(

@@ -55,13 +55,15 @@ def results(name: str) -> tuple[list[Image.Image], list[Image.Image]]:
     cat = photograph("cat")
     if name == "RandomIoUCrop":
         boxes = {"boxes": gl.Boxes(list(EYES)), "labels": np.arange(2)}
-        made = [T.apply([transform], (cat, boxes), seed=seed) for seed in range(DRAWN)]
-        return [_boxed(cat, EYES)], [_boxed(_image(image), target["boxes"].tolist()) for image, target in made]
+        transformed = [T.apply([transform], (cat, boxes), seed=seed) for seed in range(DRAWN)]
+        return [_boxed(cat, EYES)], [_boxed(_image(image), target["boxes"].tolist()) for image, target in transformed]
     if name == "MultiView":
         return [cat], [*map(_image, T.apply([transform], cat, seed=0))]
-    made = [_image(T.apply([transform], cat, seed=seed)) for seed in range(DRAWN)]
-    same = all(image.size == made[0].size and image.tobytes() == made[0].tobytes() for image in made)
-    return [cat], made[: 1 if same else DRAWN]
+    transformed = [_image(T.apply([transform], cat, seed=seed)) for seed in range(DRAWN)]
+    same = all(
+        image.size == transformed[0].size and image.tobytes() == transformed[0].tobytes() for image in transformed
+    )
+    return [cat], transformed[: 1 if same else DRAWN]
 
 
 def _with_masks(image: Image.Image, boxes: tuple[tuple[int, int, int, int], ...]) -> Any:
@@ -95,9 +97,9 @@ def _boxed(image: Image.Image, boxes: Any) -> Image.Image:
     return image
 
 
-def picture(photographs: list[Image.Image], made: list[Image.Image]) -> Image.Image:
+def picture(photographs: list[Image.Image], transformed: list[Image.Image]) -> Image.Image:
     """Put photographs and results on white, side by side, or in two rows if there are more than two photographs."""
-    rows = [photographs + made] if len(photographs) <= 2 else [photographs, made]
+    rows = [photographs + transformed] if len(photographs) <= 2 else [photographs, transformed]
     heights = [max(image.height for image in row) for row in rows]
     widths = [sum(image.width + GAP_PX for image in row) - GAP_PX for row in rows]
     sheet = Image.new("RGB", (max(widths), sum(heights) + GAP_PX * (len(rows) - 1)), "white")

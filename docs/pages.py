@@ -69,32 +69,32 @@ FAMILIES = (
 
 def groups() -> dict[str, tuple[str, list[str]]]:
     """Return the title and the public names for each page of the reference."""
-    made: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, title, _ in PAGES}
+    by_page: dict[str, tuple[str, list[str]]] = {page: (title, []) for page, title, _ in PAGES}
     for name, module in modules_of_names("gpuload").items():
         if name != "transforms":
             page = next(page for page, _, modules in PAGES if f"{module}.{name}".startswith(modules))
-            made[page][1].append(name)
-    for _, names in made.values():
+            by_page[page][1].append(name)
+    for _, names in by_page.values():
         names.sort(key=lambda name: (name not in FIRST, FIRST.index(name) if name in FIRST else 0, name.lower()))
-    return made
+    return by_page
 
 
 def families() -> dict[str, list[str]]:
     """Return the names in gpuload.transforms for each family."""
-    made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
+    by_family: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
     modules_of_transforms = modules_of_names("gpuload.transforms")
     for name in sorted(modules_of_transforms, key=str.lower):
         module = modules_of_transforms[name].removeprefix("gpuload.transforms.")
-        made[next(title for title, modules in FAMILIES if module in modules.split())].append(name)
-    return made
+        by_family[next(title for title, modules in FAMILIES if module in modules.split())].append(name)
+    return by_family
 
 
 def write(folder: Path) -> None:
     """Write all generated pages. Unchanged files are not written, so that they are not built again."""
     for page, (title, names) in groups().items():
         module, returned = RETURNED.get(page, ("", ()))
-        made = [f"# {title}", *map(_entry("gpuload"), names), *map(_entry(module), returned)]
-        _put(folder / "reference" / f"{page}.md", "\n\n".join(made) + "\n")
+        parts = [f"# {title}", *map(_entry("gpuload"), names), *map(_entry(module), returned)]
+        _put(folder / "reference" / f"{page}.md", "\n\n".join(parts) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
     _put(folder / "reference" / "gallery.md", "\n\n".join(gallery.page(families())) + "\n")
     gallery.write(folder / "reference")
@@ -130,8 +130,8 @@ def _entry(module: str) -> Callable[[str], str]:
 def _moved(text: str, home: Path) -> str:
     """Adapt the links of a page from outside docs/: they lead to the site's pages, or to files to download."""
 
-    def link(found: re.Match[str]) -> str:
-        words, path, anchor = found.groups()
+    def link(match: re.Match[str]) -> str:
+        words, path, anchor = match.groups()
         target = (home / path).resolve()
         name = target.relative_to(ROOT).as_posix()
         if name in OUTSIDE and (ROOT / name).exists():

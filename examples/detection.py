@@ -109,7 +109,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     with training, validation:
         for epoch in range(args.epochs):
-            losses, found, total = [], 0, 0
+            losses, found_boxes, total = [], 0, 0
             for images, targets in training:
                 for target in targets:
                     target["classes"] = torch.searchsorted(ids, target["labels"])
@@ -122,9 +122,9 @@ def main() -> None:
                 for images, targets in validation:
                     for scores, boxes, target in zip(*model(images), targets, strict=True):
                         target["classes"] = torch.searchsorted(ids, target["labels"])
-                        found += found_in(scores, boxes, target)
+                        found_boxes += found_in(scores, boxes, target)
                         total += len(target["boxes"])
-            print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {found} of {total} boxes found")
+            print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {found_boxes} of {total} boxes found")
 
 
 if __name__ == "__main__":

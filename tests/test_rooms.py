@@ -8,6 +8,7 @@ of modules, and knows nothing of sizes and tests. So one mechanism of our own sa
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -276,3 +277,11 @@ def test_tests_mirror_the_package():
                 about_several.add(place.with_suffix("").as_posix())
     assert about_several - ABOUT_SEVERAL == set(), "name it after a module, or list it"
     assert ABOUT_SEVERAL - about_several == set(), "listed, but gone, or named after a module"
+
+
+def test_architecture_page_lists_the_floors():
+    table = (TESTS.parent / "docs" / "architecture.md").read_text().split("| package |")[1].split("\n\n")[0]
+    rows = [re.findall(r"`([^`\n]+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
+    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(FLOORS), (
+        "edit the table in docs/architecture.md"
+    )

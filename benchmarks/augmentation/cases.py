@@ -147,8 +147,8 @@ def recipes() -> list[Case]:
 
     def cropped(middle: Modules = lambda K: [], behind: Modules = lambda K: []) -> Modules:
         """Return Kornia's recipe that crops, flips and normalises."""
-        lead = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
-        return lambda K: [*lead(K), *middle(K), K.Normalize(MEAN, STD), *behind(K)]
+        crop_and_flip = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
+        return lambda K: [*crop_and_flip(K), *middle(K), K.Normalize(MEAN, STD), *behind(K)]
 
     return [
         recipe(CLASSIC, [crop, flip], cropped()),
@@ -215,8 +215,8 @@ def dense() -> list[Case]:
     affine, hue = (15.0, (0.1, 0.1), (0.8, 1.2), 10.0), (0.4, 0.4, 0.4, 0.1)
 
     def cropped(policy: Modules) -> Modules:
-        lead = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
-        return lambda K: [*lead(K), policy(K), K.Normalize(MEAN, STD)]
+        crop_and_flip = lambda K: [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()]  # noqa: E731
+        return lambda K: [*crop_and_flip(K), policy(K), K.Normalize(MEAN, STD)]
 
     cases = [
         *recipes()[:3],

@@ -153,8 +153,8 @@ def _batch(case: Case, photographs: Photographs) -> Contender | str:
         return "the crops depend on the boxes of each image"
     compose, floats, finish = _composed(case.image[case.leading :]), _floats(case), _finish(case, photographs)
     if case.leading:
-        lead, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)
-        return Contender(lambda turn: finish(floats(compose(torch.stack([lead(image) for image in images])))))
+        compose_image, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)
+        return Contender(lambda turn: finish(floats(compose(torch.stack([compose_image(image) for image in images])))))
     batch = photographs.dense(case.start)
     return Contender(lambda turn: finish(floats(compose(batch))))
 

@@ -51,7 +51,7 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
     outputs: torch.Tensor | None = None
     prepared: list[Any] = []
     for turn in range(BATCHES):
-        program, late = ours.program(turn).split()
+        program, final_program = ours.program(turn).split()
         if outputs is None:
             outputs = torch.empty(
                 (len(images), 3, *program.results_hw[0].tolist()),
@@ -59,9 +59,9 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
                 device=photographs.device,
                 memory_format=torch.channels_last if case.channels_last else torch.contiguous_format,
             )
-        behind = () if late is None else late.records
-        erasing = [record for record in behind if isinstance(record, Erase)]
-        assert len(erasing) == len(behind), "the kernels do nothing else to finished images"
+        final_records = () if final_program is None else final_program.records
+        erasing = [record for record in final_records if isinstance(record, Erase)]
+        assert len(erasing) == len(final_records), "the kernels do nothing else to finished images"
         prepared.append(runner.prepare(images, program, program.windows_tlhw, outputs, erasing))
     assert outputs is not None
     batch = outputs

@@ -45,7 +45,7 @@ class Photographs:
         for path in paths[:count]:
             with Image.open(path) as opened:
                 decoded[path] = opened.convert("RGB")
-        self.found = len(paths)
+        self.file_count = len(paths)
         self.device = device
         self._photographs = [decoded[paths[number % len(paths)]] for number in range(count)]
         self._cached: dict[str, Any] = {}

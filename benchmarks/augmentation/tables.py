@@ -103,9 +103,9 @@ def _verdict(text: str, figure: float | None, form: str, met: bool | None) -> Ve
     return Verdict(f"{text}: {form.format(figure)}", met)
 
 
-def _at_least(text: str, row: Row | None, other: Row | None, least: float) -> Verdict:
+def _at_least(text: str, row: Row | None, other: Row | None, minimum: float) -> Verdict:
     times = ratio(row, other)
-    return _verdict(text, times and times[0], "{:.2f}", times is not None and times[0] >= least)
+    return _verdict(text, times and times[0], "{:.2f}", times is not None and times[0] >= minimum)
 
 
 def _judge_cpu(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
@@ -118,9 +118,9 @@ def _judge_cpu(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
         verdicts.append(_verdict(text, image_ms, "{:.3f} ms", image_ms is not None and image_ms <= most))
     for result in results:
         if result.section == "dense" and not result.name.endswith(POLICIES):
-            for own, peer, least in DENSE_GOALS:
-                text = f"CPU: {result.name}: {peer} takes at least {least:g} times as long as {own}"
-                verdicts.append(_at_least(text, result.rows.get(peer), result.rows.get(own), least))
+            for ours, peer, minimum in DENSE_GOALS:
+                text = f"CPU: {result.name}: {peer} takes at least {minimum:g} times as long as {ours}"
+                verdicts.append(_at_least(text, result.rows.get(peer), result.rows.get(ours), minimum))
     return verdicts
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu why       where the time of a session goes: workers, main process, device
     python -m benchmarks.gpu decoding  decoding on the device, in workers and in both, and feeding ResNets
-    python -m benchmarks.gpu peers     gpuload beside DALI, timm, Kornia, CV-CUDA and torchvision
+    python -m benchmarks.gpu peers     gpuload next to DALI, timm, Kornia, CV-CUDA and torchvision
 
     make bench-gpu ARGS="why --photos DIR --json FILE"    the same in the project's environment
     python -m benchmarks.gpu why --simulate               runs every row on the CPU, small; figures mean nothing

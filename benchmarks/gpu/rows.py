@@ -148,16 +148,16 @@ def measured(
 
 
 def _round(
-    batches: Iterator[Batch], step: Step | None, runtime: Runtime, limit_s: float, least: int
+    batches: Iterator[Batch], step: Step | None, runtime: Runtime, limit_s: float, min_steps: int
 ) -> dict[str, float]:
-    """Consume batches for `limit_s` seconds, and at least `least` batches; the round ends when the device has finished
-    all of them."""
+    """Consume batches for `limit_s` seconds, and at least `min_steps` batches; the round ends when the device has
+    finished all of them."""
     images, marks = 0, []
     next_ms: list[float] = []
     next_cpu_ms: list[float] = []
     runtime.synchronize()
     started = time.perf_counter()
-    while len(next_ms) < least or time.perf_counter() - started < limit_s:
+    while len(next_ms) < min_steps or time.perf_counter() - started < limit_s:
         wall, cpu = time.perf_counter(), time.thread_time()
         batch = next(batches)
         next_ms.append(1000 * (time.perf_counter() - wall))

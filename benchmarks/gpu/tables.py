@@ -125,10 +125,10 @@ def judge(results: Results) -> list[Verdict]:
     ]
     verdicts = [
         Verdict(
-            f"at least {form.format(least)} {what}: {_number(figure, form, 'not measured')}",
-            None if figure is None else figure >= least,
+            f"at least {form.format(minimum)} {what}: {_number(figure, form, 'not measured')}",
+            None if figure is None else figure >= minimum,
         )
-        for rows, what, figure, least, form in aims
+        for rows, what, figure, minimum, form in aims
         if results["rows"].keys() >= {*rows}
     ]
     if results["rows"].keys() >= {"fused", "device"}:

@@ -49,8 +49,8 @@ TABLE_ROWS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What processes have used so far, by the kernel's count: CPU seconds, page faults without and with a read from
-    disk, and how often they were taken off a CPU that they still needed."""
+    """The resources that processes have used so far, by the kernel's count: CPU seconds, page faults without and with
+    a read from disk, and the number of involuntary context switches."""
 
     user_s: float = 0.0
     system_s: float = 0.0
@@ -226,7 +226,7 @@ class Explained:
     loader: gl.Loader
     busy: dict[str, Callable[[], None]]
     window_s: float
-    least: int
+    min_steps: int
 
     def __post_init__(self) -> None:
         self.batches = self._endless()
@@ -253,7 +253,7 @@ class Explained:
         else:
             work, before = self.busy.get(way), Snapshot.take(self.loader)
             end = before.time_s + self.window_s
-            while time.perf_counter() < end or len(window.next_ms) < self.least:
+            while time.perf_counter() < end or len(window.next_ms) < self.min_steps:
                 window.timed(self.batches)
                 if work is not None:
                     work()
@@ -266,15 +266,15 @@ class Explained:
         discarded = discard_batches(self.loader, next(self._numbers))
         for images in islice(discarded, 2):  # the pipeline fills
             del images
-        taken, before = 0, Snapshot.take(self.loader)
+        batch_count, before = 0, Snapshot.take(self.loader)
         end = before.time_s + self.window_s
-        while time.perf_counter() < end or taken < self.least:
+        while time.perf_counter() < end or batch_count < self.min_steps:
             images = next(discarded, None)
             if images is None:
                 discarded = discard_batches(self.loader, next(self._numbers))
                 continue
             window.images += images
-            taken += 1
+            batch_count += 1
         return window.figures(before, Snapshot.take(self.loader, before))
 
     def trace(self, path: Path, batches: int) -> dict[str, Any]:

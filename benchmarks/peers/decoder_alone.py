@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
     paths: list[str]
     regions: list[Region]
-    taken: Synchronized[int]
+    counter: Synchronized[int]
 
 
 def decode_files(work: Work, connection: Connection) -> None:
@@ -59,7 +59,7 @@ def decode_files(work: Work, connection: Connection) -> None:
     connection.send(0)
     while connection.recv():
         count = 0
-        for index in take_turns(len(work.paths), work.taken, FILES_AT_ONCE):
+        for index in take_turns(len(work.paths), work.counter, FILES_AT_ONCE):
             with open(work.paths[index], "rb", buffering=0) as file:
                 decode(file.readall(), work.regions[index])
             count += 1
@@ -140,7 +140,7 @@ def decoder_alone(recipe: Recipe) -> dict[str, Any]:
     counts: list[int] = []  # of each process in the last epoch
 
     def epoch() -> int:
-        work.taken.value = 0
+        work.counter.value = 0
         for connection in connections:
             connection.send(True)
         counts[:] = [connection.recv() for connection in connections]

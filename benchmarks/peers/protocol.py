@@ -173,13 +173,13 @@ def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]
     assert labels.dtype == torch.int64, labels.dtype
     values = images.float()
     looks = {"mean": values.mean().item(), "std": values.std().item(), "label_mean": labels.float().mean().item()}
-    low, high, least, most = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
+    low, high, min_std, max_std = (-1.5, 1.5, 0.5, 2) if dtype.is_floating_point else (120, 135, 70, 78)
     if is_ragged:
-        low, high, least, most = 90, 140, 40, 90
+        low, high, min_std, max_std = 90, 140, 40, 90
     elif dtype.is_floating_point and recipe.batch_size < 16:  # crops of a few images may be of one colour
-        low, high, least, most = -2.5, 2.5, 0.02, 3
+        low, high, min_std, max_std = -2.5, 2.5, 0.02, 3
     assert low < looks["mean"] < high, looks
-    assert least < looks["std"] < most, looks
+    assert min_std < looks["std"] < max_std, looks
     return looks
 
 

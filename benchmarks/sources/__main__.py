@@ -32,7 +32,7 @@ MEMCPY_SHARE: Final = 0.8  # goal of ArrayFile: share of memcpy's rate
 LIMIT_S: Final = 600
 # For all readers: keep freed memory in the process, as in a process that has been running for a while.
 MALLOC: Final = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"}
-# The packages, and those of their dependencies that are not installed with gpuload's tests.
+# The packages, and their dependencies that are not installed with gpuload's tests.
 PEERS: Final = (
     "webdataset==1.0.2", "braceexpand==0.1.7",
     "litdata==0.2.76", "boto3==1.44.5", "botocore==1.44.5", "s3transfer==0.19.3", "jmespath==1.1.0", "obstore==0.12.1",
@@ -122,17 +122,17 @@ def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdi
 
 
 def ratio_to_fastest(
-    rounds: Sequence[Round], own: str, others: Sequence[str], kind: str, state: str
+    rounds: Sequence[Round], ours: str, others: Sequence[str], kind: str, state: str
 ) -> tuple[float | None, str]:
-    """Divide the rate of `own` by that of the fastest of `others`, within each round that has both. Returns the median,
-    and the fastest of `others` in the last round."""
+    """Divide the rate of `ours` by that of the fastest of `others`, within each round that has both. Return the
+    median, and the fastest of `others` in the last round."""
     ratios, fastest = [], ""
     for readers in rounds:
-        rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (own, *others)}
+        rates = {name: values_of([readers], name, kind, state, "images_per_s") for name in (ours, *others)}
         theirs = {name: rates[name][0] for name in others if rates[name]}
-        if rates[own] and theirs:
+        if rates[ours] and theirs:
             fastest = max(theirs, key=theirs.__getitem__)
-            ratios.append(rates[own][0] / theirs[fastest])
+            ratios.append(rates[ours][0] / theirs[fastest])
     return (statistics.median(ratios) if ratios else None), fastest
 
 

@@ -60,10 +60,10 @@ def boxed(picture: Image.Image, boxes: Any, labels: Any, names: list[str]) -> Im
 
 
 def classification() -> None:
-    """One photograph as a classifier sees it in fourteen epochs."""
+    """Draw a photograph as a classifier sees it in fourteen epochs."""
     chain = [T.RandomResizedCrop(128), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
-    made = [shown(T.apply(chain, photograph("cat"), seed=seed)) for seed in range(14)]
-    rows([made[:7], made[7:]], "classification.jpg")
+    pictures = [shown(T.apply(chain, photograph("cat"), seed=seed)) for seed in range(14)]
+    rows([pictures[:7], pictures[7:]], "classification.jpg")
 
 
 def views() -> None:
@@ -75,12 +75,12 @@ def views() -> None:
         T.RandomGrayscale(p=0.2),
         T.RandomApply([T.GaussianBlur(9, sigma=(0.1, 2.0))], p=0.3),
     ]
-    found = [shown(view) for view in T.apply([T.MultiView([[wide], [wide], *[[local]] * 8]), *change],
+    pictures = [shown(view) for view in T.apply([T.MultiView([[wide], [wide], *[[local]] * 8]), *change],
                                              photograph("astronaut"), seed=4)]  # fmt: skip
     small = Image.new("RGB", (4 * 96 + 3 * GAP, 224), "white")
-    for number, picture in enumerate(found[2:]):
+    for number, picture in enumerate(pictures[2:]):
         small.paste(picture, (number % 4 * (96 + GAP), number // 4 * 128))
-    rows([[*found[:2], small]], "views.jpg")
+    rows([[*pictures[:2], small]], "views.jpg")
 
 
 def detection_sample(name: str) -> tuple[Image.Image, dict[str, Any], list[str]]:
@@ -95,8 +95,8 @@ def detection() -> None:
     chain = [T.RandomPhotometricDistort(p=1.0), T.RandomHorizontalFlip(), T.RandomIoUCrop(), size]
     row = []
     for seed in (None, 1, 2, 6):
-        found, there = T.apply([size] if seed is None else chain, (image, target), seed=seed or 0)
-        row.append(boxed(shown(found), there["boxes"], there["labels"], names))
+        transformed, boxed_target = T.apply([size] if seed is None else chain, (image, target), seed=seed or 0)
+        row.append(boxed(shown(transformed), boxed_target["boxes"], boxed_target["labels"], names))
     rows([row], "detection.jpg")
     samples = [detection_sample(name) for name in BOXES]
     data = [(image, {**target, "labels": target["labels"] + 3 * n}) for n, (image, target, _) in enumerate(samples)]
@@ -105,11 +105,14 @@ def detection() -> None:
     with gl.Loader(data, 4, transforms=chain, num_workers=0, device="cpu", seed=5) as loader:
         images, targets = next(iter(loader))
     pairs = zip(images[:3], targets[:3], strict=True)
-    rows([[boxed(shown(found), each["boxes"], each["labels"], everything) for found, each in pairs]], "mosaic.jpg")
+    rows(
+        [[boxed(shown(transformed), each["boxes"], each["labels"], everything) for transformed, each in pairs]],
+        "mosaic.jpg",
+    )
 
 
 def coffee_mask() -> Image.Image:
-    """Which pixels are saucer (1), cup (2) and spoon (3)."""
+    """Return the mask of the saucer (1), the cup (2) and the spoon (3)."""
     mask = Image.new("L", photograph("coffee").size)
     draw = ImageDraw.Draw(mask)
     draw.ellipse((77, 63, 480, 390), fill=1)
@@ -136,8 +139,10 @@ def segmentation() -> None:
     palette[:4] = torch.tensor([(40, 40, 44), (190, 70, 60), (240, 220, 200), (80, 160, 230)])
     above, below = [], []
     for seed in (None, 1, 2, 3):
-        found, moved = T.apply([size] if seed is None else chain, (image, gl.Mask(np.asarray(mask))), seed=seed or 0)
-        above.append(shown(found))
+        transformed, moved = T.apply(
+            [size] if seed is None else chain, (image, gl.Mask(np.asarray(mask))), seed=seed or 0
+        )
+        above.append(shown(transformed))
         below.append(shown(palette[moved.long()].permute(2, 0, 1)))
     rows([above, below], "segmentation.jpg")
 

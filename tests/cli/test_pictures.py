@@ -1,4 +1,4 @@
-"""The folder of JPEGs made from scikit-image's photographs."""
+"""The folder of JPEGs generated from scikit-image's photographs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib.util
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers import lacking
+from helpers.generated_images import smooth_image
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs
@@ -16,13 +16,8 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, 
 from_skimage = lacking.needs("skimage")
 
 
-def gradient(width: int, height: int) -> Image.Image:
-    y, x = np.mgrid[0:height, 0:width]
-    return Image.fromarray(np.stack([x % 256, y % 256, (x + y) % 256], -1).astype(np.uint8))
-
-
-def test_a_picture_is_a_function_of_its_number() -> None:
-    photograph = gradient(640, 480)
+def test_make_picture_depends_only_on_the_number() -> None:
+    photograph = Image.fromarray(smooth_image(480, 640, 0))
     first, again, other = (make_picture(photograph, number) for number in (7, 7, 8))
     assert first == again
     assert first != other
@@ -31,8 +26,8 @@ def test_a_picture_is_a_function_of_its_number() -> None:
 
 @pytest.mark.slow
 @from_skimage
-def test_folder_is_made_once_and_finished_after_a_break(tmp_path: Path) -> None:
-    root = tmp_path / "made"
+def test_make_folder_keeps_files_and_continues_after_an_interrupt(tmp_path: Path) -> None:
+    root = tmp_path / "photographs"
     seen: list[int] = []
     assert make_folder(root, count=16, progress=seen.append) == root
     assert seen == list(range(1, 17))
@@ -43,8 +38,8 @@ def test_folder_is_made_once_and_finished_after_a_break(tmp_path: Path) -> None:
     make_folder(root, count=16)
     assert [file.stat().st_mtime_ns for file in files] == stamps
 
-    def interrupt(made: int) -> None:
-        if made == 5:
+    def interrupt(count: int) -> None:
+        if count == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -54,7 +49,7 @@ def test_folder_is_made_once_and_finished_after_a_break(tmp_path: Path) -> None:
 
 
 @from_skimage
-def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
+def test_make_folder_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("…")
     with pytest.raises(FileExistsError, match="and is not a demo folder: remove it, or choose another folder"):
@@ -62,7 +57,7 @@ def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
-def test_without_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photographs_without_skimage_raise_photographs_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PhotographsMissing, match=r"pip install 'gpuload\[demo\]'"):
         photographs()

@@ -1,4 +1,4 @@
-"""What a tree of processes costs, on trees whose cost is known."""
+"""`tree` and `cpu_seconds` of processes whose CPU time is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
 
 @pytest.mark.processes
-def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
+def test_tree_and_cpu_seconds_include_a_live_and_an_ended_grandchild() -> None:
     before = cpu_seconds(os.getpid())
     grandchild = f"import sys\n{BUSY}\nprint('busy', flush=True); sys.stdin.read()"
     child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {grandchild!r}])"
@@ -32,10 +32,10 @@ def test_tree_and_cpu_of_a_living_grandchild_and_of_one_that_ended() -> None:
         assert cpu_seconds(os.getpid()) - before >= 0.28
         process.communicate(b"")
     assert tree(os.getpid()).count(process.pid) == 0
-    assert cpu_seconds(os.getpid()) - before >= 0.28  # waited for, so it stays counted
+    assert cpu_seconds(os.getpid()) - before >= 0.28  # the time of an ended child stays counted
 
 
-def test_a_process_that_is_gone_costs_nothing() -> None:
+def test_cpu_seconds_of_an_ended_process_are_zero() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert cpu_seconds(process.pid) == 0

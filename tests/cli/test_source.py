@@ -1,4 +1,4 @@
-"""``--recipe FILE.py:name``: what it takes, and what it says of everything else. `test_pack` names data."""
+"""``--recipe FILE.py:name``: accepted values and errors. `test_pack` tests the sources of data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpuload import transforms as T
 from gpuload.cli.source import default_recipe, load_recipe
@@ -29,7 +30,7 @@ composed = Compose()
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "its_neighbour.py").write_text("SIZE = 32\n")
     (tmp_path / "random.py").write_text("raise RuntimeError('this is not the standard library')\n")
@@ -38,29 +39,25 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_list_a_compose_and_a_chain_are_taken(file: Path) -> None:
-    train = load_recipe(f"{file}:train")
-    assert [type(one) for one in train] == [T.RandomResizedCrop, T.Normalize]
+def test_load_recipe_accepts_a_list_a_compose_and_a_chain(recipe_file: Path) -> None:
+    train = load_recipe(f"{recipe_file}:train")
+    assert [type(step) for step in train] == [T.RandomResizedCrop, T.Normalize]
     assert train[0].size == (32, 32)
-    assert load_recipe(f"{file}:ours") == train
-    assert [type(one).__name__ for one in load_recipe(f"{file}:chain")] == [
-        "RandomResizedCrop",
-        "Normalize",
-        "Identity",
-    ]
-    assert [type(one) for one in default_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
+    assert load_recipe(f"{recipe_file}:ours") == train
+    chain = load_recipe(f"{recipe_file}:chain")
+    assert [type(step) for step in chain] == [T.RandomResizedCrop, T.Normalize, torch.nn.Identity]
+    assert [type(step) for step in default_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
 
 
-def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> None:
-    with file.open("a") as more:
-        more.write("double = [*train, T.Lambda(lambda images: images * 2)]\n")
-    recipe = load_recipe(f"{file}:double")
-    assert [type(one) for one in recipe] == [T.RandomResizedCrop, T.Normalize, T.Lambda]
+def test_load_recipe_keeps_lambdas(recipe_file: Path) -> None:
+    recipe_file.write_text(FILE + "double = [*train, T.Lambda(lambda images: images * 2)]\n")
+    recipe = load_recipe(f"{recipe_file}:double")
+    assert [type(step) for step in recipe] == [T.RandomResizedCrop, T.Normalize, T.Lambda]
     assert T.Chain(recipe).modules == (recipe[2].fn,)
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (
             "recipe.py",
@@ -78,14 +75,14 @@ def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> No
         ("{file}:wrong", "--recipe {file}:wrong: "),
     ],
 )
-def test_what_is_none(file: Path, spec: str, said: str) -> None:
+def test_load_recipe_of_a_wrong_spec_raises_value_error(recipe_file: Path, spec: str, message: str) -> None:
     with pytest.raises(ValueError, match="--recipe") as raised:
-        load_recipe(spec.format(file=file))
-    assert said.format(file=file) in str(raised.value)
+        load_recipe(spec.format(file=recipe_file))
+    assert message.format(file=recipe_file) in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1\nx / 0", "the file cannot be run: ZeroDivisionError in line 2: division by zero"),
         ("x = (", "the file cannot be run: SyntaxError in line 1: '(' was never closed"),
@@ -94,8 +91,8 @@ def test_what_is_none(file: Path, spec: str, said: str) -> None:
         ("x = 1", "has no 'train'; it has no list or Chain"),
     ],
 )
-def test_files_that_do_not_run(file: Path, text: str, said: str) -> None:
-    file.write_text(text)
+def test_load_recipe_of_a_file_that_fails_raises_value_error(recipe_file: Path, text: str, message: str) -> None:
+    recipe_file.write_text(text)
     with pytest.raises(ValueError, match=r"recipe\.py") as raised:
-        load_recipe(f"{file}:train")
-    assert said in str(raised.value)
+        load_recipe(f"{recipe_file}:train")
+    assert message in str(raised.value)

@@ -1,8 +1,7 @@
-"""What a DataLoader runs next to gpuload: simplejpeg and torch's operators, with torchvision's results."""
+"""The DataLoader of the comparison: simplejpeg and torch's operators, with torchvision's results."""
 
 from __future__ import annotations
 
-import io
 from importlib import metadata
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 import simplejpeg
 import torch
 from helpers import peers
-from helpers.generated_images import jpeg_bytes, smooth_image
-from PIL import Image
+from helpers.generated_images import encode, jpeg_bytes, smooth_image
 
 import gpuload as gl
 from gpuload.cli import torch_way
@@ -32,7 +30,7 @@ LOW = [(0 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 HIGH = [(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 
 
-def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
+def test_sample_is_decoded_cropped_and_normalized(jpeg_folder: Path) -> None:
     image = Pictures(gl.ImageFolder(jpeg_folder))[5]
     assert isinstance(image, torch.Tensor)
     assert (image.shape, image.dtype) == ((3, 224, 224), torch.float32)
@@ -41,7 +39,7 @@ def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_it_is_what_torchvisions_transforms_give(flip: bool) -> None:
+def test_augment_equals_torchvision(flip: bool) -> None:
     peers.torchvision()
     from torchvision.transforms.v2 import functional
 
@@ -57,50 +55,49 @@ def test_it_is_what_torchvisions_transforms_give(flip: bool) -> None:
 
 
 @pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (493, 0, 506, 10)), (9, 900, (0, 444, 9, 456))])
-def test_the_box_of_an_image_in_which_none_fits(width: int, height: int, box: tuple[int, ...]) -> None:
-    """As torchvision's: in the middle, as large as the widest or the narrowest ratio allows."""
+def test_random_box_of_an_extreme_image_is_centered_like_torchvisions(
+    width: int, height: int, box: tuple[int, ...]
+) -> None:
+    """No random box fits, so the box is as large as the widest or narrowest allowed ratio."""
     torch.manual_seed(0)
     assert {random_box(width, height) for _ in range(20)} == {box}
 
 
-def test_formats_that_are_no_jpegs_and_grey_ones_are_decoded_too() -> None:
+def test_decode_reads_other_formats_and_gray_images_as_rgb() -> None:
     pixels = smooth_image(60, 80, 0)
-    for image in (Image.fromarray(pixels), Image.fromarray(pixels[..., 0])):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        decoded = decode(file.getvalue())
-        assert np.array_equal(decoded, np.asarray(image.convert("RGB")))
+    gray_rgb = np.repeat(pixels[..., :1], 3, axis=2)
+    for array, expected in ((pixels, pixels), (pixels[..., 0], gray_rgb)):
+        assert np.array_equal(decode(encode(array, "PNG")), expected)
     grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
     assert np.array_equal(decode(grey), decode_with_pillow(grey))
 
 
-def test_whatever_holds_the_image() -> None:
+def test_pixels_are_read_from_any_kind_of_sample() -> None:
     pixels = smooth_image(60, 80, 0)
     encoded = gl.Encoded(jpeg_bytes(pixels))
     samples = [(encoded, 3), {"cls": np.int64(4), "jpg": encoded}, gl.Image(pixels), (pixels[..., :1], "a text")]
-    made = Pictures(samples)
-    assert {made.pixels(number).shape for number in range(len(made))} == {(60, 80, 3)}
-    assert np.array_equal(made.pixels(2), pixels)
+    pictures = Pictures(samples)
+    assert {pictures.pixels(number).shape for number in range(len(pictures))} == {(60, 80, 3)}
+    assert np.array_equal(pictures.pixels(2), pixels)
     with pytest.raises(TypeError, match="the sample has no image, only int, str"):
         Pictures([(3, "a")]).pixels(0)
 
 
-def test_pillow_decodes_where_simplejpeg_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_without_simplejpeg_uses_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"simplejpeg {metadata.version('simplejpeg')}" == DECODER
     data = jpeg_bytes(smooth_image(60, 80, 0))
     monkeypatch.setattr(torch_way, "simplejpeg", None)
     assert np.array_equal(decode(data), decode_with_pillow(data))
 
 
-def test_what_cannot_be_loaded_is_left_out_of_its_batch() -> None:
+def test_collate_drops_images_that_cannot_be_loaded() -> None:
     good = gl.Encoded(jpeg_bytes(smooth_image(60, 80, 0)))
     samples = [(good, 5), (gl.Encoded(b"nothing"), 6), (good, 7)]
-    made = Pictures(samples)
-    assert made[1] == 1
-    images, failed = collate([made[number] for number in range(3)])
+    dataset = Pictures(samples)
+    assert dataset[1] == 1
+    images, failed = collate([dataset[number] for number in range(3)])
     assert (images.shape, failed) == ((2, 3, 224, 224), [1])
-    images, failed = collate([made[1]])
+    images, failed = collate([dataset[1]])
     assert (len(images), failed) == (0, [1])
-    loader = data_loader(samples, batch_size=3, num_workers=0, pin_memory=False)
-    [(images, failed)] = loader
+    [(images, failed)] = data_loader(samples, batch_size=3, num_workers=0, pin_memory=False)
     assert (images.shape, failed) == ((2, 3, 224, 224), [1])

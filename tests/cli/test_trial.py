@@ -1,4 +1,4 @@
-"""What is tried in processes of their own: decoders that work, that are broken, that crash, that hang."""
+"""`try_in_process` with decoders that work, are broken, crash or hang; and regions checked by `find_fault`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec
 
 
 @pytest.mark.processes
-def test_decoders_that_work() -> None:
+def test_trial_of_working_decoders_reports_ok() -> None:
     assert try_in_process(["simplejpeg", "Pillow"], sample_jpeg()) == {
         "simplejpeg": {"ok": True, "why": ""},
         "Pillow": {"ok": True, "why": ""},
@@ -26,7 +26,7 @@ def test_decoders_that_work() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("module", "error"),
     [
         ("raise ImportError('libjpeg.so.9 is missing')", "ImportError: libjpeg.so.9 is missing"),
         ("import os; os.kill(os.getpid(), 11)", "the process crashed (SIGSEGV)"),
@@ -38,14 +38,16 @@ def test_decoders_that_work() -> None:
         ),
     ],
 )
-def test_a_decoder_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
-    (tmp_path / "simplejpeg.py").write_text(text)
+def test_trial_of_a_broken_decoder_reports_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, error: str
+) -> None:
+    (tmp_path / "simplejpeg.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    assert try_in_process(["simplejpeg"], sample_jpeg()) == {"simplejpeg": {"ok": False, "why": why}}
+    assert try_in_process(["simplejpeg"], sample_jpeg()) == {"simplejpeg": {"ok": False, "why": error}}
 
 
 @pytest.mark.processes
-def test_lines_that_a_library_prints_are_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_printed_by_a_library_is_not_taken_for_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "simplejpeg.py").write_text("print('{\"ok\": true}', flush=True); raise ImportError('no JPEG')")
     monkeypatch.syspath_prepend(tmp_path)
     assert try_in_process(["simplejpeg", "Pillow"], sample_jpeg()) == {
@@ -55,7 +57,7 @@ def test_lines_that_a_library_prints_are_no_results(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.processes
-def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_after_a_crash_report_that_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
     monkeypatch.syspath_prepend(tmp_path)
     results = try_in_process(["Pillow", "torch", "workers", "Triton"], sample_jpeg())
@@ -68,7 +70,7 @@ def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeyp
 
 
 @pytest.mark.processes
-def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_that_hangs_ends_at_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("import signal; signal.pause()")
     monkeypatch.syspath_prepend(tmp_path)
     results = try_in_process(["torch"], timeout_s=0.1)
@@ -76,7 +78,7 @@ def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.processes
-def test_a_process_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_whose_process_cannot_start_reports_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     why = try_in_process(["Pillow"])["Pillow"]["why"]
     assert why.startswith("the process ended with status 1: ")
@@ -85,47 +87,44 @@ def test_a_process_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- regions -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cpus_decoder_has_no_fault():
+def test_find_fault_of_the_cpu_decoder_is_empty():
     cpu = torch.device("cpu")
     assert find_fault(NvImageCodec(cpu, 1, load_nvimgcodec()), cpu) == ""
 
 
-def shifted(codes: list[Any]) -> list[Any]:
-    """Regions from a column beside, as of a decoder that rounds them."""
+def decode_shifted(codes: list[Any]) -> list[Any]:
+    """Return regions that are shifted by a column, like those of a decoder that rounds positions."""
     images = pictures(codes)
-    return [np.roll(one, code.region is not None, 1) for one, code in zip(images, codes, strict=True)]
+    return [np.roll(image, code.region is not None, 1) for image, code in zip(images, codes, strict=True)]
 
 
-def no_regions(codes: list[Any]) -> list[Any]:
-    return [one if code.region is None else None for one, code in zip(pictures(codes), codes, strict=True)]
+def refuse_regions(codes: list[Any]) -> list[Any]:
+    return [image if code.region is None else None for image, code in zip(pictures(codes), codes, strict=True)]
 
 
-def small_ones_alone(codes: list[Any]) -> list[Any]:
-    return [one if len(one) < HEIGHT else None for one in pictures(codes)]
+def refuse_large_images(codes: list[Any]) -> list[Any]:
+    return [image if len(image) < HEIGHT else None for image in pictures(codes)]
 
 
 @pytest.mark.parametrize(
-    ("works", "text"),
+    ("decode", "fault"),
     [
         (pictures, ""),
-        (shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
-        (no_regions, "it refuses a region: it returned no image and no reason"),
-        (small_ones_alone, "it refuses all test pictures"),
+        (decode_shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
+        (refuse_regions, "it refuses a region: it returned no image and no reason"),
+        (refuse_large_images, "it refuses all test pictures"),
     ],
 )
-def test_regions_are_held_against_the_whole_picture(works, text):
+def test_find_fault_compares_regions_with_the_entire_picture(decode, fault):
     with Gpu() as gpu:
-        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=nothing, gpu=works)
-        found = find_fault(decoder, gpu.device)
-    assert found.startswith(text)
-    assert bool(found) == bool(text)
-
-
-def test_the_trial_tells_version_device_faults_and_what_is_used():
-    version = load_nvimgcodec().__version__
-    assert try_regions() == {"version": version, "device": "cpu", "faults": {CPU: ""}, "used": [CPU]}
+        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=nothing, gpu=decode)
+        result = find_fault(decoder, gpu.device)
+    assert result.startswith(fault)
+    assert bool(result) == bool(fault)
 
 
 @pytest.mark.processes
-def test_regions_are_tried_in_a_process_of_their_own():
-    assert try_in_process(["regions"])["regions"]["faults"] == {CPU: ""}
+def test_try_regions_in_a_process_reports_version_device_faults_and_decoders_in_use():
+    regions = {"version": load_nvimgcodec().__version__, "device": "cpu", "faults": {CPU: ""}, "used": [CPU]}
+    assert try_regions() == regions
+    assert try_in_process(["regions"]) == {"regions": {"ok": True, "why": "", **regions}}

@@ -1,16 +1,16 @@
-"""Damaged files: refused if the damage reaches into the region, with what each decoder said, and nothing printed."""
+"""Damaged files are refused if the damage reaches into the region, with the message of each decoder; and libraries
+print nothing."""
 
 from __future__ import annotations
 
-import io
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import lacking
-from PIL import Image, ImageFile
+from helpers.decoders import pillow_pixels
+from helpers.programs import run_python
+from PIL import ImageFile
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
@@ -23,35 +23,35 @@ def decode(decoder: Decoder, data: bytes, region: tuple[int, int, int, int] | No
     return decoder.decode(encoded, decoder.header(encoded), region)
 
 
-def cut(jpeg: bytes, part: float) -> bytes:
-    """The header and a part of the scan."""
+def truncate(jpeg: bytes, fraction: float) -> bytes:
+    """Keep the header and a fraction of the last scan."""
     scan = jpeg.rindex(b"\xff\xda")
-    return jpeg[: scan + int((len(jpeg) - scan) * part)]
+    return jpeg[: scan + int((len(jpeg) - scan) * fraction)]
 
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"mode": "L"}, {"restart_marker_rows": 1}])
-def test_a_truncated_jpeg_is_good_above_the_damage_only(decoder, picture, encode, options):
+def test_truncated_jpeg_decodes_only_above_the_damage(decoder, picture, encode, options):
     jpeg = encode(picture, "JPEG", quality=90, **options)
-    whole = decode(decoder, jpeg)
-    truncated = cut(jpeg, 0.6)
-    good = 0
+    intact = decode(decoder, jpeg)
+    truncated = truncate(jpeg, 0.6)
+    intact_rows = 0
     for bottom in range(1, 84):
         region = (max(0, bottom - 7), 11, min(7, bottom), 90)
         try:
             pixels = decode(decoder, truncated, region)
         except DecodeError:
             break
-        np.testing.assert_array_equal(pixels, whole[region[0] : bottom, 11:101])
-        good = bottom
-    assert 24 <= good <= 0.75 * 83
-    for bottom in range(good + 1, 84):
+        np.testing.assert_array_equal(pixels, intact[region[0] : bottom, 11:101])
+        intact_rows = bottom
+    assert 24 <= intact_rows <= 0.75 * 83
+    for bottom in range(intact_rows + 1, 84):
         with pytest.raises(DecodeError, match="the damage extends into the needed rows of the file"):
             decode(decoder, truncated, (0, 0, bottom, 122))
 
 
-def test_a_download_that_stopped_in_a_file_of_its_final_size_is_truncated(decoder, picture, encode):
+def test_jpeg_filled_up_with_zeros_is_truncated(decoder, picture, encode):
     jpeg = encode(picture, "JPEG", quality=90)
-    truncated = cut(jpeg, 0.5)
+    truncated = truncate(jpeg, 0.5)
     zeroed = truncated + bytes(len(jpeg) - len(truncated))
     np.testing.assert_array_equal(decode(decoder, zeroed, (0, 0, 16, 122)), decode(decoder, jpeg, (0, 0, 16, 122)))
     with pytest.raises(DecodeError, match="truncated"):
@@ -60,41 +60,40 @@ def test_a_download_that_stopped_in_a_file_of_its_final_size_is_truncated(decode
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"mode": "L"}, {"restart_marker_rows": 1}])
-@pytest.mark.parametrize("behind", [b"", b"junk without an end" * 3, bytes(60)], ids=["the end", "junk", "zeros"])
-def test_no_marker_in_the_middle_of_a_picture_passes_grey_for_pixels(picture, encode, options, behind):
-    """libjpeg fills up a picture with grey at a marker. Each marker at some cuts, and at each cut some markers."""
+@pytest.mark.parametrize("appended", [b"", b"junk without an end" * 3, bytes(60)], ids=["the end", "junk", "zeros"])
+def test_marker_within_a_scan_is_refused_or_decoded_like_pillow(picture, encode, options, appended):
+    """At a marker, libjpeg fills up the image with gray. Each marker is tried at some cuts, and some at each cut."""
     jpeg = encode(picture[:40, :24], "JPEG", quality=30, **options)
     decoder = Decoder(Decode())
-    whole = decode(decoder, jpeg)
+    intact = decode(decoder, jpeg)
     top, height = 2, 13
     outcomes = {"refused": 0, "above the damage": 0, "as Pillow": 0}
     scan = jpeg.rindex(b"\xff\xda") + (10 if "mode" in options else 14)
-    for cut in range(scan, len(jpeg) - 2):
-        for marker in range(1, 255) if cut % 50 == 0 else (0x02, 0xC0 + cut % 64):
-            damaged = jpeg[:cut] + bytes((0xFF, marker)) + behind
+    for length in range(scan, len(jpeg) - 2):
+        for marker in range(1, 255) if length % 50 == 0 else (0x02, 0xC0 + length % 64):
+            damaged = jpeg[:length] + bytes((0xFF, marker)) + appended
             try:
-                expected = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+                expected = pillow_pixels(damaged)
             except (OSError, SyntaxError):
                 expected = None
-            if expected is None:
-                with pytest.raises(DecodeError, match=r"; Pillow: "):
-                    decode(decoder, damaged)
-            else:
+            if expected is not None:
                 np.testing.assert_array_equal(decode(decoder, damaged), expected)
                 outcomes["as Pillow"] += 1
                 continue
+            with pytest.raises(DecodeError, match=r"; Pillow: "):
+                decode(decoder, damaged)
             try:
                 pixels = decode(decoder, damaged, (top, 0, height, 24))
             except DecodeError:
                 outcomes["refused"] += 1
                 continue
-            np.testing.assert_array_equal(pixels, whole[top : top + height])
+            np.testing.assert_array_equal(pixels, intact[top : top + height])
             outcomes["above the damage"] += 1
     assert min(outcomes.values()) > 15, outcomes
 
 
-def test_the_message_says_what_each_decoder_said(picture, encode):
-    truncated = cut(encode(picture, "JPEG"), 0.5)
+def test_decode_error_quotes_each_decoder(picture, encode):
+    truncated = truncate(encode(picture, "JPEG"), 0.5)
     lacking.nvimgcodec()
     text = (
         r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: it has no end-of-image marker; "
@@ -106,13 +105,13 @@ def test_the_message_says_what_each_decoder_said(picture, encode):
         decode(Decoder(Decode()), truncated)
 
 
-def test_a_truncated_progressive_jpeg_has_no_good_rows(decoder, picture, encode):
+def test_truncated_progressive_jpeg_is_refused(decoder, picture, encode):
     with pytest.raises(DecodeError, match="image file is truncated"):
-        decode(decoder, cut(encode(picture, "JPEG", progressive=True), 0.5), (0, 0, 1, 1))
+        decode(decoder, truncate(encode(picture, "JPEG", progressive=True), 0.5), (0, 0, 1, 1))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_other_truncated_files_are_refused(picture, encode, kind):
+def test_truncated_file_of_another_format_is_refused(picture, encode, kind):
     data = encode(picture, kind)
     with pytest.raises(
         DecodeError, match=f"the {kind} (cannot be decoded: Pillow: |header cannot be read: Pillow says )"
@@ -121,7 +120,7 @@ def test_other_truncated_files_are_refused(picture, encode, kind):
 
 
 @pytest.mark.parametrize("exif", [False, True])
-def test_a_refused_file_is_refused_the_second_time_too(picture, encode, exif):
+def test_damaged_file_is_refused_each_time(picture, encode, exif):
     data = encode(picture, "PNG")
     decoder, encoded = Decoder(Decode(exif=exif)), Encoded(data[: len(data) // 2])
     header = decoder.header(encoded)
@@ -130,8 +129,8 @@ def test_a_refused_file_is_refused_the_second_time_too(picture, encode, exif):
             decoder.decode(encoded, header)
 
 
-def test_wrong_but_complete_data_decodes_as_pillow_decodes_it(decoder, picture, encode):
-    """libjpeg warns and goes on; nvImageCodec's and simplejpeg's pixels are given up for Pillow's."""
+def test_jpeg_with_flipped_bits_decodes_like_pillow(decoder, picture, encode):
+    """libjpeg warns and continues; then gpuload drops the pixels of nvImageCodec and simplejpeg, and uses Pillow."""
     rng = np.random.default_rng(11)
     jpeg = encode(picture, "JPEG", quality=90, subsampling=2)
     scan = jpeg.rindex(b"\xff\xda") + 14
@@ -141,7 +140,7 @@ def test_wrong_but_complete_data_decodes_as_pillow_decodes_it(decoder, picture, 
         for at in rng.integers(scan, len(jpeg) - 2, 3):
             damaged[at] ^= 1 << int(rng.integers(8))
         try:
-            expected = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
+            expected = pillow_pixels(damaged)
         except OSError:
             expected = None
         try:
@@ -155,7 +154,7 @@ def test_wrong_but_complete_data_decodes_as_pillow_decodes_it(decoder, picture, 
     assert decoded > 30
 
 
-def test_any_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
+def test_random_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
     rng = np.random.default_rng(5)
     files = [encode(picture, kind) for kind in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM", "QOI")]
     files.append(encode(picture, "JPEG", progressive=True))
@@ -174,13 +173,13 @@ def test_any_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
 
 
 @pytest.mark.processes
-def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
-    """Not libjpeg's warnings, not libtiff's, not nvImageCodec's at its import: file descriptor 2 stays silent."""
+def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
+    """Neither libjpeg, nor libtiff, nor nvImageCodec at its import, writes to file descriptor 2."""
     jpeg = encode(picture, "JPEG", quality=90)
     tiff = encode(picture, "TIFF", compression="tiff_lzw")
     scan = jpeg.rindex(b"\xff\xda") + 60
     files = {
-        "a": jpeg[:scan] + b"\xff\xd9", "b": jpeg[:scan] + b"\xff\xc1\x01" + jpeg[scan:], "c": cut(jpeg, 0.5),
+        "a": jpeg[:scan] + b"\xff\xd9", "b": jpeg[:scan] + b"\xff\xc1\x01" + jpeg[scan:], "c": truncate(jpeg, 0.5),
         "d": jpeg[:2] + jpeg[6:], "e": tiff[:300] + bytes(900) + tiff[1200:], "f": tiff[: len(tiff) // 2],
         "g": jpeg.replace(b"\xff\xda\x00\x0c\x03", b"\xff\xda\x00\x0c\x02"), "h": jpeg[:-2] + bytes(50) + jpeg[-2:],
     }  # fmt: skip
@@ -197,20 +196,14 @@ def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
         "        except DecodeError as error:\n            print(path.name, error)\n"
         "print('still here', file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == "still here\n"
-    assert re.search(r"^c the JPEG cannot be decoded", done.stdout, re.MULTILINE)
+    output, errors = run_python(code, tmp_path, flags=("-W", "error"))
+    assert errors == "still here\n"
+    assert re.search(r"^c the JPEG cannot be decoded", output, re.MULTILINE)
 
 
 @pytest.mark.processes
-def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture, encode):
-    """nvImageCodec warns of it, so Pillow decodes it; the memory that nvImageCodec took for it was kept."""
+def test_nvimagecodec_frees_the_memory_of_an_image_that_it_refused(tmp_path, picture, encode):
+    """nvImageCodec warns, so Pillow decodes the image. nvImageCodec once kept the memory that it had taken."""
     lacking.nvimgcodec()
     large = encode(np.zeros((6000, 6000, 3), np.uint8), "JPEG", quality=50)
     (tmp_path / "large").write_bytes(large[:-2] + bytes(50) + large[-2:])
@@ -226,31 +219,28 @@ def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture
         "import PIL.JpegImagePlugin, PIL.Image\ndecode('small')\nbefore = resident()\n"
         "assert decode('large') == 6000\ndecode('small')\nprint(resident() - before)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert int(done.stdout) < 30 << 20  # the image has 108 MB
+    assert int(run_python(code, tmp_path)[0]) < 30 << 20  # the image has 108 MB
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
-def test_pillows_flag_for_truncated_files_changes_nothing_but_the_advice(format, picture, encode, monkeypatch):
-    """With the flag, Pillow would fill up the picture in this process, and not in workers."""
+def test_load_truncated_images_changes_only_the_advice(format, picture, encode, monkeypatch):
+    """With the flag, Pillow would fill up the image in this process, but not in workers."""
     data = encode(picture, format)
     truncated = data[: len(data) // 2]
-    with pytest.raises(DecodeError) as without:
+    with pytest.raises(DecodeError) as unset:
         decode(Decoder(Decode()), truncated)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(DecodeError) as error:
         decode(Decoder(Decode()), truncated)
-    advice = str(error.value).removeprefix(str(without.value))
+    advice = str(error.value).removeprefix(str(unset.value))
     assert advice.startswith(". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills in")
     assert 'on_error="skip"' in advice
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
     decode(Decoder(Decode()), data)
 
 
-def test_threads_leave_pillows_flag_as_it_was(monkeypatch):
-    """The second to enter must not remember what the first one set."""
+def test_strict_pillow_in_two_threads_restores_load_truncated_images(monkeypatch):
+    """The second context must not save the value that the first one set."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     first, second = strict_pillow(), strict_pillow()
     first.__enter__()

@@ -1,19 +1,17 @@
-"""All decoders agree: whole images, regions, modes, orientations; into new and into given memory."""
+"""The decoders agree on entire images, regions, modes and orientations, also with `out`; and missing decoders."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import lacking
-from helpers.decoders import NAMES, decoder_by
-from PIL import Image, ImageOps
+from helpers.decoders import NAMES, decoder_by, pillow_pixels
+from helpers.programs import run_python
+from PIL import Image
 
 from gpuload.datasets.sample import Encoded, read
 from gpuload.decode import Decode, Decoder
@@ -38,32 +36,26 @@ REGIONS = [
 needs_nvimgcodec = lacking.needs("nvidia.nvimgcodec")
 
 
-def pillow(data: bytes, mode: str = "RGB", exif: bool = False) -> np.ndarray:
-    image = Image.open(io.BytesIO(data))
-    pixels = np.asarray((ImageOps.exif_transpose(image) if exif else image).convert(mode))
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def levels_apart(one: np.ndarray, other: np.ndarray) -> int:
-    assert one.shape == other.shape
-    return int(np.abs(one.astype(int) - other).max())
+def levels_apart(first: np.ndarray, second: np.ndarray) -> int:
+    assert first.shape == second.shape
+    return int(np.abs(first.astype(int) - second).max())
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_every_decoder_gives_pillows_pixels_and_regions_are_slices(decoder, picture, encode, kind):
+def test_each_decoder_equals_pillow_and_regions_are_slices(decoder, picture, encode, kind):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
     header = decoder.header(photo)
     assert (header.format, header.height, header.width, header.orientation) == ("JPEG", 83, 122, 1)
-    whole = decoder.decode(photo, header)
-    assert levels_apart(whole, pillow(photo.data)) <= 2
+    image = decoder.decode(photo, header)
+    assert levels_apart(image, pillow_pixels(photo.data)) <= 2
     for top, left, height, width in REGIONS:
         region = decoder.decode(photo, header, (top, left, height, width))
-        np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+        np.testing.assert_array_equal(region, image[top : top + height, left : left + width])
 
 
 @needs_nvimgcodec
 @pytest.mark.parametrize("kind", JPEGS)
-def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
+def test_nvimagecodec_equals_simplejpeg(picture, encode, kind):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
     fast, plain = (decoder_by(name) for name in NAMES[:2])
     header = fast.header(photo)
@@ -73,17 +65,17 @@ def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
 
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, encode, subsampling):
-    """libjpeg smooths what scans that are missing would have said, which depends on where a region ends."""
+    """libjpeg smooths an image that lacks scans, with a result that depends on where the region ends."""
     jpeg = encode(picture, "JPEG", progressive=True, subsampling=subsampling)
     at = jpeg.index(b"\xff\xda")
     incomplete = 0
     while (at := jpeg.find(b"\xff\xda", at + 1)) >= 0:
         photo = Encoded(jpeg[:at] + b"\xff\xd9")
         header = decoder.header(photo)
-        whole = decoder.decode(photo, header)
+        image = decoder.decode(photo, header)
         for top, left, height, width in REGIONS:
             region = decoder.decode(photo, header, (top, left, height, width))
-            np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+            np.testing.assert_array_equal(region, image[top : top + height, left : left + width])
         incomplete += 1
     assert incomplete >= 5
 
@@ -91,22 +83,22 @@ def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, 
 @needs_nvimgcodec
 @pytest.mark.parametrize(("height", "width"), [(40, 70), (17, 18), (20, 50), (33, 34), (9, 2), (9, 1)])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_single_columns_are_those_of_the_whole_image(encode, height, width, subsampling):
-    """Of noise: alone, a column at the edge of a 4:2:0 JPEG was up to 71 levels off."""
+def test_single_columns_equal_those_of_the_entire_image(encode, height, width, subsampling):
+    """Decoded alone, a column at the edge of a 4:2:0 JPEG of noise was up to 71 levels off."""
     noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
     photo = Encoded(encode(noise, "JPEG", quality=95, subsampling=subsampling))
     fast, plain = (decoder_by(name) for name in NAMES[:2])
     header = fast.header(photo)
-    whole = plain.decode(photo, header)
+    image = plain.decode(photo, header)
     for left in range(width):
         for top, rows in ((0, height), (3, 5), (0, 1)):
             column = fast.decode(photo, header, (top, left, rows, 1))
-            np.testing.assert_array_equal(column, whole[top : top + rows, left : left + 1])
+            np.testing.assert_array_equal(column, image[top : top + rows, left : left + 1])
 
 
 @needs_nvimgcodec
 @pytest.mark.parametrize("kind", JPEGS)
-def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, kind, monkeypatch):
+def test_regions_of_intact_jpegs_are_decoded_by_the_region_decoder(picture, encode, kind, monkeypatch):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.decode", lambda *_: pytest.fail("fell back to simplejpeg"))
     monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
@@ -118,7 +110,7 @@ def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, 
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_whole_jpegs_go_to_simplejpeg_and_right_to_where_they_belong(picture, encode, kind, monkeypatch):
+def test_entire_jpegs_are_decoded_by_simplejpeg_into_out(picture, encode, kind, monkeypatch):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
     monkeypatch.setattr(
         "gpuload.decode.jpeg.NvImageCodecRegions.decode", lambda *_: pytest.fail("went to nvImageCodec")
@@ -133,7 +125,7 @@ def test_whole_jpegs_go_to_simplejpeg_and_right_to_where_they_belong(picture, en
     np.testing.assert_array_equal(out, decoder_by("simplejpeg").decode(photo, header))
 
 
-def test_photographs_agree_on_every_path(photos):
+def test_regions_of_photographs_agree_across_decoders(photos):
     decoders = [decoder_by(name) for name in NAMES]
     rng = np.random.default_rng(3)
     for path in photos[::4]:
@@ -144,15 +136,15 @@ def test_photographs_agree_on_every_path(photos):
         fast, plain, slow = (decoder.decode(photo, header, (top, left, height, width)) for decoder in decoders)
         np.testing.assert_array_equal(fast, plain)
         assert levels_apart(fast, slow) <= 2
-        assert levels_apart(fast, pillow(photo.data)[top : top + height, left : left + width]) <= 2
+        assert levels_apart(fast, pillow_pixels(photo.data)[top : top + height, left : left + width]) <= 2
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
 @pytest.mark.parametrize("kind", ["4:2:0", "grey"])
-def test_modes_are_pillows_conversions(decoder, picture, encode, kind, mode):
+def test_each_mode_equals_pillows_conversion(decoder, picture, encode, kind, mode):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]), mode)
     header = decoder.header(photo)
-    expected = pillow(photo.data, mode if mode != "unchanged" else "L" if kind == "grey" else "RGB")
+    expected = pillow_pixels(photo.data, mode if mode != "unchanged" else "L" if kind == "grey" else "RGB")
     assert decoder.channels(header, mode) == expected.shape[2]
     region = decoder.decode(photo, header, (5, 9, 40, 50))
     assert levels_apart(region, expected[5:45, 9:59]) <= 2
@@ -168,49 +160,49 @@ def exif_block(orientation: int, order: str) -> bytes:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_all_orientations_on_each_decoder(upright_decoder, picture, encode, orientation, order):
+def test_exif_orientations_are_applied_by_each_decoder(upright_decoder, picture, encode, orientation, order):
     photo = Encoded(encode(picture, "JPEG", exif=exif_block(orientation, order)))
     header = upright_decoder.header(photo)
-    expected = pillow(photo.data, exif=True)
+    expected = pillow_pixels(photo.data, exif=True)
     assert header.orientation == orientation
     assert (header.height, header.width) == (83, 122)
     assert upright_decoder.size_hw(header) == expected.shape[:2]
-    whole = upright_decoder.decode(photo, header)
-    assert levels_apart(whole, expected) <= 2
+    image = upright_decoder.decode(photo, header)
+    assert levels_apart(image, expected) <= 2
     for top, left, height, width in [(3, 5, 40, 61), (0, 70, 83, 13), (50, 0, 1, 83)]:
         region = upright_decoder.decode(photo, header, (top, left, height, width))
-        np.testing.assert_array_equal(region, whole[top : top + height, left : left + width])
+        np.testing.assert_array_equal(region, image[top : top + height, left : left + width])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_orientations_of_other_formats(picture, encode, orientation, kind):
+def test_exif_orientations_of_other_formats_are_applied(picture, encode, orientation, kind):
     options = {"lossless": True} if kind == "WEBP" else {"quality": 90} if kind == "AVIF" else {}
     photo = Encoded(encode(picture, kind, exif=exif_block(orientation, "<"), **options))
     decoder = Decoder(Decode(exif=True))
     header = decoder.header(photo)
-    expected = pillow(photo.data, exif=True)
+    expected = pillow_pixels(photo.data, exif=True)
     assert decoder.size_hw(header) == expected.shape[:2]
     np.testing.assert_array_equal(decoder.decode(photo, header, (2, 3, 50, 60)), expected[2:52, 3:63])
 
 
-def test_orientation_is_left_alone_by_default(decoder, picture, encode):
+def test_orientation_is_ignored_by_default(decoder, picture, encode):
     photo = Encoded(encode(picture, "JPEG", exif=exif_block(6, "<")))
     header = decoder.header(photo)
     assert decoder.size_hw(header) == (83, 122)
-    assert levels_apart(decoder.decode(photo, header), pillow(photo.data)) <= 2
+    assert levels_apart(decoder.decode(photo, header), pillow_pixels(photo.data)) <= 2
 
 
-def test_orientation_in_xmp_counts_where_exif_has_none(upright_decoder, picture, encode):
+def test_orientation_in_xmp_is_applied_without_exif(upright_decoder, picture, encode):
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
     photo = Encoded(encode(picture, "JPEG", xmp=xmp))
     header = upright_decoder.header(photo)
     assert header.orientation == 8
-    assert levels_apart(upright_decoder.decode(photo, header), pillow(photo.data, exif=True)) <= 2
+    assert levels_apart(upright_decoder.decode(photo, header), pillow_pixels(photo.data, exif=True)) <= 2
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_pixels_go_into_given_memory_and_nowhere_else(upright_decoder, picture, encode, orientation):
+def test_decode_writes_only_into_out(upright_decoder, picture, encode, orientation):
     photo = Encoded(encode(picture, "JPEG", exif=exif_block(orientation, "<")))
     header = upright_decoder.header(photo)
     ring = np.full(40 * 30 * 3 + 200, 77, np.uint8)
@@ -220,23 +212,23 @@ def test_pixels_go_into_given_memory_and_nowhere_else(upright_decoder, picture, 
     assert set(ring[:100]) | set(ring[-100:]) == {77}
 
 
-def test_results_do_not_change_when_the_next_image_is_decoded(decoder, picture, encode):
+def test_pixels_are_unchanged_by_the_next_decode(decoder, picture, encode):
     first, second = (Encoded(encode(array)) for array in (picture, 255 - picture))
-    kept = decoder.decode(first, decoder.header(first))
-    before = kept.copy()
+    pixels = decoder.decode(first, decoder.header(first))
+    before = pixels.copy()
     decoder.decode(second, decoder.header(second))
-    np.testing.assert_array_equal(kept, before)
+    np.testing.assert_array_equal(pixels, before)
 
 
 @pytest.mark.parametrize("region", [(0, 0, 84, 10), (-1, 0, 5, 5), (0, 120, 5, 3), (5, 5, 0, 5)])
-def test_a_region_outside_the_image_is_a_callers_error(decoder, picture, encode, region):
+def test_region_outside_the_image_raises_value_error(decoder, picture, encode, region):
     photo = Encoded(encode(picture))
     text = f"the region (top, left, height, width) = {region} is not within H×W = (83, 122)"
     with pytest.raises(ValueError, match=re.escape(text)):
         decoder.decode(photo, decoder.header(photo), region)
 
 
-def test_out_of_a_wrong_shape_is_a_callers_error(decoder, picture, encode):
+def test_out_of_a_wrong_shape_raises_value_error(decoder, picture, encode):
     photo = Encoded(encode(picture))
     with pytest.raises(
         ValueError, match=re.escape("out must be uint8 of shape (4, 5, 3), got uint8 of shape (4, 5, 1)")
@@ -244,7 +236,7 @@ def test_out_of_a_wrong_shape_is_a_callers_error(decoder, picture, encode):
         decoder.decode(photo, decoder.header(photo), (0, 0, 4, 5), np.empty((4, 5, 1), np.uint8))
 
 
-def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeypatch):
+def test_decode_without_jpeg_decoders_uses_pillow(picture, encode, monkeypatch):
     def missing(self):
         raise ImportError("libjpeg.so.8: cannot open shared object file")
 
@@ -252,7 +244,7 @@ def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeyp
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.__init__", missing)
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture))
-    np.testing.assert_array_equal(decoder.decode(photo, decoder.header(photo)), pillow(photo.data))
+    np.testing.assert_array_equal(decoder.decode(photo, decoder.header(photo)), pillow_pixels(photo.data))
     cut = Encoded(photo.data[:-900])
     with pytest.raises(
         DecodeError, match=r"nvImageCodec: not usable .*libjpeg\.so\.8.*; simplejpeg: not usable .*; Pillow"
@@ -261,16 +253,15 @@ def test_without_the_jpeg_decoders_pillow_does_the_work(picture, encode, monkeyp
 
 
 @pytest.mark.processes
-def test_importing_the_room_imports_no_decoder_and_no_torch():
+def test_importing_gpuload_decode_imports_neither_decoders_nor_torch():
     code = (
         "import sys, gpuload.decode\n"
         "print([name for name in ('torch', 'PIL', 'nvidia', 'simplejpeg') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code) == ("[]\n", "")
 
 
-OLD = """
+WITH_OLD_NVIMAGECODEC = """
 import os, warnings
 import numpy as np
 import gpuload as gl
@@ -285,34 +276,27 @@ for workers in (0, 2):
         with gl.Loader(samples, 4, **options) as loader:
             for _ in range(2):
                 assert len(list(loader)) == 3
-    texts = [str(one.message) for one in caught if one.category is RuntimeWarning]
+    texts = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
     print(workers, len(texts), *texts)
 """
 
 
 @pytest.mark.processes
-def test_an_nvimagecodec_that_is_too_old_is_told_of_once(tmp_path):
+def test_nvimagecodec_that_is_too_old_warns_once(tmp_path):
     package = tmp_path / "nvidia" / "nvimgcodec"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").write_text('__version__ = "0.8.0"\n')
     tests = Path(__file__).parent.parent
     paths = os.pathsep.join(map(str, (tmp_path, tests, tests.parent)))
-    done = subprocess.run(
-        [sys.executable, "-c", OLD],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for workers, line in zip((0, 2), done.stdout.splitlines(), strict=True):
+    output, _ = run_python(WITH_OLD_NVIMAGECODEC, env={**os.environ, "PYTHONPATH": paths})
+    for workers, line in zip((0, 2), output.splitlines(), strict=True):
         assert line.startswith(f"{workers} 1 nvImageCodec is installed but cannot be used ("), line
         assert "found version 0.8.0, but 0.9 or newer is needed" in line
         assert "pip install --upgrade 'gpuload[cu13]'" in line
 
 
-def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypatch):
+def test_missing_nvimagecodec_does_not_warn(picture, encode, monkeypatch):
     monkeypatch.setattr("gpuload.decode.decoder._is_installed", lambda name: False)
     monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodecRegions.__init__", lambda self: 1 // 0)
     decoder = Decoder(Decode())
@@ -321,7 +305,7 @@ def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypa
     assert decoder.warning == ""
 
 
-def test_an_empty_folder_that_pip_has_left_is_no_installed_package(tmp_path, monkeypatch):
+def test_empty_folder_does_not_count_as_an_installed_package(tmp_path, monkeypatch):
     (tmp_path / "left_behind").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not decoder_module._is_installed("left_behind")

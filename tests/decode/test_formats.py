@@ -1,35 +1,21 @@
-"""The content decides the format; everything Pillow decodes comes out as Pillow converts it."""
+"""Formats other than JPEG: the content decides the format, pixels equal Pillow's, and limits refuse large images."""
 
 from __future__ import annotations
 
 import io
 import re
 import struct
-import warnings
 import zlib
 
 import numpy as np
 import pytest
+from helpers import generated_images
+from helpers.decoders import decode, pillow_pixels
 from PIL import Image, PngImagePlugin
 
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
-
-
-def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def decode(data: bytes, mode: Mode = "RGB", region: tuple[int, int, int, int] | None = None) -> np.ndarray:
-    decoder, encoded = Decoder(Decode()), Encoded(data, mode)
-    header = decoder.header(encoded)
-    pixels = decoder.decode(encoded, header, region)
-    assert pixels.shape[2] == decoder.channels(header, mode)
-    return pixels
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
@@ -41,7 +27,7 @@ def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: t
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def grey_16_bit_png() -> bytes:
+def gray_16_bit_png() -> bytes:
     rows = b"".join(b"\0" + np.arange(y * 999, y * 999 + 40 * 700, 700, dtype=">u2").tobytes() for y in range(30))
     return png(40, 30, 16, 0, rows)
 
@@ -97,9 +83,9 @@ FILES = {
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("kind", FILES)
-def test_conversions_are_pillows(picture, encode, kind, mode):
+def test_each_mode_and_region_equals_pillows_conversion(picture, encode, kind, mode):
     data = FILES[kind](picture, encode)
-    expected = by_pillow(data, mode)
+    expected = pillow_pixels(data, mode)
     np.testing.assert_array_equal(decode(data, mode), expected)
     height, width = expected.shape[:2]
     region = (height // 4, width // 3, max(1, height // 2), max(1, width // 2))
@@ -112,7 +98,7 @@ def test_conversions_are_pillows(picture, encode, kind, mode):
     [("PNG grey", 1), ("PNG 1 bit", 1), ("PNG palette", 1), ("PNG grey and alpha", 2), ("PNG", 3), ("PNG alpha", 4),
      ("JPEG CMYK", 4)],
 )  # fmt: skip
-def test_unchanged_keeps_what_is_stored(picture, encode, kind, channels):
+def test_unchanged_keeps_the_stored_channels(picture, encode, kind, channels):
     data = FILES[kind](picture, encode)
     stored = np.asarray(Image.open(io.BytesIO(data)))
     stored = stored.astype(np.uint8) * 255 if stored.dtype == np.bool_ else stored
@@ -121,32 +107,26 @@ def test_unchanged_keeps_what_is_stored(picture, encode, kind, channels):
     np.testing.assert_array_equal(pixels.squeeze(), stored)
 
 
-def stored_by_pillow(array: np.ndarray, kind: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, kind)
-    return file.getvalue()
-
-
 LEVELS_16 = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
 INTEGERS = "TIFF, 32-bit integers (Pillow mode 'I')"
 DEEP = {
-    "PNG, 16 bits per pixel (Pillow mode 'I;16')": grey_16_bit_png,
-    "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "TIFF"),
-    "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: stored_by_pillow(LEVELS_16.astype(">u2"), "TIFF"),
-    INTEGERS: lambda: stored_by_pillow(LEVELS_16.astype(np.int32), "TIFF"),
-    "TIFF, 32-bit floats (Pillow mode 'F')": lambda: stored_by_pillow(LEVELS_16.astype(np.float32), "TIFF"),
-    "JPEG2000, 16 bits per pixel (Pillow mode 'I;16')": lambda: stored_by_pillow(LEVELS_16, "JPEG2000"),
+    "PNG, 16 bits per pixel (Pillow mode 'I;16')": gray_16_bit_png,
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: generated_images.encode(LEVELS_16, "TIFF"),
+    "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: generated_images.encode(LEVELS_16.astype(">u2"), "TIFF"),
+    INTEGERS: lambda: generated_images.encode(LEVELS_16.astype(np.int32), "TIFF"),
+    "TIFF, 32-bit floats (Pillow mode 'F')": lambda: generated_images.encode(LEVELS_16.astype(np.float32), "TIFF"),
+    "JPEG2000, 16 bits per pixel (Pillow mode 'I;16')": lambda: generated_images.encode(LEVELS_16, "JPEG2000"),
     "PPM, 32-bit integers (Pillow mode 'I')": lambda: b"P5 40 30 65535\n" + LEVELS_16.astype(">u2").tobytes(),
 }
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("kind", DEEP)
-def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
-    """Pillow would clip them: nearly all of such an image becomes white."""
-    file, _, what = kind.partition(", ")
+def test_more_than_8_bits_raise_decode_error_unless_unchanged(kind, mode):
+    """Pillow would clip them, so that nearly all of the image becomes white."""
+    file, _, description = kind.partition(", ")
     text = (
-        f"this {file} holds {what}, which Pillow would clip to 8; to keep its values, yield "
+        f"this {file} holds {description}, which Pillow would clip to 8; to keep its values, yield "
         "gpuload.Encoded(data, mode='unchanged'), of uint16 or float32, or scale them to 0 … 255; if they are classes "
         "or depths, yield a gpuload.Mask"
     )
@@ -160,7 +140,7 @@ def test_more_than_8_bits_are_refused_with_a_way_out(kind, mode):
 
 @pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
 @pytest.mark.parametrize("kind", [kind for kind in DEEP if kind != INTEGERS])
-def test_unchanged_grey_of_more_than_8_bits_comes_as_it_is_stored(kind, region):
+def test_unchanged_keeps_gray_levels_of_more_than_8_bits(kind, region):
     encoded, decoder = Encoded(DEEP[kind](), "unchanged"), Decoder(Decode())
     header = decoder.header(encoded)
     dtype = "float32" if kind.startswith("TIFF, 32-bit floats") else "uint16"
@@ -172,7 +152,7 @@ def test_unchanged_grey_of_more_than_8_bits_comes_as_it_is_stored(kind, region):
     assert np.array_equal(pixels, stored if region is None else stored[2:6, 3:8])
 
 
-def test_unchanged_grey_of_32_bit_integers_is_refused():
+def test_unchanged_refuses_32_bit_integers():
     decoder = Decoder(Decode())
     header = decoder.header(Encoded(DEEP[INTEGERS](), "unchanged"))
     with pytest.raises(
@@ -182,38 +162,38 @@ def test_unchanged_grey_of_32_bit_integers_is_refused():
         decoder.channels(header, "unchanged")
 
 
-def colour_16(channels: int) -> np.ndarray:
+def random_16_bit_colors(channels: int) -> np.ndarray:
     return np.random.default_rng(channels).integers(0, 65536, (30, 40, channels), np.uint16)
 
 
-def png_16(image: np.ndarray, orders: bytes = b"\0") -> bytes:
-    """A PNG of 16 bits, its rows filtered in turns by these of PNG's filters (0: none, 1: left, 2: above)."""
+def png_16(image: np.ndarray, filters: bytes = b"\0") -> bytes:
+    """Encode a PNG of 16 bits whose rows are filtered in turn by these filters (0: none, 1: left, 2: above)."""
     rows, above = [], np.zeros(image[0].nbytes, np.uint8)
     for y, row in enumerate(image.astype(">u2")):
-        stored, way = np.frombuffer(row.tobytes(), np.uint8), orders[y % len(orders)]
+        stored, filter_type = np.frombuffer(row.tobytes(), np.uint8), filters[y % len(filters)]
         left = np.concatenate([np.zeros(2 * image.shape[2], np.uint8), stored[: -2 * image.shape[2]]])
-        rows.append(bytes([way]) + (stored - [0, left, above][way]).astype(np.uint8).tobytes())
+        rows.append(bytes([filter_type]) + (stored - [0, left, above][filter_type]).astype(np.uint8).tobytes())
         above = stored
     return png(image.shape[1], image.shape[0], 16, {3: 2, 4: 6}[image.shape[2]], b"".join(rows))
 
 
 def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
-    """A TIFF of 16 bits, not compressed."""
+    """Encode an uncompressed TIFF of 16 bits."""
     height, width, channels = image.shape
-    short, long, after = 3, 4, 8 + 2 + 11 * 12 + 4
+    short, long, data_at = 3, 4, 8 + 2 + 11 * 12 + 4
     fields = [
-        (256, short, 1, width), (257, short, 1, height), (258, short, channels, after), (259, short, 1, 1),
-        (262, short, 1, 2), (273, long, 1, after + 8), (277, short, 1, channels), (278, short, 1, height),
+        (256, short, 1, width), (257, short, 1, height), (258, short, channels, data_at), (259, short, 1, 1),
+        (262, short, 1, 2), (273, long, 1, data_at + 8), (277, short, 1, channels), (278, short, 1, height),
         (279, long, 1, image.nbytes), (284, short, 1, 1), (338, short, channels - 3, 2),
     ]  # fmt: skip
     fields = [field for field in fields if field[2]]
     head = struct.pack(f"{order}2sHLH", b"II" if order == "<" else b"MM", 42, 8, len(fields))
     for tag, kind, count, value in fields:
-        wide = kind == long or count * 2 > 4
+        is_long = kind == long or count * 2 > 4
         head += struct.pack(f"{order}HHL", tag, kind, count)
-        head += struct.pack(f"{order}L", value) if wide else struct.pack(f"{order}HH", value, 0)
+        head += struct.pack(f"{order}L", value) if is_long else struct.pack(f"{order}HH", value, 0)
     body = struct.pack(f"{order}4H", 16, 16, 16, 16) + image.astype(f"{order}u2").tobytes()
-    return (head + struct.pack(f"{order}L", 0)).ljust(after, b"\0") + body
+    return (head + struct.pack(f"{order}L", 0)).ljust(data_at, b"\0") + body
 
 
 @pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
@@ -228,9 +208,9 @@ def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
     ],
     ids=["PNG", "PNG, filtered", "TIFF", "TIFF, big-endian"],
 )
-def test_unchanged_colours_of_16_bits_keep_them(store, channels, region):
-    """Pillow cuts them to 8 bits; mode="RGB" still does."""
-    image = colour_16(channels)
+def test_unchanged_keeps_colors_of_16_bits(store, channels, region):
+    """Pillow reduces them to 8 bits, as does mode="RGB"."""
+    image = random_16_bit_colors(channels)
     encoded, decoder = Encoded(store(image), "unchanged"), Decoder(Decode())
     header = decoder.header(encoded)
     assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == ("uint16", channels)
@@ -242,36 +222,34 @@ def test_unchanged_colours_of_16_bits_keep_them(store, channels, region):
 
 
 @pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate"])
-def test_unchanged_compressed_tiffs_of_16_bits(compression):
-    file = io.BytesIO()
-    Image.fromarray(LEVELS_16).save(file, "TIFF", compression=compression)
-    assert np.array_equal(decode(file.getvalue(), "unchanged")[:, :, 0], LEVELS_16)
+def test_unchanged_keeps_16_bits_of_compressed_tiffs(compression):
+    data = generated_images.encode(LEVELS_16, "TIFF", compression=compression)
+    assert np.array_equal(decode(data, "unchanged")[:, :, 0], LEVELS_16)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_up_to_8_bits_are_no_deeper_image(bits):
-    """A grey PNG and a PGM of so few bits are levels for Pillow, in all modes."""
-    top = 2**bits - 1
-    for data in (png(8, 2, bits, 0, (b"\0" + b"\xff" * bits) * 2), b"P5 8 2 %d\n" % top + bytes([top]) * 16):
+def test_gray_images_of_up_to_8_bits_are_scaled_to_255(bits):
+    maximum = 2**bits - 1
+    for data in (png(8, 2, bits, 0, (b"\0" + b"\xff" * bits) * 2), b"P5 8 2 %d\n" % maximum + bytes([maximum]) * 16):
         assert (decode(data, "L") == 255).all()
         assert (decode(data) == 255).all()
 
 
-def ycck(cmyk_jpeg: bytes) -> bytes:
-    """The same file with an Adobe marker that calls its four components YCCK."""
+def as_ycck(cmyk_jpeg: bytes) -> bytes:
+    """Change the Adobe marker of a CMYK JPEG so that it names the four components YCCK."""
     marker = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
     at = cmyk_jpeg.index(marker)
     return cmyk_jpeg[: at + len(marker)] + b"\x02" + cmyk_jpeg[at + len(marker) + 1 :]
 
 
-def test_ycck_is_cmyk_in_another_coat(picture, encode):
-    data = ycck(encode(picture, "JPEG", "CMYK"))
-    expected = by_pillow(data)
-    assert not np.array_equal(expected, by_pillow(encode(picture, "JPEG", "CMYK")))
+def test_ycck_jpeg_decodes_like_pillow(picture, encode):
+    data = as_ycck(encode(picture, "JPEG", "CMYK"))
+    expected = pillow_pixels(data)
+    assert not np.array_equal(expected, pillow_pixels(encode(picture, "JPEG", "CMYK")))
     np.testing.assert_array_equal(decode(data), expected)
 
 
-def test_an_animated_gif_gives_its_first_frame(picture):
+def test_animated_gif_decodes_to_its_first_frame(picture):
     frames = [Image.fromarray(array).quantize(64) for array in (picture, 255 - picture, picture[::-1])]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
@@ -279,13 +257,13 @@ def test_an_animated_gif_gives_its_first_frame(picture):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_an_image_of_one_pixel(encode, kind):
+def test_image_of_one_pixel_decodes_like_pillow(encode, kind):
     data = encode(np.full((1, 1, 3), 200, np.uint8), kind)
     assert decode(data).shape == (1, 1, 3)
-    np.testing.assert_array_equal(decode(data), by_pillow(data))
+    np.testing.assert_array_equal(decode(data), pillow_pixels(data))
 
 
-def test_the_name_of_a_file_means_nothing(picture, encode):
+def test_format_comes_from_the_content_not_the_name(picture, encode):
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture, "PNG"), source="photo.jpg")
     assert decoder.header(photo).format == "PNG"
@@ -294,11 +272,11 @@ def test_the_name_of_a_file_means_nothing(picture, encode):
     assert decoder.header(photo).format == "JPEG"
 
 
-def test_an_mpo_is_its_first_jpeg(picture, encode):
+def test_mpo_decodes_to_its_first_jpeg(picture, encode):
     frames = [Image.fromarray(picture), Image.fromarray(255 - picture)]
     file = io.BytesIO()
     frames[0].save(file, "MPO", save_all=True, append_images=frames[1:])
-    np.testing.assert_array_equal(decode(file.getvalue()), by_pillow(file.getvalue()))
+    np.testing.assert_array_equal(decode(file.getvalue()), pillow_pixels(file.getvalue()))
 
 
 @pytest.mark.parametrize(
@@ -321,65 +299,65 @@ def test_an_mpo_is_its_first_jpeg(picture, encode):
         (b"RIFF\x10\0\0\0WEBPVP8 ", "the WEBP header cannot be read: Pillow says"),
     ],
 )
-def test_what_is_no_image_is_refused(data, text):
+def test_data_that_is_not_an_image_raises_decode_error(data, text):
     with pytest.raises(DecodeError, match=re.escape(text)):
         Decoder(Decode()).header(Encoded(data, source="cat.jpg"))
 
 
-def test_a_bomb_is_refused_from_its_header(encode):
-    jpeg = resized(encode(np.zeros((8, 8, 3), np.uint8)), 20_000)
-    bombs = [jpeg, png(20_000, 20_000, 1, 0, b""), b"P6 20000 20000 255\n" + bytes(99)]
+def test_max_pixels_refuses_large_images_from_the_header(encode):
+    jpeg = with_size(encode(np.zeros((8, 8, 3), np.uint8)), 20_000)
+    files = [jpeg, png(20_000, 20_000, 1, 0, b""), b"P6 20000 20000 255\n" + bytes(99)]
     text = (
         "the header says 20,000×20,000 = 400,000,000 pixels, more than max_pixels=178,956,970: perhaps a decompression "
     )
     text += "bomb; if it is not, pass Decode(max_pixels=…)"
-    for bomb in bombs:
+    for data in files:
         with pytest.raises(DecodeError, match=re.escape(text)):
-            Decoder(Decode()).header(Encoded(bomb))
-        header = Decoder(Decode(max_pixels=None)).header(Encoded(bomb))
+            Decoder(Decode()).header(Encoded(data))
+        header = Decoder(Decode(max_pixels=None)).header(Encoded(data))
         assert (header.height, header.width) == (20_000, 20_000)
     with pytest.raises(DecodeError, match="20×20 = 400 pixels, more than max_pixels=399"):
         Decoder(Decode(max_pixels=399)).header(Encoded(encode(np.zeros((20, 20, 3), np.uint8))))
 
 
-def test_pillows_own_limit_is_neither_used_nor_changed(picture, encode, monkeypatch):
+def test_max_image_pixels_of_pillow_is_neither_used_nor_changed(picture, encode, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     np.testing.assert_array_equal(decode(encode(picture, "PNG"), "RGB", (1, 2, 60, 70)), picture[1:61, 2:72])
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
-def more_scans(jpeg: bytes, times: int) -> bytes:
-    """A progressive JPEG whose last scan is said again and again."""
-    last = jpeg.rindex(b"\xff\xda")
-    return jpeg[:-2] + jpeg[last:-2] * times + jpeg[-2:]
+def repeat_last_scan(jpeg: bytes, times: int) -> bytes:
+    """Repeat the last scan of a progressive JPEG."""
+    last_scan = jpeg.rindex(b"\xff\xda")
+    return jpeg[:-2] + jpeg[last_scan:-2] * times + jpeg[-2:]
 
 
-def test_too_many_scans_are_refused_from_the_markers(picture, encode):
+def test_max_scans_refuses_jpegs_of_many_scans(picture, encode):
     jpeg = encode(picture, "JPEG", progressive=True)
     scans = jpeg.count(b"\xff\xda")
     decoder = Decoder(Decode())
-    assert decoder.header(Encoded(more_scans(jpeg, 256 - scans))).format == "JPEG"
+    assert decoder.header(Encoded(repeat_last_scan(jpeg, 256 - scans))).format == "JPEG"
     text = "the JPEG has 257 scans, more than max_scans=256: perhaps made to waste decoding time; if it is not, pass "
     with pytest.raises(DecodeError, match=re.escape(text + "Decode(max_scans=…)")):
-        decoder.header(Encoded(more_scans(jpeg, 257 - scans)))
+        decoder.header(Encoded(repeat_last_scan(jpeg, 257 - scans)))
     with pytest.raises(DecodeError, match=f"the JPEG has {scans} scans, more than max_scans=3"):
         Decoder(Decode(max_scans=3)).header(Encoded(jpeg))
-    assert Decoder(Decode(max_scans=None)).header(Encoded(more_scans(jpeg, 500))).width == 122
+    assert Decoder(Decode(max_scans=None)).header(Encoded(repeat_last_scan(jpeg, 500))).width == 122
     cmyk = encode(picture, "JPEG", "CMYK", progressive=True)
     with pytest.raises(DecodeError, match="scans, more than max_scans=3"):
         Decoder(Decode(max_scans=3)).header(Encoded(cmyk))
 
 
-def resized(jpeg: bytes, side: int) -> bytes:
-    """A JPEG whose header says another size."""
+def with_size(jpeg: bytes, side: int) -> bytes:
+    """Change the size in a JPEG's header."""
     at = next(at for at in map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")) if at >= 0) + 5
     return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
 
 
-def test_many_scans_of_a_large_image_are_refused(picture, encode):
+def test_max_scan_pixels_refuses_many_scans_of_a_large_image(picture, encode):
     jpeg = encode(picture, "JPEG", progressive=True)
     scans = jpeg.count(b"\xff\xda")
-    large = resized(more_scans(jpeg, 13 - scans), 13_370)
+    large = with_size(repeat_last_scan(jpeg, 13 - scans), 13_370)
     text = (
         "the JPEG has 13 scans of 13,370×13,370 = 2,323,839,700 pixels, more than max_scan_pixels=2,147,483,648: "
         "perhaps made to waste decoding time; if it is not, pass Decode(max_scan_pixels=…)"
@@ -387,15 +365,15 @@ def test_many_scans_of_a_large_image_are_refused(picture, encode):
     with pytest.raises(DecodeError, match=re.escape(text)):
         Decoder(Decode()).header(Encoded(large))
     assert Decoder(Decode(max_scan_pixels=None)).header(Encoded(large)).width == 13_370
-    assert Decoder(Decode()).header(Encoded(resized(more_scans(jpeg, 12 - scans), 13_370))).width == 13_370
-    assert Decoder(Decode()).header(Encoded(more_scans(jpeg, 256 - scans))).width == 122
+    assert Decoder(Decode()).header(Encoded(with_size(repeat_last_scan(jpeg, 12 - scans), 13_370))).width == 13_370
+    assert Decoder(Decode()).header(Encoded(repeat_last_scan(jpeg, 256 - scans))).width == 122
     with pytest.raises(DecodeError, match="more than max_scan_pixels=99"):  # also where Pillow reads the header
         Decoder(Decode(max_scan_pixels=99)).header(Encoded(jpeg[:20] + b"junk" + jpeg[20:]))
     assert Decoder(Decode(max_scan_pixels=1)).header(Encoded(encode(picture))).width == 122
 
 
-def test_memory_of_the_decoder_is_limited(encode):
-    """2.7 GB were taken for a WebP of 34 bytes."""
+def test_max_memory_refuses_images_that_take_more_to_decode(encode):
+    """A WebP of 34 bytes once took 2.7 GB."""
     webp = encode(np.zeros((8, 8, 3), np.uint8), "WEBP", lossless=True)
     at = webp.index(b"VP8L") + 9
     webp = webp[:at] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[at + 4 :]
@@ -409,15 +387,15 @@ def test_memory_of_the_decoder_is_limited(encode):
     assert Decoder(Decode(max_memory=None)).header(Encoded(webp)).width == 16_383
     small = np.zeros((8, 8, 3), np.uint8)
     for options in ({}, {"progressive": True}):  # no JPEG that `max_pixels` allows meets the default
-        jpeg = resized(encode(small, **options), 13_377)
+        jpeg = with_size(encode(small, **options), 13_377)
         assert Decoder(Decode()).header(Encoded(jpeg)).height == 13_377
         with pytest.raises(DecodeError, match="more than max_memory=500,000,000"):
             Decoder(Decode(max_memory=500_000_000)).header(Encoded(jpeg))
 
 
 @pytest.mark.parametrize("boxed", [False, True])
-def test_memory_for_jpeg_2000_depends_on_its_tiles(encode, boxed):
-    """A tile is decoded at a time."""
+def test_max_memory_of_jpeg_2000_depends_on_the_tile_size(encode, boxed):
+    """OpenJPEG decodes one tile at a time."""
     data = encode(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=not boxed)
 
     def tiled(side: int) -> bytes:
@@ -430,7 +408,7 @@ def test_memory_for_jpeg_2000_depends_on_its_tiles(encode, boxed):
         Decoder(Decode()).header(Encoded(tiled(13_000)))
 
 
-def test_a_tile_larger_than_its_tiff_counts():
+def test_max_memory_counts_tiff_tiles_larger_than_the_image():
     tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 60_000, 323: 60_000, 324: 8, 325: 100}
     tiff = b"II*\0" + struct.pack("<IH", 8, len(tags))
     tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()) + bytes(100)
@@ -439,16 +417,16 @@ def test_a_tile_larger_than_its_tiff_counts():
 
 
 def with_chunk(data: bytes, chunk: tuple[bytes, bytes], before: bytes) -> bytes:
-    """A PNG with one more chunk, before the first chunk of another name."""
+    """Insert a chunk into a PNG, before the first chunk of another name."""
     name, content = chunk
-    where = data.index(before) - 4
+    position = data.index(before) - 4
     added = struct.pack(">L", len(content)) + name + content + struct.pack(">L", zlib.crc32(name + content))
-    return data[:where] + added + data[where:]
+    return data[:position] + added + data[position:]
 
 
 @pytest.mark.parametrize("before", [b"IDAT", b"IEND"])
 @pytest.mark.parametrize("kind", UNUSED_CHUNKS)
-def test_a_png_with_long_or_damaged_descriptions_is_decoded(picture, encode, kind, before):
+def test_png_with_long_or_damaged_metadata_is_decoded(picture, encode, kind, before):
     data = encode(picture, "PNG")
     described = with_chunk(data, UNUSED_CHUNKS[kind], before)
     assert np.array_equal(decode(described), decode(data))
@@ -456,7 +434,7 @@ def test_a_png_with_long_or_damaged_descriptions_is_decoded(picture, encode, kin
     assert Decoder(Decode(exif=True)).header(Encoded(described)).orientation == 1
 
 
-def test_a_png_with_much_text_is_decoded(picture, encode, monkeypatch):
+def test_png_with_more_text_than_pillow_allows_is_decoded(picture, encode, monkeypatch):
     data = encode(picture, "PNG")
     monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_MEMORY", 1000)
     described = with_chunk(data, (b"tEXt", b"Comment\0" + bytes(1001)), b"IDAT")
@@ -467,13 +445,13 @@ def test_a_png_with_much_text_is_decoded(picture, encode, monkeypatch):
 
 @pytest.mark.parametrize("before", [b"IDAT", b"IEND"])
 @pytest.mark.parametrize("kind", ORIENTATION_CHUNKS)
-def test_the_orientation_of_a_png_is_found_where_pillow_finds_it(picture, encode, kind, before):
+def test_png_orientation_is_read_from_each_chunk_that_pillow_reads(picture, encode, kind, before):
     data = with_chunk(encode(picture, "PNG"), ORIENTATION_CHUNKS[kind], before)
     data = with_chunk(data, UNUSED_CHUNKS["compressed text"], before)
     assert Decoder(Decode(exif=True)).header(Encoded(data)).orientation == 8
 
 
-def test_a_png_that_ends_within_a_text_is_refused(picture, encode):
+def test_png_truncated_within_a_text_chunk_raises_decode_error(picture, encode):
     data = with_chunk(encode(picture, "PNG"), (b"tEXt", b"Comment\0" + bytes(1000)), b"IDAT")
     with pytest.raises(DecodeError, match="the PNG header cannot be read"):
         decode(data[: data.index(b"Comment") + 100])

@@ -1,3 +1,5 @@
+"""`cut` of JPEGs by the index of gpuload: equal pixels, and indexes that are damaged, foreign or forged."""
+
 from __future__ import annotations
 
 import io
@@ -7,7 +9,14 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from helpers.jpeg_crops import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_crops import (
+    always,
+    check_not_cut,
+    check_pixels,
+    jpeg_decoders,
+    with_cutting,
+    without_cutting,
+)
 from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -21,14 +30,14 @@ from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.packing.jpeg_cuttable import add_index
 
 Region = tuple[int, int, int, int]
-TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
+TABLES = b"\xff\xdb\x00\x43"  # these bytes follow the index
 
 
-def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
-    """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
-    with mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=0, MAX_GROWTH=0, ALLOWED_BYTES=most):
-        made = add_index(jpeg, header_of(jpeg))
-    return jpeg if made is None else made
+def add_index_to(jpeg: bytes, max_bytes: int = 65_000) -> bytes:
+    """Add an index of at most `max_bytes`, however small the image is: a smaller index has fewer points."""
+    with mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=0, MAX_GROWTH=0, ALLOWED_BYTES=max_bytes):
+        with_index = add_index(jpeg, header_of(jpeg))
+    return jpeg if with_index is None else with_index
 
 
 @st.composite
@@ -45,24 +54,24 @@ def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
     left = draw(st.just(0) | st.integers(0, full_width - 1))
     height = draw(st.just(full_height - top) | st.integers(1, full_height - top))
     width = draw(st.just(full_width - left) | st.integers(1, full_width - left))
-    made = indexed(jpeg, draw(st.sampled_from([1_000, 1_300, 65_000])))
-    assume(made != jpeg)
-    return made, (top, left, height, width), sampling
+    with_index = add_index_to(jpeg, draw(st.sampled_from([1_000, 1_300, 65_000])))
+    assume(with_index != jpeg)
+    return with_index, (top, left, height, width), sampling
 
 
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(cases())
-def test_a_cut_has_the_pixels_of_the_whole_to_the_last_bit(case):
+def test_indexed_cut_equals_the_region_of_the_entire_image(case):
     jpeg, region, sampling = case
     check_pixels(jpeg, sampling, [region], jpeg_decoders())
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("content", ["noise", "smooth", "few"])
-def test_crops_at_and_beside_the_edges_of_columns_and_of_the_picture(sampling, content):
+def test_indexed_cut_at_the_edges_of_columns_and_of_the_image(sampling, content):
     width, height = SAMPLINGS[sampling][3]
-    jpeg = indexed(restarted(sampling, (6, 4), 0, (1, 1), content=content))
+    jpeg = add_index_to(restarted(sampling, (6, 4), 0, (1, 1), content=content))
     regions = [
         (top, left, bottom - top, right - left)
         for top in (0, height - 1, height, height + 1)
@@ -73,23 +82,23 @@ def test_crops_at_and_beside_the_edges_of_columns_and_of_the_picture(sampling, c
     check_pixels(jpeg, sampling, regions, [SimpleJpeg()])
 
 
-def test_no_crop_of_photographs_differs(photos):
-    """Of each a few, and those that end with the picture."""
+def test_indexed_cuts_of_photographs_equal_their_regions(photos):
+    """Two of the four regions end at the image's edges."""
     rng, were_cut = np.random.default_rng(1), 0
     for path in photos:
         jpeg = path.read_bytes()
         header = header_of(jpeg)
-        made = add_index(jpeg, header)
-        whole, _ = SimpleJpeg().decode(jpeg, header, False, (0, 0, header.height, header.width))
+        with_index = add_index(jpeg, header)
+        image, _ = SimpleJpeg().decode(jpeg, header, False, (0, 0, header.height, header.width))
         for number in range(4):
             height, width = (int(rng.integers(1, size + 1)) for size in (header.height, header.width))
             top = (0, header.height - height)[number] if number < 2 else int(rng.integers(header.height - height + 1))
             left = (header.width - width, 0)[number] if number < 2 else int(rng.integers(header.width - width + 1))
             with always:
-                part = cut(made, header_of(made), (top, left, height, width))
-            pixels, said = SimpleJpeg().decode(part.data, part.header, False, part.region_tlhw)
-            assert not said
-            np.testing.assert_array_equal(pixels, whole[top : top + height, left : left + width])
+                part = cut(with_index, header_of(with_index), (top, left, height, width))
+            pixels, message = SimpleJpeg().decode(part.data, part.header, False, part.region_tlhw)
+            assert not message
+            np.testing.assert_array_equal(pixels, image[top : top + height, left : left + width])
             were_cut += len(part.data) < len(jpeg)
     assert were_cut > 3 * len(photos)
 
@@ -97,38 +106,37 @@ def test_no_crop_of_photographs_differs(photos):
 @pytest.fixture(scope="module")
 def large() -> bytes:
     """512×384, 4:2:0, 32×24 MCUs."""
-    return indexed(restarted("4:2:0", (32, 24), 0), 3_000)
+    return add_index_to(restarted("4:2:0", (32, 24), 0), 3_000)
 
 
-def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_touches(large):
+def test_indexed_cut_is_a_jpeg_without_restarts_of_the_blocks_it_touches(large):
     header = header_of(large)
     index = find_grid(large, header)
     assert (index.rows, index.cell_height, index.cell_width) == (24, 16, 16 * index.cell_mcus_across)
-    made = cut(large, header, (100, 250, 60, 100))
-    assert made.header[:5] == header_of(made.data)[:5]
-    assert (made.header.index_at, made.header.restart_interval) == (0, 0)
-    assert made.header.first_scan == header_of(made.data).first_scan
-    assert made.header.frame_at == header_of(made.data).frame_at
-    assert len(made.data) < len(large) / 10
-    assert made.header.height == 80  # five rows of blocks
-    assert made.header.width <= 100 + 2 * index.cell_width + 16
+    part = cut(large, header, (100, 250, 60, 100))
+    assert part.header[:5] == header_of(part.data)[:5]
+    assert (part.header.index_at, part.header.restart_interval) == (0, 0)
+    assert part.header.first_scan == header_of(part.data).first_scan
+    assert part.header.frame_at == header_of(part.data).frame_at
+    assert len(part.data) < len(large) / 10
+    assert part.header.height == 80  # five rows of blocks
+    assert part.header.width <= 100 + 2 * index.cell_width + 16
 
 
-def test_where_joints_stand(large):
-    """At the left of a crop; at the picture's own left edge at the right, and in a row above."""
+def test_indexed_cut_of_middle_rows_has_margins_above_and_to_the_left(large):
     sizes = {}
     with always:
         for left in (0, 40):
             for top in (0, 40):
-                made = cut(large, header_of(large), (top, left, 30, 512 - left))
-                sizes[left, top] = made.region_tlhw[:2], made.header.height
+                part = cut(large, header_of(large), (top, left, 30, 512 - left))
+                sizes[left, top] = part.region_tlhw[:2], part.header.height
     assert sizes[0, 0] == ((0, 0), 32)
     assert sizes[0, 40] == ((16 + 8, 0), 16 + 48)
     assert sizes[40, 0][0][1] > 16
     assert sizes[40, 40][0][0] == 8
 
 
-def test_a_crop_is_cut_where_that_pays(large):
+def test_indexed_cut_is_none_where_it_does_not_pay_off(large):
     header = header_of(large)
     for region in ((180, 250, 60, 100), (300, 0, 84, 512), (64, 64, 256, 256)):
         assert cut(large, header, region) is not None, region
@@ -137,79 +145,84 @@ def test_a_crop_is_cut_where_that_pays(large):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-def test_the_decoder_cuts_by_itself(large, mode):
+def test_decoder_cuts_indexed_jpegs(large, mode):
     decoder, region = Decoder(Decode()), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     np.testing.assert_array_equal(with_cutting(decoder, large, region, mode), expected)
     assert decoder.counts["cut"] == 1
 
 
-FORGED = {
+FORGERIES = {
     "none": lambda large: b"",
-    "longer codes": lambda large: forged(large, FIXED.size - 4, b"\x28" * 24),
-    "fewer than no paddings": lambda large: without_tables(large),
+    "longer codes": lambda large: forge_index(large, FIXED.size - 4, b"\x28" * 24),
+    "fewer than no paddings": lambda large: forge_paddings(large),
 }
 
 
-@pytest.mark.parametrize("forgery", FORGED)
-def test_several_are_cut_as_each_by_itself(large, forgery):
-    """Also beside files that have other tables and layouts, restart markers, no index, or one that does not fit."""
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_cut_files_equals_cut_of_each_file(large, forgery):
+    """The files have various tables and layouts, restart markers, no index, or one that does not fit."""
     rng = np.random.default_rng(7)
     files = [
-        indexed(restarted(sampling, (24, 20), 0, content=content), most)
+        add_index_to(restarted(sampling, (24, 20), 0, content=content), most)
         for sampling in SAMPLINGS
         for content, most in (("smooth", 65_000), ("noise", 3_000))
     ]
-    files += [large, recoded(large), flipped(large, header_of(large).index_at + 700), restarted("4:4:4", (24, 20), 4)]
-    files += [restarted("4:2:0", (24, 20), 0), *filter(None, [FORGED[forgery](large)])]
-    wanted = []
+    files += [
+        large,
+        with_index_of_another_picture(large),
+        flip_bit(large, header_of(large).index_at + 700),
+        restarted("4:4:4", (24, 20), 4),
+    ]
+    files += [restarted("4:2:0", (24, 20), 0), *filter(None, [FORGERIES[forgery](large)])]
+    requests = []
     for number, jpeg in enumerate([*files, large, *files, large]):
         header = header_of(jpeg)
         height, width = int(rng.integers(30, header.height - 30)), int(rng.integers(30, header.width - 30))
         top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
-        wanted.append((jpeg, header, (top, left * (number < len(files)), height, width)))
+        requests.append((jpeg, header, (top, left * (number < len(files)), height, width)))
     with always:
-        found, alone = cut_files(wanted), [cut(*one) for one in wanted]
-    assert found == alone
-    assert 20 < sum(made is not None for made in found) < len(found)
+        parts, each_alone = cut_files(requests), [cut(*request) for request in requests]
+    assert parts == each_alone
+    assert 20 < sum(part is not None for part in parts) < len(parts)
 
 
-def changed(jpeg: bytes, at: int, value: bytes) -> bytes:
+def replace_bytes(jpeg: bytes, at: int, value: bytes) -> bytes:
     return jpeg[:at] + value + jpeg[at + len(value) :]
 
 
-def flipped(jpeg: bytes, at: int) -> bytes:
-    return changed(jpeg, at, bytes((jpeg[at] ^ 4,)))
+def flip_bit(jpeg: bytes, at: int) -> bytes:
+    return replace_bytes(jpeg, at, bytes((jpeg[at] ^ 4,)))
 
 
-def stretched(jpeg: bytes) -> bytes:
-    """With an index that is longer than it says, its own length being right."""
+def extend_index(jpeg: bytes) -> bytes:
+    """Append bytes to the index and adapt its segment's length, but not the length that the index names."""
     at = header_of(jpeg).index_at
     length = struct.unpack_from(">H", jpeg, at + 2)[0]
     end = at + 2 + length
     return jpeg[: at + 2] + struct.pack(">H", length + 3) + jpeg[at + 4 : end] + b"abc" + jpeg[end:]
 
 
-def recoded(jpeg: bytes) -> bytes:
-    """Another picture of the same size, with the index of this one, as a program writes it that copies all segments."""
+def with_index_of_another_picture(jpeg: bytes) -> bytes:
+    """Replace the image by another of the same size but keep the index, like a program that copies all segments."""
     file = io.BytesIO()
-    turned = Image.open(io.BytesIO(jpeg)).transpose(Image.Transpose.ROTATE_180)
-    turned.save(file, "JPEG", quality=60, subsampling=2)
+    rotated = Image.open(io.BytesIO(jpeg)).transpose(Image.Transpose.ROTATE_180)
+    rotated.save(file, "JPEG", quality=60, subsampling=2)
     other = file.getvalue()
     return jpeg[: jpeg.index(TABLES, header_of(jpeg).index_at)] + other[other.index(TABLES) :]
 
 
 DAMAGES = {
-    "a bit of the index": lambda jpeg: flipped(jpeg, header_of(jpeg).index_at + 700),
-    "its checksum": lambda jpeg: flipped(jpeg, header_of(jpeg).index_at + 20),
-    "its last byte": lambda jpeg: flipped(jpeg, jpeg.index(TABLES, header_of(jpeg).index_at) - 1),
-    "its length": stretched,
-    "its version": lambda jpeg: changed(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x01"),
-    "another width": lambda jpeg: changed(jpeg, header_of(jpeg).frame_at + 7, b"\x01\xff"),
-    "another picture": recoded,
+    "a bit of the index": lambda jpeg: flip_bit(jpeg, header_of(jpeg).index_at + 700),
+    "its checksum": lambda jpeg: flip_bit(jpeg, header_of(jpeg).index_at + 20),
+    "its last byte": lambda jpeg: flip_bit(jpeg, jpeg.index(TABLES, header_of(jpeg).index_at) - 1),
+    "its length": extend_index,
+    "its version": lambda jpeg: replace_bytes(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x01"),
+    "another width": lambda jpeg: replace_bytes(jpeg, header_of(jpeg).frame_at + 7, b"\x01\xff"),
+    "another picture": with_index_of_another_picture,
     "a byte less": lambda jpeg: jpeg[:-500] + jpeg[-499:],
-    "the scan's begin": lambda jpeg: flipped(jpeg, header_of(jpeg).first_scan + 30),
-    "the scan's end": lambda jpeg: flipped(jpeg, len(jpeg) - 20),
+    "the scan's begin": lambda jpeg: flip_bit(jpeg, header_of(jpeg).first_scan + 30),
+    "the scan's end": lambda jpeg: flip_bit(jpeg, len(jpeg) - 20),
     "cut off": lambda jpeg: jpeg[:-900],
     "cut off, with an end": lambda jpeg: jpeg[:-900] + b"\xff\xd9",
     "nothing behind the header": lambda jpeg: jpeg[: header_of(jpeg).first_scan + 14],
@@ -217,117 +230,109 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_index_that_does_not_fit_is_not_used(large, damage):
-    damaged, region = DAMAGES[damage](large), (150, 200, 80, 90)
-    header = header_of(damaged)
+def test_index_that_does_not_fit_the_file_is_not_used(large, damage):
+    region = (150, 200, 80, 90)
     assert cut(large, header_of(large), region) is not None
-    assert cut(damaged, header, region) is None
-    assert not is_cuttable(damaged, header)
-    decoder = Decoder(Decode())
-    expected, found = without_cutting(decoder, damaged, region), with_cutting(decoder, damaged, region)
-    assert (found is None) == (expected is None)
-    if expected is not None:
-        np.testing.assert_array_equal(found, expected)
+    check_not_cut(DAMAGES[damage](large), region)
 
 
-def test_any_changed_byte_of_an_index_is_noticed(large):
+def test_index_with_any_changed_byte_is_not_used(large):
     header = header_of(large)
     end = large.index(TABLES, header.index_at)
     for at in range(header.index_at + 4, end, 41):
-        damaged = flipped(large, at)
+        damaged = flip_bit(large, at)
         assert cut(damaged, header_of(damaged), (150, 200, 80, 90)) is None
 
 
-def test_wrong_data_above_and_beside_a_crop_leave_it_right(large):
-    """Where the whole file gives wrong pixels, or none: all that is behind such bits is read in another way."""
+def test_indexed_cut_is_right_where_bits_above_are_flipped(large):
+    """The entire image has other pixels there, or none: the bits that follow a flipped bit are misread."""
     rng, decoder, region = np.random.default_rng(3), Decoder(Decode()), (250, 300, 80, 90)
-    right, better, refused = with_cutting(decoder, large, region), 0, 0
+    intact, better_than_uncut, refused = with_cutting(decoder, large, region), 0, 0
     scan = header_of(large).first_scan + 14 + 256
     for _ in range(20):
         at = int(rng.integers(scan, scan + (len(large) - scan) // 3))
-        damaged = flipped(large, at)
-        found = with_cutting(decoder, damaged, region)
-        if found is None or cut(damaged, header_of(damaged), region) is None:
+        damaged = flip_bit(large, at)
+        pixels = with_cutting(decoder, damaged, region)
+        if pixels is None or cut(damaged, header_of(damaged), region) is None:
             refused += 1
             continue
-        np.testing.assert_array_equal(found, right)
-        whole = without_cutting(decoder, damaged, region)
-        better += whole is None or not np.array_equal(whole, right)
-    assert better > 10
+        np.testing.assert_array_equal(pixels, intact)
+        uncut = without_cutting(decoder, damaged, region)
+        better_than_uncut += uncut is None or not np.array_equal(uncut, intact)
+    assert better_than_uncut > 10
     assert not refused
 
 
-def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
-    """With other bytes in the index, behind its checksum, and a checksum that is right again."""
+def forge_index(jpeg: bytes, at: int, value: bytes) -> bytes:
+    """Replace bytes of the index, and update its checksum."""
     begin = header_of(jpeg).index_at + 4 + len(INDEX)
     end = jpeg.index(TABLES, begin)
-    body = changed(jpeg[begin + 4 : end], at, value)
+    body = replace_bytes(jpeg[begin + 4 : end], at, value)
     return jpeg[:begin] + struct.pack("<I", crc32(body)) + body + jpeg[end:]
 
 
-def without_tables(jpeg: bytes) -> bytes:
-    """With an index of fewer than no paddings, its length and its checksum being right."""
+def forge_paddings(jpeg: bytes) -> bytes:
+    """Give the index a negative number of paddings, and update its length and checksum."""
     header = header_of(jpeg)
     at, index = header.index_at, find_grid(jpeg, header)
-    fixed = [*FIXED.unpack_from(jpeg, index.tables_at - FIXED.size)[:-1], 90]
-    gone = index.kind_count * 8 * (90 - index.min_padding)
-    body = FIXED.pack(*fixed)[4:] + jpeg[index.tables_at + gone : index.end]
+    fields = [*FIXED.unpack_from(jpeg, index.tables_at - FIXED.size)[:-1], 90]
+    removed_bytes = index.kind_count * 8 * (90 - index.min_padding)
+    body = FIXED.pack(*fields)[4:] + jpeg[index.tables_at + removed_bytes : index.end]
     segment = INDEX + struct.pack("<I", crc32(body)) + body
     return jpeg[: at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
 
 
-def test_a_forged_index_does_no_harm(large):
-    """Pixels may be wrong, as in any forged file; but nothing breaks, nor grows."""
+def test_forged_index_changes_at_most_pixels(large):
+    """Pixels may be wrong, as in any forged file, but decoding neither fails nor takes more memory."""
     rng, decoder, region = np.random.default_rng(5), Decoder(Decode()), (150, 200, 80, 90)
     header = header_of(large)
     size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
     were_cut = 0
     for number in range(400):
         at = number % 28 if number < 200 else int(rng.integers(28, size - 8))
-        jpeg = forged(large, at, rng.bytes(4))
+        jpeg = forge_index(large, at, rng.bytes(4))
         header = header_of(jpeg)
-        made = cut(jpeg, header, region)
-        if made is not None:
-            assert len(made.data) < 2 * len(jpeg)
+        part = cut(jpeg, header, region)
+        if part is not None:
+            assert len(part.data) < 2 * len(jpeg)
             were_cut += 1
         with_cutting(decoder, jpeg, region)
     assert 0 < were_cut < 400
 
 
-def test_without_the_index_a_forged_one_changes_no_pixel(large):
-    """With it, some of these crops have other pixels than the picture: whoever forges a file chooses what is seen."""
+def test_forged_index_changes_no_pixel_if_index_is_false(large):
+    """With the index, some of these regions have other pixels: a forger chooses what is seen."""
     rng, region = np.random.default_rng(5), (150, 200, 80, 90)
-    by_index, without = Decoder(Decode()), Decoder(Decode(index=False))
+    with_index, without_index = Decoder(Decode()), Decoder(Decode(index=False))
     header = header_of(large)
     size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
-    whole, others = with_cutting(without, large, region), 0
+    image, changed_count = with_cutting(without_index, large, region), 0
     for _ in range(60):
-        jpeg = forged(large, int(rng.integers(28, size - 8)), rng.bytes(4))
-        np.testing.assert_array_equal(with_cutting(without, jpeg, region), whole)
-        others += not np.array_equal(with_cutting(by_index, jpeg, region), whole)
-    assert others > 0
-    assert (without.counts["cut"], by_index.counts["cut"] > 0) == (0, True)
+        jpeg = forge_index(large, int(rng.integers(28, size - 8)), rng.bytes(4))
+        np.testing.assert_array_equal(with_cutting(without_index, jpeg, region), image)
+        changed_count += not np.array_equal(with_cutting(with_index, jpeg, region), image)
+    assert changed_count > 0
+    assert (without_index.counts["cut"], with_index.counts["cut"] > 0) == (0, True)
 
 
-def test_pages_that_were_swapped_in_an_index_are_noticed(large):
-    """They have the same bytes in another order."""
+def test_index_with_swapped_pages_is_not_used(large):
     header = header_of(large)
     begin, end = header.index_at + 4 + len(INDEX) + 4 + 100, large.index(TABLES, header.index_at)
     step = (end - begin) // 2
-    one, other = large[begin : begin + step], large[begin + step : begin + 2 * step]
-    swapped = large[:begin] + other + one + large[begin + 2 * step :]
+    first, second = large[begin : begin + step], large[begin + step : begin + 2 * step]
+    swapped = large[:begin] + second + first + large[begin + 2 * step :]
     assert sorted(swapped) == sorted(large)
     assert swapped != large
     assert (is_cuttable(large, header), is_cuttable(swapped, header_of(swapped))) == (True, False)
 
 
-def test_a_forged_index_gets_no_tables_of_other_files(large):
-    jpeg, header, region = forged(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
-    wanted = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two
-    assert cut_files(wanted) == [None, cut(large, header, region)]
+def test_cut_files_gives_a_forged_index_no_tables_of_other_files(large):
+    jpeg, header, region = forge_index(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
+    requests = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two
+    assert cut_files(requests) == [None, cut(large, header, region)]
 
 
-def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(large):
+def test_forged_index_whose_parts_all_hold_the_entire_scan_is_not_used(large):
     header = header_of(large)
     index = find_grid(large, header)
     columns, nbytes = index.columns, point_bytes(*index.widths)
@@ -335,7 +340,7 @@ def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(la
     at = large.index(TABLES, header.index_at) - count * nbytes - (index.tables_at - FIXED.size + 4)
     places = np.zeros(count, "<u8")
     places[::columns] = 8 * (len(large) - header.first_scan - 100)  # where a row begins, and the one above ends
-    jpeg = forged(large, at, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())
+    jpeg = forge_index(large, at, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())
     with always:
         assert cut(large, header, (0, 100, 384, 412)) is not None
         assert cut(jpeg, header_of(jpeg), (0, 100, 384, 412)) is None

@@ -1,3 +1,5 @@
+"""`run_and_capture`: the messages that C libraries print to standard error."""
+
 from __future__ import annotations
 
 import ctypes
@@ -14,13 +16,13 @@ pytestmark = lacking.mark("glibc", native_messages() is None)
 
 
 def print_in_c(text: bytes) -> None:
-    """What a C library does that reports to standard error."""
+    """Print to standard error like a C library."""
     libc = ctypes.CDLL(None)
     libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     libc.fputs(text, ctypes.c_void_p.in_dll(libc, "stderr"))
 
 
-def test_what_c_prints_comes_back_as_one_line_and_only_once(capfd):
+def test_run_and_capture_returns_c_output_once_as_one_line(capfd):
     def call() -> int:
         print_in_c(b"Premature end of JPEG file\n")
         print_in_c(b"Corrupt JPEG data\n")
@@ -31,7 +33,7 @@ def test_what_c_prints_comes_back_as_one_line_and_only_once(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_an_exception_is_told_after_what_was_printed(capfd):
+def test_run_and_capture_appends_the_exception_to_the_c_output(capfd):
     def call() -> None:
         print_in_c(b"bad Huffman code\n")
         raise OSError("broken data stream")
@@ -40,7 +42,7 @@ def test_an_exception_is_told_after_what_was_printed(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_pythons_standard_error_and_descriptor_2_are_left_alone(capfd):
+def test_run_and_capture_leaves_sys_stderr_and_descriptor_2_alone(capfd):
     def call() -> None:
         print("from Python", file=sys.stderr)
         os.write(2, b"from descriptor 2\n")
@@ -50,7 +52,7 @@ def test_pythons_standard_error_and_descriptor_2_are_left_alone(capfd):
     assert capfd.readouterr().err == "from Python\nfrom descriptor 2\nfrom C, afterwards\n"
 
 
-def test_an_interrupt_puts_everything_back(capfd):
+def test_run_and_capture_restores_stderr_after_an_interrupt(capfd):
     def call() -> None:
         raise KeyboardInterrupt
 
@@ -60,27 +62,27 @@ def test_an_interrupt_puts_everything_back(capfd):
     assert capfd.readouterr().err == "after the interrupt\n"
 
 
-def test_two_threads_hear_each_its_own():
-    heard: dict[int, set[str]] = {0: set(), 1: set()}
+def test_run_and_capture_separates_threads():
+    messages: dict[int, set[str]] = {0: set(), 1: set()}
 
     def run(number: int) -> None:
         for _ in range(200):
-            heard[number].add(run_and_capture(print_in_c, b"thread %d\n" % number)[1])
+            messages[number].add(run_and_capture(print_in_c, b"thread %d\n" % number)[1])
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in heard]
+    threads = [threading.Thread(target=run, args=(number,)) for number in messages]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == {0: {"thread 0"}, 1: {"thread 1"}}
+    assert messages == {0: {"thread 0"}, 1: {"thread 1"}}
 
 
-def test_a_flood_is_cut():
-    _, said = run_and_capture(print_in_c, b"x" * 100_000)
-    assert len(said) == 300
-    assert said.endswith("…")
+def test_run_and_capture_truncates_long_output():
+    _, message = run_and_capture(print_in_c, b"x" * 100_000)
+    assert len(message) == 300
+    assert message.endswith("…")
     assert run_and_capture(int) == (0, "")
 
 
-def test_one_line():
+def test_one_line_joins_lines_with_semicolons():
     assert one_line(" a \n\n b\n") == "a; b"

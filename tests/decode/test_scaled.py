@@ -1,3 +1,5 @@
+"""Decoding at a fraction of the size: the same place, the same pixels as without shortcuts, and when it is chosen."""
+
 from __future__ import annotations
 
 from unittest import mock
@@ -18,41 +20,43 @@ from gpuload.packing.jpeg_cuttable import make_cuttable
 Region = tuple[int, int, int, int]
 HEIGHT, WIDTH = 611, 803  # no multiple of a block
 SIZE = (40, 44)
-whatever_it_costs = mock.patch("gpuload.decode.scaled.SCALED_NS", -1e9)
+at_no_cost = mock.patch("gpuload.decode.scaled.SCALED_NS", -1e9)
 REGIONS = [(0, 0, HEIGHT, WIDTH), (3, 5, 409, 370), (97, 213, 327, 355), (150, 433, 461, 370), (201, 441, 81, 91)]
 
 
 @pytest.fixture(scope="module")
 def slopes() -> np.ndarray:
-    """611×803×3: each channel rises evenly, the first to the right, the second downwards, the third to the left: where
-    a result lies too far to one side, its mean is wrong."""
+    """611×803×3: the channels rise evenly to the right, downwards and to the left, so that the mean of a shifted
+    result is wrong."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     rising = 255 * np.stack([x / WIDTH, y / HEIGHT, 1 - x / WIDTH], -1)
     return np.rint(rising).astype(np.uint8)
 
 
-def both(decoder: Decoder, jpeg: bytes, region: Region, eighths: int, filter: str = "bilinear", mode: str = "RGB"):
-    """A region in 40×44 pixels: decoded as it is and resized by Pillow; and decoded at so many eighths."""
+def decode_both_ways(
+    decoder: Decoder, jpeg: bytes, region: Region, eighths: int, filter: str = "bilinear", mode: str = "RGB"
+):
+    """Decode a region to 40×44 pixels: at full size and then resampled, and at a number of eighths."""
     encoded = Encoded(jpeg, mode)
     header = decoder.header(encoded)
     exact = decoder.decode(encoded, header, region)
-    out = np.empty((*SIZE, exact.shape[2]), np.uint8)
-    decoder.decode_resized(encoded, header, region, eighths, filter, out)
-    there = resample(Scaled(exact, (0, 0, *exact.shape[:2])), SIZE, filter)
-    return there.astype(np.int64), out.astype(np.int64)
+    fast = np.empty((*SIZE, exact.shape[2]), np.uint8)
+    decoder.decode_resized(encoded, header, region, eighths, filter, fast)
+    resized = resample(Scaled(exact, (0, 0, *exact.shape[:2])), SIZE, filter)
+    return resized.astype(np.int64), fast.astype(np.int64)
 
 
-def assert_same_place(exact: np.ndarray, fast: np.ndarray, most: int = 3) -> None:
-    """A result has about 1.5 to 6 levels from one pixel to the next: half a pixel beside would be one to three."""
+def check_same_place(exact: np.ndarray, fast: np.ndarray, tolerance: int = 3) -> None:
+    """Neighboring pixels differ by 1.5 to 6 levels, so a shift by half a pixel would change the mean by 1 to 3."""
     assert np.abs((fast - exact).mean(axis=(0, 1))).max() < 0.3
-    assert np.abs(fast - exact).max() <= most
+    assert np.abs(fast - exact).max() <= tolerance
 
 
 def eighths_for(region: Region) -> int:
     return next(n for n in EIGHTHS if region[2] * n >= 8 * SIZE[0] and region[3] * n >= 8 * SIZE[1])
 
 
-KINDS = {
+JPEG_OPTIONS = {
     "4:4:4": {"subsampling": 0},
     "4:2:2": {"subsampling": 1},
     "4:2:0": {"subsampling": 2},
@@ -63,44 +67,48 @@ KINDS = {
 
 
 @pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_smaller_picture_shows_the_same_place(slopes, kind, region):
+@pytest.mark.parametrize("kind", JPEG_OPTIONS)
+def test_decode_resized_shows_the_region_of_each_kind_of_jpeg(slopes, kind, region):
     decoder = Decoder(Decode())
-    exact, fast = both(decoder, jpeg_bytes(slopes, quality=98, **KINDS[kind]), region, eighths_for(region))
+    exact, fast = decode_both_ways(
+        decoder, jpeg_bytes(slopes, quality=98, **JPEG_OPTIONS[kind]), region, eighths_for(region)
+    )
     assert decoder.counts["scaled"] == 1
-    assert_same_place(exact, fast)
+    check_same_place(exact, fast)
 
 
 @pytest.mark.parametrize("filter", SUPPORT)
 @pytest.mark.parametrize("eighths", EIGHTHS)
-def test_each_filter_at_each_size(slopes, filter, eighths):
-    exact, fast = both(Decoder(Decode()), jpeg_bytes(slopes, quality=98), (97, 213, 400, 411), eighths, filter)
-    assert_same_place(exact, fast, most=4)
+def test_decode_resized_with_each_filter_at_each_scale(slopes, filter, eighths):
+    exact, fast = decode_both_ways(
+        Decoder(Decode()), jpeg_bytes(slopes, quality=98), (97, 213, 400, 411), eighths, filter
+    )
+    check_same_place(exact, fast, tolerance=4)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turned_images_are_upright(slopes, orientation):
+def test_decode_resized_turns_images_upright(slopes, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     decoder = Decoder(Decode(exif=True))
     jpeg = jpeg_bytes(slopes, quality=98, exif=exif)
     region = (31, 64, 409, 501) if orientation < 5 else (64, 31, 501, 409)
-    exact, fast = both(decoder, jpeg, region, 1)
+    exact, fast = decode_both_ways(decoder, jpeg, region, 1)
     assert decoder.counts["scaled"] == 1
-    assert_same_place(exact, fast)
+    check_same_place(exact, fast)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "unchanged"])
-def test_grey(slopes, encode, mode):
+def test_decode_resized_of_gray_images(slopes, encode, mode):
     decoder = Decoder(Decode())
-    exact, fast = both(decoder, encode(slopes[:, :, 0], quality=98), (90, 13, 402, 411), 1, mode=mode)
+    exact, fast = decode_both_ways(decoder, encode(slopes[:, :, 0], quality=98), (90, 13, 402, 411), 1, mode=mode)
     assert decoder.counts["scaled"] == 1
     assert exact.shape == fast.shape == (*SIZE, 3 if mode == "RGB" else 1)
-    assert_same_place(exact, fast)
+    check_same_place(exact, fast)
 
 
 @pytest.mark.parametrize("sampling", [name for name in SAMPLINGS if "grey" not in name])
-def test_a_picture_that_ends_below_the_region_is_equal(sampling):
+def test_decode_resized_does_not_depend_on_the_rows_below(sampling):
     jpeg = restarted(sampling, (24, 28), 0)
     decoder, out = Decoder(Decode()), [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
     encoded, region = Encoded(jpeg), (0, 0, 96, 170)
@@ -113,7 +121,7 @@ def test_a_picture_that_ends_below_the_region_is_equal(sampling):
 
 
 @pytest.mark.parametrize("way", ["markers", "index"])
-def test_a_region_cut_out_first_is_equal(way):
+def test_decode_resized_of_a_cut_region_equals_uncut(way):
     jpeg = restarted("4:2:0", (40, 30), 4 if way == "markers" else 0, seed=5)
     if way == "index":
         jpeg = make_cuttable(jpeg)
@@ -126,7 +134,7 @@ def test_a_region_cut_out_first_is_equal(way):
         out = [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
         with mock.patch("gpuload.decode.cut._pays_off", return_value=True):
             decoder.decode_resized(encoded, header, region, 2, "bilinear", out[0])
-        with mock.patch("gpuload.decode.scaled._shorten", return_value=None):  # markers behind the rows are a warning
+        with mock.patch("gpuload.decode.scaled._shorten", return_value=None):  # markers after the rows give a warning
             decoder.decode_resized(encoded, unmarked, region, 2, "bilinear", out[1])
         np.testing.assert_array_equal(*out)
     assert decoder.counts["scaled"] == 6
@@ -135,24 +143,24 @@ def test_a_region_cut_out_first_is_equal(way):
 class TestDamage:
     REGION = (8, 13, 290, 411)
 
-    def test_rows_below_the_region_are_not_decoded(self, slopes):
+    def test_damage_below_the_region_changes_nothing(self, slopes):
         jpeg = jpeg_bytes(slopes, quality=98)
         damaged = jpeg[: len(jpeg) * 3 // 4] + bytes(len(jpeg) // 4 - 2) + jpeg[-2:]
         decoder = Decoder(Decode())
-        (_, whole), (_, fast) = (both(decoder, data, self.REGION, 1) for data in (jpeg, damaged))
+        (_, intact), (_, fast) = (decode_both_ways(decoder, data, self.REGION, 1) for data in (jpeg, damaged))
         assert decoder.counts["scaled"] == 2
-        np.testing.assert_array_equal(fast, whole)
+        np.testing.assert_array_equal(fast, intact)
 
-    def test_damage_in_the_region_is_decided_as_without(self, slopes):
+    def test_damage_in_the_region_falls_back_to_exact_decoding(self, slopes):
         jpeg = bytearray(jpeg_bytes(slopes, quality=98))
         at = len(jpeg) // 5
         jpeg[at : at + 40] = b"\xff\xfe" * 20  # markers where there can be none
         decoder = Decoder(Decode())
-        exact, fast = both(decoder, bytes(jpeg), self.REGION, 1)
+        exact, fast = decode_both_ways(decoder, bytes(jpeg), self.REGION, 1)
         assert decoder.counts["scaled"] == 0
         np.testing.assert_array_equal(fast, exact)
 
-    def test_what_is_refused_is_refused_with_the_same_words(self, slopes):
+    def test_refusal_has_the_message_of_exact_decoding(self, slopes):
         jpeg = jpeg_bytes(slopes, quality=98)
         encoded, decoder = Encoded(jpeg[: len(jpeg) // 4]), Decoder(Decode())
         header, out = decoder.header(encoded), np.empty((*SIZE, 3), np.uint8)
@@ -162,16 +170,16 @@ class TestDamage:
             decoder.decode_resized(encoded, header, (8, 13, 590, 411), 1, "bilinear", out)
         assert str(fast.value) == str(exact.value)
 
-    def test_bytes_too_many_in_a_whole_picture_are_damage(self, slopes):
+    def test_surplus_bytes_fall_back_to_exact_decoding(self, slopes):
         jpeg = jpeg_bytes(slopes, quality=98)
         decoder = Decoder(Decode())
-        exact, fast = both(decoder, jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH), 1)
+        exact, fast = decode_both_ways(decoder, jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH), 1)
         assert decoder.counts["scaled"] == 0
         np.testing.assert_array_equal(fast, exact)
 
-    def test_without_simplejpeg(self, slopes):
+    def test_decode_resized_without_simplejpeg_is_exact(self, slopes):
         decoder = decoder_by("Pillow")
-        exact, fast = both(decoder, jpeg_bytes(slopes), self.REGION, 1)
+        exact, fast = decode_both_ways(decoder, jpeg_bytes(slopes), self.REGION, 1)
         assert decoder.counts["scaled"] == 0
         assert decoder.counts["Pillow"] == 2
         np.testing.assert_array_equal(fast, exact)
@@ -197,50 +205,50 @@ class TestChoice:
             ((306, 401), 0),
         ],
     )
-    def test_the_smallest_that_covers_the_result(self, slopes, size, expected):
-        with whatever_it_costs:
+    def test_choose_eighths_takes_the_smallest_scale_that_covers_the_result(self, slopes, size, expected):
+        with at_no_cost:
             assert self.choose(jpeg_bytes(slopes), (0, 0, HEIGHT, WIDTH), size) == expected
 
-    def test_what_costs_more_is_not_chosen(self, slopes):
+    def test_choose_eighths_is_0_where_scaling_costs_more(self, slopes):
         jpeg = jpeg_bytes(slopes)
         assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
         assert self.choose(jpeg, (HEIGHT - 160, 0, 160, 176), SIZE) == 0, "the rows above cost more than the region"
-        dear = mock.patch("gpuload.decode.scaled.SCALED_NS", 1e9)
-        with dear:
+        at_high_cost = mock.patch("gpuload.decode.scaled.SCALED_NS", 1e9)
+        with at_high_cost:
             assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 0
 
     @pytest.mark.parametrize(
         ("expected", "kind"),
         [(4, {}), (0, {"restart_marker_blocks": 7}), (0, {"progressive": True})],
     )
-    def test_rows_below_cost_where_they_cannot_be_left_out(self, slopes, expected, kind):
+    def test_choose_eighths_counts_rows_below_that_cannot_be_dropped(self, slopes, expected, kind):
         jpeg = jpeg_bytes(slopes, subsampling=0, **kind)
         with mock.patch("gpuload.decode.scaled.SCALED_NS", 0):
             assert self.choose(jpeg, (0, 0, 100, WIDTH), SIZE) == expected
             assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
 
-    def test_what_would_be_another_picture_is_not_chosen(self, slopes, encode):
-        whole, jpeg = (0, 0, HEIGHT, WIDTH), jpeg_bytes(slopes)
-        assert self.choose(jpeg, whole, SIZE, "nearest") == 0
-        assert self.choose(jpeg, whole, SIZE, "plain bilinear") == 0
-        assert self.choose(jpeg, whole, SIZE, mode="L") == 0, "which Pillow converts"
-        assert self.choose(encode(slopes, "JPEG", "CMYK"), whole, SIZE) == 0
-        assert self.choose(encode(slopes, "PNG"), whole, SIZE) == 0
-        assert self.choose(jpeg[:-500], whole, SIZE) == 0, "cut off"
+    def test_choose_eighths_is_0_where_pixels_would_differ(self, slopes, encode):
+        region, jpeg = (0, 0, HEIGHT, WIDTH), jpeg_bytes(slopes)
+        assert self.choose(jpeg, region, SIZE, "nearest") == 0
+        assert self.choose(jpeg, region, SIZE, "plain bilinear") == 0
+        assert self.choose(jpeg, region, SIZE, mode="L") == 0, "which Pillow converts"
+        assert self.choose(encode(slopes, "JPEG", "CMYK"), region, SIZE) == 0
+        assert self.choose(encode(slopes, "PNG"), region, SIZE) == 0
+        assert self.choose(jpeg[:-500], region, SIZE) == 0, "cut off"
         progressive = jpeg_bytes(slopes, progressive=True)
-        assert self.choose(progressive, whole, SIZE) == 1
+        assert self.choose(progressive, region, SIZE) == 1
         last = progressive.rfind(b"\xff\xda")
-        assert self.choose(progressive[:last] + b"\xff\xd9", whole, SIZE) == 0, "without its last scan"
+        assert self.choose(progressive[:last] + b"\xff\xd9", region, SIZE) == 0, "without its last scan"
 
-    def test_a_turned_image_is_chosen_for_as_it_is_stored(self, slopes):
+    def test_choose_eighths_of_a_rotated_image_uses_the_stored_size(self, slopes):
         exif = Image.Exif()
         exif[0x0112] = 6
         jpeg, upright = jpeg_bytes(slopes, exif=exif), (0, 0, WIDTH, HEIGHT)
-        with whatever_it_costs:
+        with at_no_cost:
             assert self.choose(jpeg, upright, (100, 76), exif=True) == 1
             assert self.choose(jpeg, upright, (76, 100), exif=True) == 2
 
-    def test_it_depends_on_the_file_and_the_arguments_alone(self, slopes):
+    def test_choose_eighths_is_the_same_for_each_decoder(self, slopes):
         jpeg = jpeg_bytes(slopes)
         header = Decoder(Decode()).header(Encoded(jpeg))
         assert header.jpeg is not None

@@ -1,4 +1,4 @@
-"""What a TIFF holds next to what Pillow gives is told, where all of it was asked for."""
+"""TIFFs of which Pillow returns only a part: refused with mode="unchanged" and as masks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from helpers.decoders import decode
 from PIL import Image
 
 import gpuload as gl
@@ -19,20 +20,20 @@ HEIGHT, WIDTH = 4, 6
 Tags = dict[int, tuple[int, ...]]
 
 
-def page(samples: int = 1, bits: int = 8, **others: tuple[int, ...]) -> Tags:
-    """The tags of a page that is not compressed, in one strip; `others`: by their numbers, as t254=(1,)."""
+def page_tags(samples: int = 1, bits: int = 8, **others: tuple[int, ...]) -> Tags:
+    """Return the tags of an uncompressed page of one strip, and others by number, such as t254=(1,)."""
     tags: Tags = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (1,), 273: (0,)}
     tags |= {277: (samples,), 278: (HEIGHT,), 279: (HEIGHT * WIDTH * samples * bits // 8,)}
     return tags | {int(name[1:]): value for name, value in others.items()}
 
 
-def written(*given: Tags, order: str = "<", big: bool = False) -> bytes:
-    """A TIFF of these pages: numbers, then what does not fit into a directory, then the directory, for each."""
+def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
+    """Encode a TIFF: for each page its strip, the values that do not fit into a directory, and the directory."""
     mark = b"II" if order == "<" else b"MM"
     number = "Q" if big else "I"
     data = bytearray(mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0)))
     link = len(data) - struct.calcsize(number)
-    for value, tags in enumerate(given, 1):
+    for value, tags in enumerate(pages, 1):
         strip = len(data)
         data += bytes([value]) * tags[279][0]
         entries = b""
@@ -52,40 +53,35 @@ def written(*given: Tags, order: str = "<", big: bool = False) -> bytes:
     return bytes(data)
 
 
-def decoded(data: bytes, mode: str) -> np.ndarray:
-    decoder, encoded = Decoder(Decode()), gl.Encoded(data, mode)
-    return decoder.decode(encoded, decoder.header(encoded))
-
-
 @pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_pages_are_found_in_every_kind_of_tiff(order: str, big: bool) -> None:
-    data = written(page(), page(3, 16), page(2, 8, t339=(2, 2), t32997=(5,)), order=order, big=big)
+def test_read_pages_of_each_byte_order_and_of_big_tiffs(order: str, big: bool) -> None:
+    data = tiff_file(page_tags(), page_tags(3, 16), page_tags(2, 8, t339=(2, 2), t32997=(5,)), order=order, big=big)
     assert read_pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
 
 
-@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # those that Pillow reads
-def test_a_picture_is_the_first_page(order: str, big: bool) -> None:
-    data = written(page(), page(3, 16), order=order, big=big)
-    assert decoded(data, "L").tolist() == np.ones((HEIGHT, WIDTH, 1)).tolist()
+@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # which Pillow reads
+def test_decode_returns_the_first_page(order: str, big: bool) -> None:
+    data = tiff_file(page_tags(), page_tags(3, 16), order=order, big=big)
+    assert decode(data, "L").tolist() == np.ones((HEIGHT, WIDTH, 1)).tolist()
 
 
 @pytest.mark.parametrize(
-    ("given", "lost"),
+    ("pages", "lost"),
     [
-        ([page()] * 8, "8 pages, of which Pillow returns the first"),
-        ([page(bits=16)] * 2, "2 pages, of which Pillow returns the first"),
-        ([page(t255=(3,))] * 3, "3 pages, of which Pillow returns the first"),
-        ([page(2, t338=(0,))], "2 channels, of which Pillow returns 1"),
-        ([page(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow returns 3"),
-        ([page(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow returns 3"),
-        ([page(t32997=(8,))], "8 slices, of which Pillow returns the first"),
-        ([page(t339=(2,))], "signed 8-bit values, which Pillow returns as unsigned values"),
-        ([page(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits per channel, of which Pillow returns 8"),
+        ([page_tags()] * 8, "8 pages, of which Pillow returns the first"),
+        ([page_tags(bits=16)] * 2, "2 pages, of which Pillow returns the first"),
+        ([page_tags(t255=(3,))] * 3, "3 pages, of which Pillow returns the first"),
+        ([page_tags(2, t338=(0,))], "2 channels, of which Pillow returns 1"),
+        ([page_tags(5, t262=(2,), t338=(0, 0))], "5 channels, of which Pillow returns 3"),
+        ([page_tags(4, t262=(2,), t338=(0,))], "4 channels, of which Pillow returns 3"),
+        ([page_tags(t32997=(8,))], "8 slices, of which Pillow returns the first"),
+        ([page_tags(t339=(2,))], "signed 8-bit values, which Pillow returns as unsigned values"),
+        ([page_tags(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits per channel, of which Pillow returns 8"),
     ],
 )
-def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags], lost: str) -> None:
-    data = written(*given)
+def test_unchanged_refuses_a_tiff_that_pillow_returns_only_in_part(pages: list[Tags], lost: str) -> None:
+    data = tiff_file(*pages)
     end = (
         r"; read it in the dataset, for example with tifffile.imread\(path\), and yield gpuload.Image\(array, "
         r"layout='CHW' or 'HWC'\) of uint8, uint16 or float32$"
@@ -93,35 +89,35 @@ def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags],
     with pytest.raises(
         DecodeError, match=f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
     ):
-        decoded(data, "unchanged")
+        decode(data, "unchanged")
 
 
-def test_pages_of_a_mask_are_refused() -> None:
+def test_mask_of_several_pages_is_refused() -> None:
     decoder = Decoder(Decode())
     text = (
         "a mask must be a file with one value per pixel, but this TIFF has 2 pages, of which Pillow returns the "
         "first; read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Mask(array)"
     )
     with pytest.raises(DecodeError, match=f"^{re.escape(text)}$"):
-        decoder.mask_dtype(decoder.header(gl.Encoded(written(page(), page()))))
-    assert decoder.mask_dtype(decoder.header(gl.Encoded(written(page())))) == "uint8"
+        decoder.mask_dtype(decoder.header(gl.Encoded(tiff_file(page_tags(), page_tags()))))
+    assert decoder.mask_dtype(decoder.header(gl.Encoded(tiff_file(page_tags())))) == "uint8"
 
 
-@pytest.mark.parametrize("other", [{"t254": (1,)}, {"t254": (4,)}, {"t254": (5,)}, {"t255": (2,)}])
-def test_smaller_copies_and_masks_are_no_pages(other: dict[str, tuple[int, ...]]) -> None:
-    """As a cloud-optimised GeoTIFF has them."""
-    data = written(page(bits=16), page(bits=16, **other), page(**other))
-    assert decoded(data, "unchanged")[:, :, 0].tolist() == np.full((HEIGHT, WIDTH), 0x0101).tolist()
+@pytest.mark.parametrize("tags", [{"t254": (1,)}, {"t254": (4,)}, {"t254": (5,)}, {"t255": (2,)}])
+def test_reduced_copies_and_masks_do_not_count_as_pages(tags: dict[str, tuple[int, ...]]) -> None:
+    """Cloud-optimized GeoTIFFs have such pages."""
+    data = tiff_file(page_tags(bits=16), page_tags(bits=16, **tags), page_tags(**tags))
+    assert decode(data, "unchanged")[:, :, 0].tolist() == np.full((HEIGHT, WIDTH), 0x0101).tolist()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "LAB", "I;16", "F"])
-def test_what_pillow_writes_loses_nothing(mode: str) -> None:
+def test_unchanged_accepts_each_mode_that_pillow_writes(mode: str) -> None:
     file = io.BytesIO()
     Image.new(mode, (WIDTH, HEIGHT)).save(file, "TIFF")
-    assert decoded(file.getvalue(), "unchanged").shape[:2] == (HEIGHT, WIDTH)
+    assert decode(file.getvalue(), "unchanged").shape[:2] == (HEIGHT, WIDTH)
 
 
-def test_masks_of_32_bits_are_as_they_were() -> None:
+def test_mask_of_32_bits_keeps_its_values() -> None:
     file = io.BytesIO()
     Image.fromarray(np.full((HEIGHT, WIDTH), 70_000, np.int32)).save(file, "TIFF")
     decoder, encoded = Decoder(Decode()), gl.Encoded(file.getvalue())
@@ -132,7 +128,7 @@ def test_masks_of_32_bits_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: int) -> None:
+def test_error_of_a_tiff_that_pillow_cannot_read_suggests_tifffile(bits: int) -> None:
     text = (
         f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), "
         "read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Image(array"
@@ -140,17 +136,17 @@ def test_a_kind_that_pillow_does_not_read_is_told_with_the_way_to_read_it(bits: 
     with pytest.raises(
         DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
     ):
-        decoded(written(page(5, bits)), "unchanged")
+        decode(tiff_file(page_tags(5, bits)), "unchanged")
 
 
-def test_directories_in_a_circle_or_without_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = bytearray(written(page(), page()))
+def test_read_pages_stops_at_cycles_truncation_and_max_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(tiff_file(page_tags(), page_tags()))
     (first,) = struct.unpack_from("<I", data, 4)
     struct.pack_into("<I", data, len(data) - 4, first)
     assert len(read_pages(bytes(data))) == 2
-    whole = written(*[page()] * 12)
+    twelve_pages = tiff_file(*[page_tags()] * 12)
     monkeypatch.setattr(tiff, "MAX_PAGES", 5)
     with pytest.raises(DecodeError, match="this TIFF has more than 5 pages, of which"):
-        decoded(whole, "unchanged")
-    for length in range(len(whole)):  # nothing but fewer pages
-        assert len(read_pages(whole[:length])) <= 6
+        decode(twelve_pages, "unchanged")
+    for length in range(len(twelve_pages)):  # fewer pages, and no error
+        assert len(read_pages(twelve_pages[:length])) <= 6

@@ -9,8 +9,8 @@ import numpy as np
 from helpers.jpeg_restarts import header_of
 
 from gpuload.datasets.sample import Encoded
-from gpuload.decode import Decoder
-from gpuload.decode.cut import cut
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.cut import cut, is_cuttable
 from gpuload.decode.jpeg import JpegDecoder, NvImageCodecRegions, SimpleJpeg
 from gpuload.errors import DecodeError
 
@@ -47,15 +47,34 @@ def with_cutting(decoder: Decoder, jpeg: bytes, region: Region, mode: str = "RGB
 
 def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: list[JpegDecoder]) -> None:
     """Check that the pixels of cuts equal slices of the full image, with each decoder."""
-    header, grey = header_of(jpeg), sampling.startswith("grey")
-    full, messages = SimpleJpeg().decode(jpeg, header, grey, (0, 0, header.height, header.width))
-    assert full is not None, messages
+    header, gray = header_of(jpeg), sampling.startswith("grey")
+    image, message = SimpleJpeg().decode(jpeg, header, gray, (0, 0, header.height, header.width))
+    assert image is not None, message
     for region in regions:
         with always:
-            crop = cut(jpeg, header, region)
-        assert crop.header[:5] == header_of(crop.data)[:5]
+            part = cut(jpeg, header, region)
+        assert part.header[:5] == header_of(part.data)[:5]
         top, left, height, width = region
         for decoder in decoders:
-            pixels, messages = decoder.decode(crop.data, crop.header, grey, crop.region_tlhw)
-            assert not messages
-            np.testing.assert_array_equal(pixels, full[top : top + height, left : left + width])
+            pixels, message = decoder.decode(part.data, part.header, gray, part.region_tlhw)
+            assert not message
+            np.testing.assert_array_equal(pixels, image[top : top + height, left : left + width])
+
+
+def check_same_without_cutting(jpeg: bytes, region: Region) -> np.ndarray | None:
+    """Check that a region has the same pixels, or is refused, with and without cutting. Return the pixels."""
+    decoder = Decoder(Decode())
+    expected, pixels = without_cutting(decoder, jpeg, region), with_cutting(decoder, jpeg, region)
+    assert (pixels is None) == (expected is None)
+    if expected is not None:
+        np.testing.assert_array_equal(pixels, expected)
+    return pixels
+
+
+def check_not_cut(jpeg: bytes, region: Region) -> None:
+    """Check that a JPEG cannot be cut, and that a region is decoded, or refused, as without cutting."""
+    header = header_of(jpeg)
+    with always:
+        assert cut(jpeg, header, region) is None
+    assert not is_cuttable(jpeg, header)
+    check_same_without_cutting(jpeg, region)

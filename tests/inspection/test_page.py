@@ -1,11 +1,9 @@
-"""The page: well formed, whole in itself, and safe whatever files are called; and what its pictures show."""
+"""The HTML page: well formed, self-contained and safe for any file name; and its pictures."""
 
 from __future__ import annotations
 
 import base64
 import io
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
+from helpers.chromium import dump_dom, find_chromium
 from helpers.picture_folders import folder, picture
 from PIL import Image
 
@@ -37,7 +36,7 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """What a page consists of; elements have to be closed in order."""
+    """The elements and the text of a page, whose elements must be closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -64,19 +63,19 @@ class Page(HTMLParser):
             self.text += data
 
 
-def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int | None = None) -> str:
-    found = measure_files(datasets, names[: len(datasets)], workers=0)
-    measure_pixels(found, max_images=most, workers=0)
-    summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
-    rows = choose_rows(found, 4)
-    whole = make_pictures(found, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
+def rendered(*datasets: Any, names: tuple[str, ...] = ("train", "val"), max_images: int | None = None) -> str:
+    measured = measure_files(datasets, names[: len(datasets)], workers=0)
+    measure_pixels(measured, max_images=max_images, workers=0)
+    summary = summarise(measured, ignored=[{".<b>": 1}] * len(datasets))
+    rows = choose_rows(measured, 4)
+    originals = make_pictures(measured, dict.fromkeys([*rows, *duplicate_rows(summary)], 32), workers=0)
     recipe = [T.RandomResizedCrop(16)]
-    sheet = make_contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
-    return render(summary, advise(summary), sheet, whole, recipe=repr(recipe[0]), seed=0, version="1.2")
+    strips = make_contact_sheet(measured, rows, recipe, draws=2, seed=0, workers=0)
+    return render(summary, advise(summary), strips, originals, recipe=repr(recipe[0]), seed=0, version="1.2")
 
 
-def check_alone(page: Page) -> None:
-    """It refers to nothing outside of itself, and runs nothing."""
+def check_self_contained(page: Page) -> None:
+    """Check that a page refers to nothing outside and runs no script."""
     for tag, attributes in page.elements:
         assert tag not in ("script", "iframe", "object", "embed", "form", "base")
         for name, value in attributes.items():
@@ -89,34 +88,34 @@ def check_alone(page: Page) -> None:
 def hostile_folder(root: Path) -> Path:
     for number, name in enumerate([*HOSTILE, "caf\udce9"]):
         (root / name).mkdir(parents=True)
-        (root / name / f"{name}.jpg").write_bytes(picture(number % 3))  # some in several classes
+        (root / name / f"{name}.jpg").write_bytes(picture(number % 3))  # duplicates across classes
         (root / name / f"bad {name}.jpg").write_bytes(b"<script>alert(2)</script>")
     return root
 
 
-def test_names_of_files_are_text_and_nothing_else(tmp_path: Path) -> None:
+def test_hostile_file_and_class_names_are_escaped(tmp_path: Path) -> None:
     names = ("<script>x</script>", "</title><b>")
-    text = page_of(
+    html = rendered(
         gl.ImageFolder(hostile_folder(tmp_path / "1")), gl.ImageFolder(hostile_folder(tmp_path / "2")), names=names
     )
-    page = Page(text)
-    check_alone(page)
+    page = Page(html)
+    check_self_contained(page)
     assert not any(tag in ("b", "img") and attributes.get("onerror") for tag, attributes in page.elements)
     for name in HOSTILE:
         assert visible(name) in page.text
     assert "caf\\xe9" in page.text
-    assert "\u202e" not in text
-    assert "\x1b" not in text
+    assert "\u202e" not in html
+    assert "\x1b" not in html
     assert "49.jpg" not in page.text
-    text.encode("utf-8")
+    html.encode("utf-8")
 
 
-def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
+def test_page_has_every_section_and_describes_its_images(tmp_path: Path) -> None:
     first = gl.ImageFolder(folder(tmp_path / "1", {"cat": 30, "dog": 2}))
     second = gl.ImageFolder(folder(tmp_path / "2", {"cat": 1, "dog": 1}))
-    text = page_of(first, second)
-    page = Page(text)
-    check_alone(page)
+    html = rendered(first, second)
+    page = Page(html)
+    check_self_contained(page)
     sections = [attributes["id"] for tag, attributes in page.elements if tag == "section"]
     assert sections == ["advice", "sheet", "classes", "sizes", "formats", "pixels", "duplicates"]
     images = [attributes for tag, attributes in page.elements if tag == "img"]
@@ -128,8 +127,8 @@ def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
         if tag == "svg":
             assert attributes["role"] == "img"
             assert attributes["aria-label"]
-    assert 'lang="en"' in text
-    assert "prefers-color-scheme: dark" in text
+    assert 'lang="en"' in html
+    assert "prefers-color-scheme: dark" in html
 
 
 @pytest.mark.parametrize(
@@ -137,36 +136,31 @@ def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
     [[gl.Encoded(b"nothing")], [gl.Encoded(picture(0))], [(gl.Encoded(picture(n)), n) for n in range(40)]],
     ids=["all damaged", "one image", "forty classes"],
 )
-def test_odd_data_makes_a_page(samples: list[Any]) -> None:
-    check_alone(Page(page_of(samples)))
+def test_page_of_damaged_single_or_many_class_data_is_self_contained(samples: list[Any]) -> None:
+    check_self_contained(Page(rendered(samples)))
 
 
-def test_a_page_without_pictures_says_so() -> None:
-    page = Page(page_of([gl.Encoded(picture(0)), gl.Encoded(picture(0))], most=0))
-    check_alone(page)
+def test_page_without_measured_pixels_suggests_no_normalize() -> None:
+    page = Page(rendered([gl.Encoded(picture(0)), gl.Encoded(picture(0))], max_images=0))
+    check_self_contained(page)
     assert "T.Normalize" not in page.text
 
 
-def test_what_cannot_be_seen_is_written_out() -> None:
+def test_visible_escapes_control_and_surrogate_characters() -> None:
     assert visible("plain ünï") == "plain ünï"
     assert visible("a\tb\r\n\x00\u200b\udcff\ud800") == "a\\tb\\r\\n\\x00\\u200b\\xff\\ud800"
 
 
 @pytest.mark.processes
-def test_a_browser_opens_it_without_complaint(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-    if browser is None:
+def test_chromium_opens_the_page_without_console_messages(tmp_path: Path) -> None:
+    if find_chromium() is None:
         lacking.skip("chromium")
     path = tmp_path / "page.html"
-    path.write_text(page_of(gl.ImageFolder(hostile_folder(tmp_path / "data"))), encoding="utf-8")
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path}/profile", path.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "CONSOLE" not in done.stderr, done.stderr
-    check_alone(Page(done.stdout))
-    assert done.stdout.count("<img") > 4
+    path.write_text(rendered(gl.ImageFolder(hostile_folder(tmp_path / "data"))), encoding="utf-8")
+    dom, console = dump_dom(path.as_uri(), f"--user-data-dir={tmp_path}/profile")
+    assert console == []
+    check_self_contained(Page(dom))
+    assert dom.count("<img") > 4
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -175,22 +169,22 @@ def test_a_browser_opens_it_without_complaint(tmp_path: Path) -> None:
 GREY = np.full((40, 60, 3), (200, 100, 50), np.uint8)
 
 
-def measurements(dataset: Any) -> Measurements:
-    found = measure_files([dataset], ["x"], workers=0)
-    measure_pixels(found, max_images=None, workers=0)
-    return found
+def measure(dataset: Any) -> Measurements:
+    measured = measure_files([dataset], ["x"], workers=0)
+    measure_pixels(measured, max_images=None, workers=0)
+    return measured
 
 
-def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
-    """The contact sheet, with each image ``before`` the recipe."""
-    found = measurements(dataset)
-    rows = choose_rows(found, images)
-    before = make_pictures(found, dict.fromkeys(rows, 32), workers=0)
-    strips = make_contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
+def make_strips(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
+    """Return the strips of a contact sheet, with each image ``before`` the recipe."""
+    measured = measure(dataset)
+    rows = choose_rows(measured, images)
+    before = make_pictures(measured, dict.fromkeys(rows, 32), workers=0)
+    strips = make_contact_sheet(measured, rows, recipe, draws=draws, seed=0, workers=0)
     return [{**strip, "before": before[strip["row"]][0]} for strip in strips]
 
 
-def shown(uri: str | None) -> np.ndarray:
+def decode_data_uri(uri: str | None) -> np.ndarray:
     assert uri is not None
     kind, _, data = uri.partition(",")
     assert kind == "data:image/jpeg;base64"
@@ -207,18 +201,18 @@ def shown(uri: str | None) -> np.ndarray:
         [T.ToDtype("bfloat16", scale=True), T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))],
     ],
 )
-def test_pictures_look_like_images_whatever_their_numbers_are(recipe: list[Any]) -> None:
-    (strip,) = sheet([gl.Image(GREY)], recipe)
+def test_contact_sheet_restores_the_colors_of_normalized_and_float_images(recipe: list[Any]) -> None:
+    (strip,) = make_strips([gl.Image(GREY)], recipe)
     assert strip["size"] == (60, 40)
-    assert shown(strip["before"]).shape == (21, 32, 3)
+    assert decode_data_uri(strip["before"]).shape == (21, 32, 3)
     assert len(strip["after"]) == 2
-    for image in map(shown, strip["after"]):
+    for image in map(decode_data_uri, strip["after"]):
         assert image.shape == (40, 60, 3)
         assert np.abs(image.astype(int) - GREY[0, 0]).max() <= 6  # JPEG, bfloat16
 
 
-def test_an_empty_recipe_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the images as they are come one by one, without those that are damaged."""
+def test_make_pictures_batches_images_for_an_empty_recipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Originals are loaded one by one, so that a damaged image is dropped alone."""
     sizes: list[int] = []
 
     def loader(dataset: Any, batch_size: int, **options: Any) -> gl.Loader:
@@ -226,29 +220,29 @@ def test_an_empty_recipe_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return gl.Loader(dataset, batch_size, **options)
 
     monkeypatch.setattr(page_module, "Loader", loader)
-    found = measurements([gl.Image(GREY)] * 3)
-    make_pictures(found, dict.fromkeys(range(3), 32), workers=0)
-    make_pictures(found, dict.fromkeys(range(3), 32), [], workers=0)
+    measured = measure([gl.Image(GREY)] * 3)
+    make_pictures(measured, dict.fromkeys(range(3), 32), workers=0)
+    make_pictures(measured, dict.fromkeys(range(3), 32), [], workers=0)
     assert sizes == [1, 3]
 
 
-def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> None:
+def test_contact_sheet_draws_differ_and_repeat_with_the_seed(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 1, "c": 1}))
     recipe = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
-    strips = sheet(dataset, recipe, draws=3)
+    strips = make_strips(dataset, recipe, draws=3)
     assert [strip["label"] for strip in strips] == ["a", "a", "b", "c"]
     assert strips[0]["name"] == "a/0.jpg"
     for strip in strips:
         assert len(set(strip["after"])) == 3
-    assert sheet(dataset, recipe, draws=3) == strips
+    assert make_strips(dataset, recipe, draws=3) == strips
 
 
-def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
-    found = measurements(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
-    assert {found.class_name(row) for row in choose_rows(found, 4)} == set("abcd")
-    assert len(choose_rows(found, 3)) == 3
-    assert len(choose_rows(found, 100)) == 14
-    assert choose_rows(found, 0) == []
+def test_choose_rows_covers_as_many_classes_as_possible(tmp_path: Path) -> None:
+    measured = measure(gl.ImageFolder(folder(tmp_path, {"a": 9, "b": 1, "c": 3, "d": 1})))
+    assert {measured.class_name(row) for row in choose_rows(measured, 4)} == set("abcd")
+    assert len(choose_rows(measured, 3)) == 3
+    assert len(choose_rows(measured, 100)) == 14
+    assert choose_rows(measured, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -260,30 +254,30 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
         ([T.CenterCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3), torch.nn.Identity()], 1),
     ],
 )
-def test_recipes_of_any_kind_are_shown(tmp_path: Path, recipe: list[Any], views: int) -> None:
-    strips = sheet(gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 2})), recipe, draws=1)
+def test_contact_sheet_shows_each_view_of_a_recipe(tmp_path: Path, recipe: list[Any], views: int) -> None:
+    strips = make_strips(gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 2})), recipe, draws=1)
     assert [len(strip["after"]) for strip in strips] == [views] * 4
 
 
-def test_deep_and_grey_images_are_shown() -> None:
+def test_contact_sheet_scales_16_bit_gray_images() -> None:
     ramp = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
     file = io.BytesIO()
     Image.fromarray(ramp).save(file, "PNG")
-    (strip,) = sheet([gl.Encoded(file.getvalue())], [T.CenterCrop(40)])
-    before = shown(strip["before"])
+    (strip,) = make_strips([gl.Encoded(file.getvalue())], [T.CenterCrop(40)])
+    before = decode_data_uri(strip["before"])
     assert before.shape[2] == 3
     assert before[0].max() < 20
     assert before[-1].min() > 230
 
 
-def test_what_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
+def test_make_pictures_drops_damaged_and_refused_images(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3}))
-    found = measurements(dataset)
+    measured = measure(dataset)
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")  # meanwhile
-    found.rows["state"][2] = 2
-    assert list(make_pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
+    measured.rows["state"][2] = 2
+    assert list(make_pictures(measured, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
 
 
-def test_a_recipe_that_cannot_be_applied_says_why(tmp_path: Path) -> None:
+def test_recipe_that_cannot_be_applied_raises_sample_error(tmp_path: Path) -> None:
     with pytest.raises(gl.SampleError, match=r"a/0\.jpg"):
-        sheet(gl.ImageFolder(folder(tmp_path, {"a": 1})), [T.RandomCrop(100)])
+        make_strips(gl.ImageFolder(folder(tmp_path, {"a": 1})), [T.RandomCrop(100)])

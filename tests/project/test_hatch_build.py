@@ -1,4 +1,4 @@
-"""What the package's page becomes, with an address of the project and without one."""
+"""hatch_build.py: the package's page, with and without the address of a repository."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def hatch_build():
     return module
 
 
-def test_links_lead_to_the_release_at_the_address(hatch_build):
+def test_package_page_links_to_the_release_in_the_repository(hatch_build):
     assert hatch_build.package_page(README, ADDRESS, "v1.2") == README.replace(
         "(docs/a.svg)", f"({ADDRESS}/raw/v1.2/docs/a.svg)"
     ).replace("(docs/a.md#b)", f"({ADDRESS}/blob/v1.2/docs/a.md#b)")
 
 
-def test_without_an_address_there_are_words_only(hatch_build):
+def test_package_page_without_a_repository_has_no_links(hatch_build):
     page = hatch_build.package_page(README, "", "v1.2")
     assert page == README.replace("![rates](docs/a.svg)", "").replace("[page](docs/a.md#b)", "page")
     assert hatch_build.addresses("") == {}
 
 
-def hook(hatch_build, tmp_path, repository):
+def run_hook(hatch_build, tmp_path, repository):
     (tmp_path / "README.md").write_text("[a](b.md)")
     metadata = {"version": "1.2"}
     hatch_build.PageHook(str(tmp_path), {"repository": repository}).update(metadata)
     return metadata
 
 
-def test_the_hook_fills_both_fields(hatch_build, tmp_path):
-    metadata = hook(hatch_build, tmp_path, f"{ADDRESS}/")
+def test_page_hook_sets_readme_and_urls(hatch_build, tmp_path):
+    metadata = run_hook(hatch_build, tmp_path, f"{ADDRESS}/")
     assert metadata["readme"] == {"content-type": "text/markdown", "text": f"[a]({ADDRESS}/blob/v1.2/b.md)"}
     assert metadata["urls"]["Issues"] == f"{ADDRESS}/issues"
 
 
 @pytest.mark.parametrize("repository", ["example.org/us/gpuload", "http://example.org/us", "https://example.org"])
-def test_an_address_that_is_none_is_refused(hatch_build, tmp_path, repository):
+def test_page_hook_with_a_wrong_address_raises_value_error(hatch_build, tmp_path, repository):
     with pytest.raises(ValueError, match=r"must be empty or an address as https://host/owner/gpuload, got '"):
-        hook(hatch_build, tmp_path, repository)
+        run_hook(hatch_build, tmp_path, repository)

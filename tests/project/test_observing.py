@@ -1,4 +1,4 @@
-"""What docs/observing.md logs elsewhere: run, with something in the place of TensorBoard, wandb and Lightning."""
+"""The blocks of docs/observing.md that log to TensorBoard, wandb and Lightning run with stand-ins for these."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PAGE = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def block(word: str) -> str:
-    """The block with this word, logging each second step in place of each 50th."""
-    [found] = [text for text in BLOCKS if word in text]
-    return found.replace("% 50 == 49", "% 2 == 1").replace("every=50", "every=2")
+def code_block(word: str) -> str:
+    """Return the block with this word, changed to log each 2nd step instead of each 50th."""
+    [text] = [text for text in BLOCKS if word in text]
+    return text.replace("% 50 == 49", "% 2 == 1").replace("every=50", "every=2")
 
 
 @pytest.fixture
-def names() -> Any:
+def namespace() -> Any:
     samples = [(np.full((20, 24, 3), number, np.uint8), number) for number in range(12)]
     with gl.Loader(samples, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu") as loader:
-        found: dict[str, Any] = {"loader": loader, "train": lambda images, labels: None}
-        exec(block("def loader_metrics"), found)
-        yield found
+        namespace: dict[str, Any] = {"loader": loader, "train": lambda images, labels: None}
+        exec(code_block("def loader_metrics"), namespace)
+        yield namespace
 
 
-def check(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
+def check_logged(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
     assert [step for _, step in logged] == steps
     for figures, _ in logged:
         assert {"loader/images_per_s", "loader/waiting", "loader/main/stage", "loader/main/decode"} <= figures.keys()
@@ -43,9 +43,9 @@ def check(logged: list[tuple[dict[str, float], int]], steps: list[int]) -> None:
         assert 0 < figures["loader/waiting"] <= 1
 
 
-def test_names_hold_no_spaces_and_parts_are_shares(names):
+def test_loader_metrics_have_names_without_spaces_and_parts_as_shares(namespace):
     waiting = Part("slot wait", "main", 1.0, 3)
-    assert names["loader_metrics"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
+    assert namespace["loader_metrics"](gl.Stats(seconds=2.0, images_per_s=5.0, waiting=0.25, parts=(waiting,))) == {
         "loader/images_per_s": 5.0,
         "loader/waiting": 0.25,
         "loader/workers_busy": 0,
@@ -53,31 +53,31 @@ def test_names_hold_no_spaces_and_parts_are_shares(names):
     }
 
 
-def test_tensorboard(names, monkeypatch):
+def test_tensorboard_example_logs_loader_metrics(namespace, monkeypatch):
     logged: dict[int, dict[str, float]] = {}
     writer = SimpleNamespace(add_scalar=lambda name, value, step: logged.setdefault(step, {}).update({name: value}))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda: writer))
-    exec(block("SummaryWriter"), names)
-    check([(figures, step) for step, figures in logged.items()], [1, 3, 5])
+    exec(code_block("SummaryWriter"), namespace)
+    check_logged([(figures, step) for step, figures in logged.items()], [1, 3, 5])
 
 
-def test_wandb(names, monkeypatch):
+def test_wandb_example_logs_loader_metrics_and_advice(namespace, monkeypatch):
     logged: list[tuple[dict[str, float], int]] = []
     run = SimpleNamespace(log=lambda figures, step: logged.append((figures, step)), summary={})
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project: run))
-    exec(block("wandb"), names)
-    check(logged, [1, 3, 5])
-    assert run.summary["loader/advice"] == names["loader"].stats().advice
+    exec(code_block("wandb"), namespace)
+    check_logged(logged, [1, 3, 5])
+    assert run.summary["loader/advice"] == namespace["loader"].stats().advice
 
 
-def test_lightning(names, monkeypatch):
-    made: list[Any] = []
-    stand_in = SimpleNamespace(Callback=object, Trainer=lambda max_epochs, callbacks: made.extend(callbacks))
+def test_lightning_example_logs_loader_metrics(namespace, monkeypatch):
+    registered: list[Any] = []
+    stand_in = SimpleNamespace(Callback=object, Trainer=lambda max_epochs, callbacks: registered.extend(callbacks))
     monkeypatch.setitem(sys.modules, "pytorch_lightning", stand_in)
-    exec(block("pl.Callback"), names)
-    [callback] = made
+    exec(code_block("pl.Callback"), namespace)
+    [callback] = registered
     logged: list[tuple[dict[str, float], int]] = []
-    for step, batch in enumerate(names["loader"]):
+    for step, batch in enumerate(namespace["loader"]):
         module = SimpleNamespace(log_dict=lambda figures, step=step: logged.append((figures, step)))
         callback.on_train_batch_end(None, module, None, batch, step)
-    check(logged, [1, 3, 5])
+    check_logged(logged, [1, 3, 5])

@@ -1,4 +1,4 @@
-"""What a release holds: built as `make dist` builds it, looked into, and run where nothing else of this folder is."""
+"""A release, built like `make dist`: the contents of wheel and sdist, and the installed wheel outside this folder."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ VERSION = gpuload.__version__
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
-    """Run a command where no path leads back here. Returns what it printed; a failure shows it."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
+    """Run a command without Python's paths to this folder. Return its output."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**kept, **variables},
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
+    """A folder with the sdist and the wheel."""
     lacking.require("build", "hatchling")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
@@ -57,49 +57,47 @@ def sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"gpuload-{VERSION}"
 
 
-def test_the_wheel_has_the_package_and_the_metadata(dist: Path) -> None:
+def test_wheel_has_the_package_and_its_metadata(dist: Path) -> None:
     with zipfile.ZipFile(dist / f"gpuload-{VERSION}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
         metadata = email.message_from_bytes(wheel.read(f"gpuload-{VERSION}.dist-info/METADATA"))
     sources = [*(ROOT / "gpuload").rglob("*.py"), *(ROOT / "gpuload").rglob("*.pyi")]
-    assert {name for name in names if ".dist-info/" not in name} == {
-        *(path.relative_to(ROOT).as_posix() for path in sources),
-        "gpuload/py.typed",
-        "gpuload/inspection/page.html",
-    }
+    expected = {*(path.relative_to(ROOT).as_posix() for path in sources), "gpuload/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == {*expected, "gpuload/inspection/page.html"}, (
+        "the wheel lacks files of the package, or has others: see [tool.hatch] in pyproject.toml"
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [word for word in metadata.get_all("Requires-Dist") or [] if "extra ==" not in word]
-    assert {re.match(r"[\w-]+", word)[0] for word in required} == {
-        "cloudpickle", "numpy", "pillow", "simplejpeg", "torch",
-    }  # fmt: skip
+    names = {re.match(r"[\w-]+", word)[0] for word in required}
+    assert names == {"cloudpickle", "numpy", "pillow", "simplejpeg", "torch"}, "a dependency was added: edit this set"
     assert metadata.get_all("Provides-Extra") == sorted(project["optional-dependencies"])
     assert metadata["Version"] == VERSION
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload()
     assert text.startswith("# gpuload")
-    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == [], "these lead nowhere from the package's page"
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == [], "these links are dead on the package's page"
 
 
-def test_the_index_takes_both(dist: Path) -> None:
+def test_twine_accepts_wheel_and_sdist(dist: Path) -> None:
     lacking.require("twine")
-    told = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
-    assert told.count("PASSED") == 2, told
+    output = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
+    assert output.count("PASSED") == 2, output
 
 
-def test_the_sdist_has_all_that_git_has_and_runs_tests(sdist: Path) -> None:
-    held = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+def test_sdist_has_the_files_of_git_and_runs_tests(sdist: Path) -> None:
+    files = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
     if (ROOT / ".git").exists():
         listed = run("git", "ls-files", "--cached", "--", ".", cwd=ROOT).splitlines()
-        assert {name for name in listed if (ROOT / name).exists()} - held == set()
-    assert {"docs/data.md", "notebooks/first_steps.ipynb", "constraints.txt", "tests/bits/recorded.json"} <= held
+        assert {name for name in listed if (ROOT / name).exists()} - files == set()
+    assert {"docs/data.md", "notebooks/first_steps.ipynb", "constraints.txt", "tests/bits/recorded.json"} <= files
     tests = ["tests/project/test_pages.py", "tests/rng/test_philox.py"]
-    told = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, cwd=sdist)
-    assert re.search(r"^\d+ passed", told, re.MULTILINE), told
+    output = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, cwd=sdist)
+    assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
 @pytest.fixture(scope="module")
-def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an environment that has the wheel, and finds what it depends on in this one."""
+def installed_bin(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of an environment with the wheel, which finds its dependencies in this environment."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
@@ -109,28 +107,20 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Packages of an environment that a .pth file names are found, but its own .pth files, by which gpuload is
     # installed for development, are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    found = run(python, "-c", "import gpuload; print(gpuload.__file__)", cwd=folder)
-    assert Path(found.strip()).is_relative_to(site)
+    location = run(python, "-c", "import gpuload; print(gpuload.__file__)", cwd=folder)
+    assert Path(location.strip()).is_relative_to(site)
     return python.parent
 
 
-def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs_the_demo(installed_bin: Path, tmp_path: Path) -> None:
     lacking.require("typer", "skimage")
-    assert run(installed / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
-    told = run(
-        installed / "gpuload",
-        "demo",
-        "--images=16",
-        "--seconds=0.1",
-        "--rounds=1",
-        "--workers=1",
-        "--batch-size=8",
-        cwd=tmp_path,
-    )
-    assert "images/s" in told
+    assert run(installed_bin / "gpuload", "--version", cwd=tmp_path) == f"gpuload {VERSION}\n"
+    options = ["--images=16", "--seconds=0.1", "--rounds=1", "--workers=1", "--batch-size=8"]
+    output = run(installed_bin / "gpuload", "demo", *options, cwd=tmp_path)
+    assert "images/s" in output
     assert (tmp_path / "demo-out" / "inspect.html").stat().st_size > 10_000
 
 
-def test_what_is_installed_passes_its_own_examination(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_passes_doctor(installed_bin: Path, tmp_path: Path) -> None:
     lacking.require("typer")
-    assert VERSION in run(installed / "gpuload", "doctor", cwd=tmp_path)
+    assert VERSION in run(installed_bin / "gpuload", "doctor", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What pages name is there: files, links, commands, packages; and each module says what it is."""
+"""The files, links, commands and extras that pages name exist; each module has a docstring; workflows and hooks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from test_rooms import FLOORS, PACKAGE
 
 from gpuload import __version__
 
 ROOT = Path(__file__).parents[2]
-MADE = ("docs/project/", "docs/reference/")  # by building the site
+PACKAGE = ROOT / "gpuload"
+GENERATED = ("docs/project/", "docs/reference/")  # when the site is built
 DOCS = sorted(
-    page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(MADE)
+    page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(GENERATED)
 )
 PAGES = [
     "README.md",
@@ -31,42 +31,42 @@ PAGES = [
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")
-PLACES = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # that paths on pages begin at
-ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # the user's, and PyTorch's
+FOLDERS = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # which paths on pages start at
+ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # files of the user and of PyTorch
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_a_page_names_exist(page):
-    named = {path for path in CODE.findall((ROOT / page).read_text()) if PATH.fullmatch(path)}
-    assert {path for path in named - ELSEWHERE if not any((place / path).exists() for place in PLACES)} == set()
+def test_paths_on_a_page_exist(page):
+    paths = {name for name in CODE.findall((ROOT / page).read_text()) if PATH.fullmatch(name)}
+    assert {name for name in paths - ELSEWHERE if not any((folder / name).exists() for folder in FOLDERS)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_of_a_page_exist(page):
     text = (ROOT / page).read_text()
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert [link for link in links if link and not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, "notebooks/README.md"])
-def test_each_block_says_what_it_is_and_is_for_one_cuda(page):
+def test_code_blocks_have_a_language_and_one_cuda_version(page):
     fences = re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     for language, text in fences:
         assert language in ("python", "sh", "text", "yaml") or language.startswith("{"), text
         assert language != "python" or not re.match(r"(pip|gpuload|make|git) |\$ ", text), text
-        extras = [extra for named in extras_of(text) for extra in named if re.search(r"cu\d\d$", extra)]
+        extras = [extra for names in extras_of(text) for extra in names if re.search(r"cu\d\d$", extra)]
         assert len({extra[-4:] for extra in extras}) < 2, text
 
 
-def test_the_changelog_has_this_version():
+def test_changelog_has_this_version():
     assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_make_exist(page):
+def test_make_commands_on_a_page_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    named = re.findall(r"(?:`|^    |^)make ([\w-]+)", (ROOT / page).read_text(), re.MULTILINE)
-    assert set(named) <= set(targets)
+    commands = re.findall(r"(?:`|^    |^)make ([\w-]+)", (ROOT / page).read_text(), re.MULTILINE)
+    assert set(commands) <= set(targets)
 
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -74,12 +74,12 @@ SOURCES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.rglob("*
 
 
 def extras_of(text: str) -> list[list[str]]:
-    """The extras that each ``pip install 'gpuload[a,b]'`` or ``'.[a,b]'`` of a text names."""
-    return [found.split(",") for found in re.findall(r"(?:gpuload|'\.)\[([a-z0-9]+(?:[,-][a-z0-9]+)*)\]", text)]
+    """Return the extras of each ``pip install 'gpuload[a,b]'`` or ``'.[a,b]'`` of a text."""
+    return [extras.split(",") for extras in re.findall(r"(?:gpuload|'\.)\[([a-z0-9]+(?:[,-][a-z0-9]+)*)\]", text)]
 
 
 @pytest.mark.parametrize("file", [*PAGES, "notebooks/README.md", ".github/workflows/ci.yml", *SOURCES])
-def test_extras_that_a_file_names_exist_and_are_for_one_cuda(file):
+def test_extras_in_a_file_exist_and_have_one_cuda_version(file):
     for extras in extras_of((ROOT / file).read_text()):
         assert set(extras) - EXTRAS.keys() == set()
         assert len({extra[-4:] for extra in extras if re.fullmatch(r".*cu\d\d", extra)}) < 2, extras
@@ -95,21 +95,15 @@ def test_each_of_nvidias_extras_says_for_which_cuda_it_is():
     ]
 
 
-def test_the_floors_are_those_that_are_tested():
-    table = ARCHITECTURE.split("| package |")[1].split("\n\n")[0]
-    rows = [CODE.findall(row.split("|")[1]) for row in table.splitlines()[2:]]
-    assert [tuple(name.removesuffix("/").removesuffix(".py") for name in row) for row in rows] == list(FLOORS)
-
-
-def test_each_module_says_what_it_is():
+def test_each_module_has_a_docstring():
     assert [path for path in SOURCES if ast.get_docstring(ast.parse((ROOT / path).read_text())) is None] == []
 
 
-def test_the_architecture_is_short():
+def test_architecture_has_at_most_200_lines():
     assert len(ARCHITECTURE.splitlines()) <= 200
 
 
-def test_the_architecture_names_what_is_in_the_code():
+def test_architecture_shows_attributes_and_code_that_exist():
     sources = [path.read_text() for path in PACKAGE.rglob("*.py")]
     classes = {
         node.name: node for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)
@@ -123,7 +117,7 @@ def test_the_architecture_names_what_is_in_the_code():
 
 
 @pytest.mark.parametrize("workflow", ["ci", "docs", "nightly"])
-def test_each_job_that_runs_make_sets_up_python_first_and_names_its_runner(workflow):
+def test_workflow_jobs_set_up_python_before_make_and_name_a_runner(workflow):
     text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text().split("\njobs:\n")[1]
     _, *parts = re.split(r"^  ([\w-]+):\n", text, flags=re.MULTILINE)
     jobs = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -135,7 +129,7 @@ def test_each_job_that_runs_make_sets_up_python_first_and_names_its_runner(workf
             assert re.search(r"runs-on: (?:ubuntu-|\[self-hosted, linux, x64)", jobs[name]), name
 
 
-def test_hooks_use_the_ruff_that_is_tested():
+def test_pre_commit_uses_the_ruff_of_constraints_txt():
     pinned = re.search(r"^ruff==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     hooks = re.findall(r"ruff==[\d.]+", (ROOT / ".pre-commit-config.yaml").read_text())
     assert pinned is not None

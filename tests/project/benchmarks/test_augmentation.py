@@ -1,6 +1,6 @@
-"""The benchmark of augmenting: all contenders of a case make the same kind of batch, and no figure goes astray."""
+"""The benchmark of augmentation: the contenders make the same kind of batch, and tables show each result."""
 
-# ruff: noqa: E402  (without torchvision, what is imported below ends the interpreter)
+# ruff: noqa: E402  (without torchvision, the imports below end the interpreter)
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from PIL import Image
 lacking.require("torchvision")
 
 from benchmarks.augmentation import __main__ as command
+from benchmarks.augmentation import own as user_transforms
 from benchmarks.augmentation import tables
 from benchmarks.augmentation.cases import dense, headline, recipes, transforms
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, contenders, least_bytes
@@ -35,7 +36,7 @@ COUNT = 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two photographs, one lying and one upright."""
+    """Two photographs, a landscape and a portrait."""
     root = tmp_path_factory.mktemp("photographs")
     for number, (height, width) in enumerate([(375, 500), (400, 300)]):
         Image.fromarray(smooth_image(height, width, number)).save(root / f"{number}.jpg")
@@ -49,34 +50,34 @@ def photographs(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_all_contenders_make_the_same_kind_of_batch(case, photographs):
+def test_contenders_of_a_case_make_the_same_kind_of_batch(case, photographs):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers warn of their own futures
-        found = contenders(case, photographs, ["torch"], list(PEERS))
-        made = {name: one.run(1) for name, one in found.items() if isinstance(one, Contender)}
-    own = made.pop("gl.Augment torch" if case.section == "dense" else "gpuload torch")
-    assert own.dtype == (getattr(torch, case.dtype) if case.floats else torch.uint8)
-    assert own.is_contiguous(memory_format=torch.channels_last if case.channels_last else torch.contiguous_format)
-    assert PEERS["batch"] in made or case.boxes
-    for name, batch in made.items():
-        assert batch.shape == own.shape, name
-        # Kornia's results stay floats where ours are levels.
-        assert batch.dtype == (own.dtype if case.floats or "Kornia" not in name else torch.float32), name
-        assert batch.stride() == own.stride(), name
+        warnings.simplefilter("ignore")  # peers warn of future changes
+        by_name = contenders(case, photographs, ["torch"], list(PEERS))
+        batches = {name: contender.run(1) for name, contender in by_name.items() if isinstance(contender, Contender)}
+    ours = batches.pop("gl.Augment torch" if case.section == "dense" else "gpuload torch")
+    assert ours.dtype == (getattr(torch, case.dtype) if case.floats else torch.uint8)
+    assert ours.is_contiguous(memory_format=torch.channels_last if case.channels_last else torch.contiguous_format)
+    assert PEERS["batch"] in batches or case.boxes
+    for name, batch in batches.items():
+        assert batch.shape == ours.shape, name
+        # Kornia's results are floats where ours are uint8.
+        assert batch.dtype == (ours.dtype if case.floats or "Kornia" not in name else torch.float32), name
+        assert batch.stride() == ours.stride(), name
 
 
-def test_the_same_numbers_come_out_where_nothing_is_random(photographs):
+def test_contenders_agree_where_nothing_is_random(photographs):
     case = next(case for case in recipes() if case.name == "evaluation")
-    found = contenders(case, photographs, ["torch"], ["pillow", "tensors", "batch"])
-    own, *others = (one.run(0) for one in found.values() if isinstance(one, Contender))
-    assert len(others) == 3
-    for other in others:
-        assert (own - other).abs().max() < 2.01 / 255 / 0.224  # two levels
+    by_name = contenders(case, photographs, ["torch"], ["pillow", "tensors", "batch"])
+    ours, *theirs = (contender.run(0) for contender in by_name.values() if isinstance(contender, Contender))
+    assert len(theirs) == 3
+    for other in theirs:
+        assert (ours - other).abs().max() < 2.01 / 255 / 0.224  # two levels
 
 
 @pytest.mark.parametrize("case", dense(), ids=lambda case: case.name)
-def test_a_dense_batch_is_that_of_the_stage(case, photographs):
-    """The module does as much for a batch as the stage does for its images: each has draws of its own."""
+def test_augment_of_a_dense_batch_equals_the_stage(case, photographs):
+    """The module draws for each image, like the stage."""
     [augment] = contenders(case, photographs, ["torch"], []).values()
     [stage] = contenders(replace(case, section="recipes"), photographs, ["torch"], []).values()
     assert isinstance(augment, Contender)
@@ -86,10 +87,10 @@ def test_a_dense_batch_is_that_of_the_stage(case, photographs):
     assert torch.equal(augment.run(1), augment.run(2)) == (case.name == "dense, evaluation")
 
 
-def test_reasons_for_what_is_not_measured(photographs):
+def test_contenders_that_cannot_run_have_a_reason(photographs):
     case = next(case for case in recipes() if case.boxes)
-    found = contenders(case, photographs, ["fused"], list(PEERS))
-    reasons = {name: one for name, one in found.items() if isinstance(one, str)}
+    by_name = contenders(case, photographs, ["fused"], list(PEERS))
+    reasons = {name: contender for name, contender in by_name.items() if isinstance(contender, str)}
     assert reasons == {
         "gpuload fused": "Triton runs on the CPU in its interpreter only, whose speed means nothing",
         PEERS["batch"]: "the crops depend on the boxes of each image",
@@ -97,18 +98,18 @@ def test_reasons_for_what_is_not_measured(photographs):
     }
 
 
-def test_a_backend_of_another_library_is_measured_by_what_it_runs_itself(photographs):
+def test_backend_that_falls_back_to_torch_is_not_a_contender(photographs):
     cases = {case.name: case for case in CASES}
-    found = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("timm", "RandomEqualize")}
-    assert found["timm"] == {"gpuload kornia": "torch runs RandomErasing, RandomChoice"}
-    assert isinstance(found["RandomEqualize"]["gpuload kornia"], Contender)
-    found = contenders(dense()[0], photographs, ["kornia", "fused"], [])
-    assert isinstance(found["gl.Augment kornia"], Contender)
-    assert found["gl.Augment fused"] == "Triton runs on the CPU in its interpreter only, whose speed means nothing"
+    by_name = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("timm", "RandomEqualize")}
+    assert by_name["timm"] == {"gpuload kornia": "torch runs RandomErasing, RandomChoice"}
+    assert isinstance(by_name["RandomEqualize"]["gpuload kornia"], Contender)
+    by_name = contenders(dense()[0], photographs, ["kornia", "fused"], [])
+    assert isinstance(by_name["gl.Augment kornia"], Contender)
+    assert by_name["gl.Augment fused"] == "Triton runs on the CPU in its interpreter only, whose speed means nothing"
 
 
-def test_dali_by_hand_changes_images_like_the_stage(photographs):
-    """Without random parameters, its pixels are those of the stage; with them, each image has its own."""
+def test_dali_by_hand_equals_the_stage(photographs):
+    """Pixels are equal without random parameters; with them, each image is drawn separately."""
     lacking.require("nvidia.dali")
     cases = {case.name: case for case in dense()}
     stage, by_hand = contenders(cases["dense, evaluation"], photographs, ["torch"], ["dali"]).values()
@@ -121,7 +122,7 @@ def test_dali_by_hand_changes_images_like_the_stage(photographs):
     assert contenders(recipes()[0], photographs, [], ["dali"]) == {}
 
 
-def test_bytes_that_must_move(photographs):
+def test_least_bytes_counts_what_a_case_must_read_and_write(photographs):
     cases = {case.name: case for case in CASES}
     crop = COUNT * 3 * 224 * 224
     assert least_bytes(cases["RandomHorizontalFlip"], photographs, [1, 2]) == 2 * crop
@@ -130,11 +131,11 @@ def test_bytes_that_must_move(photographs):
     assert least_bytes(cases["500×375 → 224, float16, NCHW"], photographs, [1]) < COUNT * 3 * 375 * 500 + 2 * crop
 
 
-def test_photographs_are_repeated_and_of_one_size_where_asked(photographs):
+def test_photographs_are_repeated_and_resized(photographs):
     assert [image.size for image in photographs.pillow("photographs")] == [(500, 375), (300, 400)] * 2
     assert photographs.dense("photographs").shape == (COUNT, 3, 375, 500)
     assert photographs.dense("squares").shape == (COUNT, 3, 256, 256)
-    assert photographs.found == 2
+    assert photographs.file_count == 2
     assert torch.equal(photographs.dense("crops"), torch.stack(photographs.tensors("crops")))
     images = photographs.ragged("crops")
     first = images.pixels[: 224 * 224 * 3].view(224, 224, 3).permute(2, 0, 1)
@@ -142,19 +143,19 @@ def test_photographs_are_repeated_and_of_one_size_where_asked(photographs):
 
 
 class Ticks:
-    """A clock by which each turn takes as long as its contender says."""
+    """A clock by which each turn takes as long as its contender returns."""
 
     def __call__(self, run, turn):
         return Reading(run(turn), 0.0)
 
 
-def test_first_round_is_not_counted_and_what_fails_is_told(capsys):
+def test_measure_skips_the_first_round_and_reports_failures(capsys):
     calls = []
 
     def broken(turn):
         raise RuntimeError("no such operator\nand more")
 
-    found = measure(
+    rows = measure(
         {
             "steady": Contender(lambda turn: calls.append(turn) or 2.0, ("Resize",)),
             "growing": Contender(lambda turn: 3.0 * turn),
@@ -165,17 +166,17 @@ def test_first_round_is_not_counted_and_what_fails_is_told(capsys):
         3,
     )
     assert calls == [0, 1, 2, 3]
-    assert [reading.ms for reading in found["growing"].readings] == [3, 6, 9]
-    assert tables.ratio(found["growing"], found["steady"]) == (3, 1.5, 4.5)
-    assert found["steady"].falls_back == ("Resize",)
-    assert (found["broken"].failed, found["broken"].readings) == ("RuntimeError: no such operator", [])
-    assert found["absent"].missing == "not installed"
+    assert [reading.ms for reading in rows["growing"].readings] == [3, 6, 9]
+    assert tables.ratio(rows["growing"], rows["steady"]) == (3, 1.5, 4.5)
+    assert rows["steady"].falls_back == ("Resize",)
+    assert (rows["broken"].failed, rows["broken"].readings) == ("RuntimeError: no such operator", [])
+    assert rows["absent"].missing == "not installed"
     assert "no such operator" in capsys.readouterr().err
 
 
-def test_no_round_begins_when_the_time_is_up():
-    found = measure({"one": Contender(lambda turn: 1.0)}, Ticks(), 3, deadline=time.monotonic() - 1)
-    assert found["one"] == Row(missing="the time was up")
+def test_measure_starts_no_round_after_the_deadline():
+    rows = measure({"one": Contender(lambda turn: 1.0)}, Ticks(), 3, deadline=time.monotonic() - 1)
+    assert rows["one"] == Row(missing="the time was up")
 
 
 def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
@@ -185,7 +186,7 @@ def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
     return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
 
 
-def test_kernels_alone_make_what_the_stage_makes(photographs):
+def test_launcher_of_kernels_equals_the_stage(photographs):
     from gpuload.stage.fused.pixels import INTERPRETED
 
     if not INTERPRETED.value:
@@ -193,20 +194,20 @@ def test_kernels_alone_make_what_the_stage_makes(photographs):
     ours = (T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD))
     case = replace(headline()[1], ours=ours, start="crops")
     expected = contenders(case, photographs, ["torch"], [])["gpuload torch"].run(3)
-    found = launcher(case, photographs)(3)
-    assert found.stride() == expected.stride()
-    assert (found - expected).abs().max() < 1.01 / 255 / min(STD)  # a level
+    batch = launcher(case, photographs)(3)
+    assert batch.stride() == expected.stride()
+    assert (batch - expected).abs().max() < 1.01 / 255 / min(STD)  # a level
     on_cpu = kernels_alone(case, photographs)
-    assert [type(one) for one in on_cpu.values()] == [str, str]
+    assert [type(reason) for reason in on_cpu.values()] == [str, str]
 
 
 def row(*ms, **more):
     return Row([Reading(time, time) for time in ms], **more)
 
 
-def test_tables_show_what_was_measured_and_what_was_not():
-    one = result(torch=row(1.0, 2.0), kornia=row(3.0, 4.0), fused=Row(missing="no CUDA"))
-    ms, rates, times = (text.splitlines()[-1] for text in tables.tables([one], 10, "CPU"))
+def test_tables_show_measured_missing_and_failed_rows():
+    case_result = result(torch=row(1.0, 2.0), kornia=row(3.0, 4.0), fused=Row(missing="no CUDA"))
+    ms, rates, times = (text.splitlines()[-1] for text in tables.tables([case_result], 10, "CPU"))
     assert ms.split() == ["classic", "1.5", "3.5", "–", "0.5"]
     assert rates.split() == ["classic", "6,667", "2,857", "–", "0.5"]
     assert " ".join(times.split()) == "classic 1.00 (1.00 … 1.00) 2.50 (2.00 … 3.00) – 0.5"
@@ -222,7 +223,7 @@ def test_tables_show_what_was_measured_and_what_was_not():
 
 
 @pytest.mark.parametrize(("ms", "met"), [(16.0, True), (16.1, False)])
-def test_goals_on_the_cpu(ms, met):
+def test_judge_of_goals_on_the_cpu(ms, met):
     assert [verdict.met for verdict in tables.judge("cpu", [result(torch=row(ms))], 64)] == [met, None]
 
 
@@ -239,15 +240,15 @@ def test_goals_on_the_cpu(ms, met):
         ({"by_hand": row(9.0), "augment_dali": Row(missing="torch runs Resize")}, [None, None, None, None]),
     ],
 )
-def test_goals_for_dense_batches(rows, met):
-    one = result("dense, classic", "dense", augment=row(2.0, 2.0), **rows)
-    assert tables.base_of(one.rows) == "gl.Augment torch"
-    verdicts = [verdict for verdict in tables.judge("cpu", [one], 64) if "dense" in verdict.text]
+def test_judge_of_goals_for_dense_batches(rows, met):
+    case_result = result("dense, classic", "dense", augment=row(2.0, 2.0), **rows)
+    assert tables.base_of(case_result.rows) == "gl.Augment torch"
+    verdicts = [verdict for verdict in tables.judge("cpu", [case_result], 64) if "dense" in verdict.text]
     assert [verdict.met for verdict in verdicts] == met
     assert "at least 3 times as long as gl.Augment torch: " in verdicts[0].text
 
 
-def test_policies_of_different_libraries_are_not_compared():
+def test_judge_does_not_compare_policies_of_different_libraries():
     policies = [case.name for case in dense() if case.name.endswith("Augment")]
     assert len(policies) == 2
     judged = tables.judge("cpu", [result(name, "dense", augment=row(1.0), kornia=row(1.0)) for name in policies], 64)
@@ -259,7 +260,7 @@ def test_policies_of_different_libraries_are_not_compared():
     ("alone_ms", "kornia_ms", "met"),
     [(0.25, 2.6, [True, True]), (0.26, 2.5, [False, False]), (0.1, None, [True, None])],
 )
-def test_goals_on_cuda(alone_ms, kornia_ms, met):
+def test_judge_of_goals_on_cuda(alone_ms, kornia_ms, met):
     slower = result("NCHW", "kernel", alone=row(1.0))
     rows = {"alone": row(alone_ms)} | ({"kornia": row(kornia_ms)} if kornia_ms else {})
     verdicts = tables.judge("cuda", [slower, result("channels_last", "kernel", **rows)], 250)
@@ -268,17 +269,17 @@ def test_goals_on_cuda(alone_ms, kornia_ms, met):
     assert [verdict.met for verdict in tables.judge("cuda", [], 256)] == [None, None]
 
 
-def test_the_page_of_backends_has_the_table_of_plans(capsys):
+def test_backends_page_has_the_table_of_plans(capsys):
     lacking.require("kornia")
     lacking.require("nvidia.dali")
     assert command.main(["--plans"]) == 0
     table = capsys.readouterr().out
     page = (REPOSITORY / "docs" / "backends.md").read_text()
-    made_by = "<!-- made by: python -m benchmarks.augmentation --plans -->\n"
-    assert f"{made_by}{table}\n" in page, f"put this table below {made_by!r} in docs/backends.md:\n{table}"
+    comment = "<!-- made by: python -m benchmarks.augmentation --plans -->\n"
+    assert f"{comment}{table}\n" in page, f"put this table below {comment!r} in docs/backends.md:\n{table}"
 
 
-def test_a_table_of_plans_names_what_torch_runs_instead(monkeypatch):
+def test_table_of_plans_names_transforms_that_torch_runs(monkeypatch):
     lacking.require("kornia")
     lacking.require("nvidia.dali")
     chain = T.CenterCrop(8), T.Normalize(MEAN, STD), T.MixUp()
@@ -291,7 +292,7 @@ def test_a_table_of_plans_names_what_torch_runs_instead(monkeypatch):
 
 
 @pytest.mark.slow
-def test_command(folder, tmp_path, capsys):
+def test_command_prints_and_saves_results(folder, tmp_path, capsys):
     threads = torch.get_num_threads()
     file = tmp_path / "results.json"
     arguments = ["--photos", str(folder), "--quick", "--batch-size", "2", "--only", "ColorJitter,classic"]
@@ -307,10 +308,19 @@ def test_command(folder, tmp_path, capsys):
     cpu = saved["devices"]["cpu"]
     assert [case["name"] for case in cpu["cases"]] == ["classic", "ColorJitter"]
     assert cpu["cases"][0]["rows"]["gpuload torch"]["readings"][0]["ms"] > 0
-    assert all(not one["failed"] for case in cpu["cases"] for one in case["rows"].values())
+    assert all(not row["failed"] for case in cpu["cases"] for row in case["rows"].values())
 
 
-def test_command_without_cuda(folder, capsys, monkeypatch):
+@pytest.mark.slow
+def test_own_transforms_benchmark_prints_a_line_per_case(capsys):
+    assert user_transforms.main(["--rounds", "1", "--batch-size", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[-len(user_transforms.CASES) :]
+    assert [row.split("  ")[0] for row in rows] == list(user_transforms.CASES)
+    assert all(float(row.split()[-1]) > 0 for row in rows)
+
+
+def test_command_without_cuda_fails(folder, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["--photos", str(folder), "--quick", "--device", "cuda"]) == 1
     assert "CUDA: not measured: torch finds no CUDA device" in capsys.readouterr().out
@@ -324,13 +334,13 @@ def test_command_without_cuda(folder, capsys, monkeypatch):
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
     ],
 )
-def test_options(folder, capsys, arguments, text):
+def test_wrong_options_are_refused(folder, capsys, arguments, text):
     with pytest.raises(SystemExit):
         command.parse(["--photos", str(folder), *arguments])
     assert text in capsys.readouterr().err
 
 
-def test_no_photographs(tmp_path):
+def test_photographs_of_an_empty_folder_raise_system_exit(tmp_path):
     with pytest.raises(SystemExit, match="no JPEGs"):
         Photographs(tmp_path, 2, torch.device("cpu"))
 
@@ -344,7 +354,7 @@ def test_cpu_clock_counts_work_and_not_waiting():
 
 @pytest.mark.cuda
 @lacking.on_a_gpu("a clock of the GPU")
-def test_cuda_clock():
+def test_cuda_clock_measures_time_and_memory():
     source = torch.ones(1 << 28, dtype=torch.uint8, device="cuda")
     turns: list[int] = []
 
@@ -363,18 +373,18 @@ def test_cuda_clock():
 @pytest.mark.cuda
 @lacking.on_a_gpu("CUDA graphs")
 @pytest.mark.parametrize("case", headline(), ids=lambda case: case.name)
-def test_headline_on_cuda(case, folder):
+def test_headline_contenders_run_on_cuda(case, folder):
     photographs = Photographs(folder, COUNT, torch.device("cuda"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = kernels_alone(case, photographs) | contenders(
+        by_name = kernels_alone(case, photographs) | contenders(
             case, photographs, BACKENDS, ["tensors", "batch", "kornia"]
         )
-        for name, one in found.items():
-            if isinstance(one, Contender):
-                batch = one.run(1)
+        for name, contender in by_name.items():
+            if isinstance(contender, Contender):
+                batch = contender.run(1)
                 if name == tables.KERNELS_REPLAYED:
                     continue  # it has no result to look at
                 assert (tuple(batch.shape), batch.dtype) == ((COUNT, 3, 224, 224), torch.float16), name
-    assert isinstance(found["gpuload fused"], Contender)
-    assert np.isfinite(found["gpuload fused"].run(2).float().cpu().numpy()).all()
+    assert isinstance(by_name["gpuload fused"], Contender)
+    assert np.isfinite(by_name["gpuload fused"].run(2).float().cpu().numpy()).all()

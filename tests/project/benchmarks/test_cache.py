@@ -1,4 +1,4 @@
-"""The benchmark of caches that are too small: hits are those that are expected."""
+"""The benchmark of caches that are too small: the measured hit rate is the expected one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks import cache
 
 
 @pytest.mark.slow
-def test_hits_of_a_small_cache_are_those_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_hit_rate_equals_the_expected_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SAMPLES", 600)
     monkeypatch.setattr(cache, "EPOCHS", 4)
     hits, size = cache.measure_hit_rate(0.75)

@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU run through on the CPU: every row that can run there does, and none is lost with another."""
+"""The benchmarks for a GPU, run on the CPU: each row that can run there, the report, and failures of single rows."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from benchmarks.peers.protocol import Peer
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "benchmarks" / "gpu.sh"
-# What most rows import first, where it is there.
-IMPORTED = """
+# The first imports of most rows.
+PREIMPORTS = """
 import contextlib, torch
 with contextlib.suppress(ImportError): import triton.language
 with contextlib.suppress(ImportError, SystemExit): import benchmarks.peers.torchvision_import
 """
-# The rows that each package is needed for; `absent` says that it is not there.
-NEEDING = {
+# The rows that need each package.
+ROWS_BY_PACKAGE = {
     "nvidia.dali": {"dali_cpu", "dali"},
     "kornia": {"kornia", "kornia_own"},
     "nvidia.nvimgcodec": {"device_decode", "both_decode", "device_decoder", "light_device"},
@@ -45,11 +45,11 @@ NEEDING = {
 }
 
 
-# -- what a row measures ----------------------------------------------------------------------------------------------
+# -- the measurements of a row ----------------------------------------------------------------------------------------
 
 
-class Ticking:
-    """A device whose clock goes on by a second with each mark."""
+class TickingDevice:
+    """A device whose clock advances with each mark."""
 
     def __init__(self) -> None:
         self.clock = count()
@@ -65,19 +65,19 @@ class Ticking:
         self.waits += 1
 
 
-def test_the_time_between_steps_is_what_the_network_waits():
-    device, seen = Ticking(), []
+def test_measured_counts_the_time_between_steps_as_waiting():
+    device, labels_seen = TickingDevice(), []
     batches = iter([(torch.zeros(5), torch.tensor(number)) for number in range(100)])
     pace = Pace(warm_s=0, round_s=0, rounds=2, steps=3)
-    found = measured(batches, lambda images, labels: seen.append(int(labels)), device, pace, 2)  # pyright: ignore
-    assert seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first one; what lay ready is not measured
-    assert found["idle_ms"] == [3, 3]
-    assert found["waiting"] == [6 / 12, 6 / 12]
-    assert all(rate > 0 for rate in found["images_per_s"])
-    assert device.waits == 5  # behind the first batch, and around each round
+    figures = measured(batches, lambda images, labels: labels_seen.append(int(labels)), device, pace, 2)  # pyright: ignore
+    assert labels_seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first; prefetched ones are skipped
+    assert figures["idle_ms"] == [3, 3]
+    assert figures["waiting"] == [6 / 12, 6 / 12]
+    assert all(rate > 0 for rate in figures["images_per_s"])
+    assert device.waits == 5  # after the first batch, and around each round
 
 
-def test_epochs_follow_each_other():
+def test_endless_repeats_epochs_and_refuses_empty_ones():
     batches = endless(Peer(lambda: iter("ab"), {}))
     assert [next(batches) for _ in range(5)] == list("ababa")
     with pytest.raises(RuntimeError, match="an epoch without batches"):
@@ -87,7 +87,7 @@ def test_epochs_follow_each_other():
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def results(**rows: Any) -> dict[str, Any]:
+def make_results(**rows: Any) -> dict[str, Any]:
     return {
         "simulated": False,
         "machine": {"cpu": "a CPU", "cpus": 16, "device": "a GPU"},
@@ -99,84 +99,83 @@ def results(**rows: Any) -> dict[str, Any]:
     }
 
 
-def fed(rate: float, waiting: float = 0.0) -> dict[str, Any]:
-    found = {"images_per_s": [rate], "next_ms": [0.2], "next_cpu_ms": [0.1]}
-    return {"alone": found} | {name: found | {"idle_ms": [0.01], "waiting": [waiting]} for name in NETWORKS}
+def feed_figures(rate: float, waiting: float = 0.0) -> dict[str, Any]:
+    figures = {"images_per_s": [rate], "next_ms": [0.2], "next_cpu_ms": [0.1]}
+    return {"alone": figures} | {name: figures | {"idle_ms": [0.01], "waiting": [waiting]} for name in NETWORKS}
 
 
-def rows(ours: float, waiting: float, packed: float, arrays: float = 173_000, light: float = 30_000) -> dict[str, Any]:
+def row_figures(
+    ours: float, waiting: float, packed: float, arrays: float = 173_000, light: float = 30_000
+) -> dict[str, Any]:
     return {
-        "device": fed(ours),
+        "device": feed_figures(ours),
         "device_decoder": {"images_per_s": [1900, 2000, 2100]},
-        "device_decode": fed(ours + 840),
-        "both_decode": fed(ours + 1540),
-        "packed_cuttable": fed(packed),
+        "device_decode": feed_figures(ours + 840),
+        "both_decode": feed_figures(ours + 1540),
+        "packed_cuttable": feed_figures(packed),
         "light_workers": {"alone": {"images_per_s": [12_000]}},
         "light_device": {"alone": {"images_per_s": [light]}},
         "decoder": {"images_per_s": [900, 1000, 1100], "decoder": "nvImageCodec"},
-        "fused": fed(ours, waiting),
-        "dali_mixed": fed(430),
-        "dali_cpu": fed(100),
-        "torch_pillow": fed(100),
-        "torch_device": fed(215),
+        "fused": feed_figures(ours, waiting),
+        "dali_mixed": feed_figures(430),
+        "dali_cpu": feed_figures(100),
+        "torch_pillow": feed_figures(100),
+        "torch_device": feed_figures(215),
         "array_file": {"images_per_s": [arrays]},
         "resident": {"images_per_s": [5e5], "stage": [5e5], "share": 0.9 if ours > 860 else 0.89},
     }
 
 
-def test_aims():
-    assert [aim.met for aim in judge(results(**rows(870, 0.0099, 13_000)))] == [True] * 10
-    assert [aim.met for aim in judge(results(**rows(849, 0.01, 12_999, 172_999, 29_999)))] == [False] * 10
-    assert [aim.met for aim in judge(results(**{name: {} for name in rows(0, 0, 0)}))] == [None] * 10
-    assert [aim.met for aim in judge(results(**rows(870, 0, 13_000)) | {"simulated": True})] == [None] * 10
+def test_judge_of_aims_at_their_limits():
+    assert [aim.met for aim in judge(make_results(**row_figures(870, 0.0099, 13_000)))] == [True] * 10
+    assert [aim.met for aim in judge(make_results(**row_figures(849, 0.01, 12_999, 172_999, 29_999)))] == [False] * 10
+    assert [aim.met for aim in judge(make_results(**{name: {} for name in row_figures(0, 0, 0)}))] == [None] * 10
+    assert [aim.met for aim in judge(make_results(**row_figures(870, 0, 13_000)) | {"simulated": True})] == [None] * 10
 
 
-def test_an_aim_whose_rows_belong_to_another_command_is_not_listed():
-    figures = rows(870, 0, 13_000)
+def test_judge_drops_aims_of_another_commands_rows():
+    figures = row_figures(870, 0, 13_000)
     texts = [
-        aim.text for aim in judge(results(**{name: figures[name] for name in ("fused", "dali_mixed", "dali_cpu")}))
+        aim.text for aim in judge(make_results(**{name: figures[name] for name in ("fused", "dali_mixed", "dali_cpu")}))
     ]
     assert texts == ["at least 2.00 times DALI's own pipeline, the faster one: 2.02"]
 
 
-def test_the_fastest_of_each_kind_of_peer_counts():
-    texts = [aim.text for aim in judge(results(**rows(860, 0, 13_000)))]
-    assert texts[1].endswith(": 2.00")
-    assert texts[2].endswith(": 4.00")
+LIGHT_ROWS = {
+    name: {"alone": {"images_per_s": [rate]}} for name, rate in (("light_workers", 31e3), ("light_device", 11e3))
+}
 
 
-def test_light_photographs_count_where_they_go_faster():
-    found = rows(870, 0, 13_000, light=11_000)
-    found["light_workers"] = {"alone": {"images_per_s": [31_000]}}
-    [aim] = [aim for aim in judge(results(**found)) if "light photographs" in aim.text]
-    assert (aim.text[-8:], aim.met) == (": 31,000", True)
+@pytest.mark.parametrize(
+    ("changes", "aim", "figure", "met"),
+    [
+        ({}, "times DALI's own pipeline, the faster one", "2.02", True),
+        ({}, "times DataLoader + torchvision, the faster one", "4.05", True),
+        (LIGHT_ROWS, "light photographs", "31,000", True),
+        ({}, "of the sum of both decoders alone", "80%", True),
+        ({"decoder": {}}, "of the sum of both decoders alone", "not measured", None),
+        ({"device": feed_figures(900)}, "ResNet-50 waits", "3.33%", False),  # it also waits within a step
+    ],
+)
+def test_judge_of_one_aim(changes, aim, figure, met):
+    figures = row_figures(870, 0.001, 13_000) | changes
+    [verdict] = [verdict for verdict in judge(make_results(**figures)) if aim in verdict.text]
+    assert (verdict.text.rpartition(": ")[2], verdict.met) == (figure, met)
 
 
-def test_both_decoders_are_held_against_their_sum():
-    found = rows(870, 0, 13_000)
-    assert judge(results(**found))[-2].text.endswith("of the sum of both decoders alone, decoding with both: 80%")
-    assert judge(results(**found | {"decoder": {}}))[-2].met is None
+def test_device_share_follows_from_both_rates():
+    assert device_share(make_results(**row_figures(870, 0, 13_000))) == 0.67
+    assert device_share(make_results()) == 0.5
+    assert device_share(make_results(decoder={"images_per_s": [1]}, device_decoder={"images_per_s": [1e9]})) == 0.99
 
 
-def test_the_share_that_the_gpu_decodes_follows_from_both_rates():
-    assert device_share(results(**rows(870, 0, 13_000))) == 0.67
-    assert device_share(results()) == 0.5
-    assert device_share(results(decoder={"images_per_s": [1]}, device_decoder={"images_per_s": [1e9]})) == 0.99
-
-
-def test_what_a_step_waits_for_within_itself_counts():
-    found = rows(870, 0.001, 13_000) | {"device": fed(900)}
-    text, met = judge(results(**found))[-1]
-    assert (text.endswith(": 3.33%"), met) == (True, False)
-
-
-def test_the_report_says_what_was_not_measured_and_what_failed():
-    found = rows(870, 0, 13_000) | {
+def test_report_names_missing_failed_and_fallback_rows():
+    figures = row_figures(870, 0, 13_000) | {
         "timm": {"missing": "No module named 'timm'"},
-        "torch": fed(500) | {"failed": "out of memory"},
-        "kornia": fed(400) | {"falls_back": ["RandomResizedCrop"]},
+        "torch": feed_figures(500) | {"failed": "out of memory"},
+        "kornia": feed_figures(400) | {"falls_back": ["RandomResizedCrop"]},
     }
-    text = report(results(**found) | {"absent": {"timm": "timm's rows"}})
+    text = report(make_results(**figures) | {"absent": {"timm": "timm's rows"}})
     for line in (
         "– not measured: timm's PrefetchLoader: No module named 'timm'",
         "– FAILED: gpuload, torch: out of memory",
@@ -191,72 +190,75 @@ def test_the_report_says_what_was_not_measured_and_what_failed():
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_options(capsys):
+def test_parse_selects_rows_and_refuses_wrong_options(capsys):
     assert command.parse(["why", "--only", "fused,decoder"]).rows == ["fused", "decoder"]
     assert {name for part in COMMANDS for name in command.parse([part]).rows} == set(ROWS)
-    for wrong, told in (
+    for arguments, message in (
         (["peers", "--only", "ffcv"], "got 'ffcv'"),
         (["why", "--files", "9"], "--files must be at least 256, got 9"),
         ([], "command"),
     ):
         with pytest.raises(SystemExit):
-            command.parse(wrong)
-        assert told in capsys.readouterr().err
+            command.parse(arguments)
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def two_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure on two small photographs, without looking for a device."""
+    folder = command.make_synthetic_photos(tmp_path / "p", count=2, height=24, width=32)
+    monkeypatch.setattr(command, "find_photos", lambda cache, photos: (folder, "two"))
+    monkeypatch.setattr(command, "_device", lambda device: "none")
 
 
 @pytest.mark.processes
-def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
-    alone, begun = json.dumps({"alone": fed(5)["alone"]}), tmp_path / "begun"
+@pytest.mark.usefixtures("two_photos")
+def test_failing_row_does_not_lose_other_rows(tmp_path, monkeypatch, capsys):
+    figures, begun = json.dumps({"alone": feed_figures(5)["alone"]}), tmp_path / "begun"
     programs = {
         "decoder": "import os; os.write(1, b'{\\xff\\n7\\n'); print('{\"images_per_s\": [7]}')",
-        "fused": f"print({alone!r}); raise MemoryError('no memory')",
+        "fused": f"print({figures!r}); raise MemoryError('no memory')",
         "timm": "import sys; sys.stderr.write('a.Error: x\\n'); import no_such_package",
         "torch_device": "import gpuload.no_such_module",
         "dali": "raise ImportError(\"DALI is not installed: pip install 'gpuload[dali-cu12]'\")",
         "kornia": "import sys; sys.exit('[c] ValueError: not installed\\nValueError: no\\nleft by a thread')",
-        "torch": f"import time; print({alone!r}, flush=True); open({str(begun)!r}, 'w').close(); time.sleep(99)",
+        "torch": f"import time; print({figures!r}, flush=True); open({str(begun)!r}, 'w').close(); time.sleep(99)",
         "dali_cpu": "import os; os.abort()",
     }
     row, communicate = command._row, subprocess.Popen.communicate
 
-    def hasty(name, *given):  # only what does not end by itself has little time, which begins when it has printed
+    def hasty(name, *args):  # only the row that does not end by itself has a short limit, which begins once it prints
         monkeypatch.setattr(command, "ROW_LIMIT_S", 1.0 if name == "torch" else 60.0)
-        return row(name, *given)
+        return row(name, *args)
 
-    def once_begun(process, *given, timeout=None):
+    def once_begun(process, *args, timeout=None):
         deadline = time.monotonic() + 60
         while timeout == 1.0 and not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return communicate(process, *given, timeout=timeout)
+        return communicate(process, *args, timeout=timeout)
 
     monkeypatch.setattr(command, "_row", hasty)
     monkeypatch.setattr(subprocess.Popen, "communicate", once_begun)
     monkeypatch.setattr(command, "LEAST_S", 0.0)
-    monkeypatch.setattr(command, "_device", lambda device: "none")
     monkeypatch.setattr(command.Work, "command", lambda self, name: [sys.executable, "-c", programs[name]])
-    monkeypatch.setattr(
-        command,
-        "find_photos",
-        lambda cache, photos: (command.make_synthetic_photos(cache / "p", count=2, height=24, width=32), "two"),
-    )
     path = tmp_path / "gpu.json"
     arguments = ["peers", "--only", ",".join(programs), "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
     assert command.main([*arguments, "--json", str(path)]) == 1
-    found = json.loads(path.read_text())["rows"]
-    assert found["decoder"]["images_per_s"] == [7]
-    assert found["fused"]["failed"] == "MemoryError: no memory"
-    assert found["timm"]["missing"] == "ModuleNotFoundError: No module named 'no_such_package'"
-    assert found["dali"]["missing"] == "ImportError: DALI is not installed: pip install 'gpuload[dali-cu12]'"
-    assert found["torch_device"]["failed"] == "ModuleNotFoundError: No module named 'gpuload.no_such_module'"
-    assert found["kornia"]["failed"] == "ValueError: no"
-    assert found["torch"]["failed"] == "not finished after 1 s"
-    assert found["dali_cpu"]["failed"] == "exit status -6"
-    assert found["fused"]["alone"]["images_per_s"] == found["torch"]["alone"]["images_per_s"] == [5]
+    rows = json.loads(path.read_text())["rows"]
+    assert rows["decoder"]["images_per_s"] == [7]
+    assert rows["fused"]["failed"] == "MemoryError: no memory"
+    assert rows["timm"]["missing"] == "ModuleNotFoundError: No module named 'no_such_package'"
+    assert rows["dali"]["missing"] == "ImportError: DALI is not installed: pip install 'gpuload[dali-cu12]'"
+    assert rows["torch_device"]["failed"] == "ModuleNotFoundError: No module named 'gpuload.no_such_module'"
+    assert rows["kornia"]["failed"] == "ValueError: no"
+    assert rows["torch"]["failed"] == "not finished after 1 s"
+    assert rows["dali_cpu"]["failed"] == "exit status -6"
+    assert rows["fused"]["alone"]["images_per_s"] == rows["torch"]["alone"]["images_per_s"] == [5]
     assert "gpuload, torch: not finished after 1 s" in capsys.readouterr().out
 
 
 @pytest.mark.processes
-def test_what_ends_it_leaves_a_report(tmp_path):
+def test_sigterm_ends_the_row_and_writes_the_report(tmp_path):
     folder = command.make_synthetic_photos(tmp_path / "p", count=2, height=24, width=32)
     path = tmp_path / "gpu.json"
     program = (
@@ -268,23 +270,18 @@ def test_what_ends_it_leaves_a_report(tmp_path):
     )
     arguments = ["peers", "--only", "fused,torch", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
     arguments += ["--photos", str(folder), "--json", str(path)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60
     )
-    assert done.returncode == 1
+    assert result.returncode == 1
     rows = json.loads(path.read_text())["rows"]
     assert (rows["fused"]["a"], rows["fused"]["failed"]) == (1, "exit status -9")
     assert rows["torch"] == {"missing": "the time was up"}
-    assert "– FAILED: gpuload, fused: exit status -9" in done.stdout
+    assert "– FAILED: gpuload, fused: exit status -9" in result.stdout
 
 
-def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        command,
-        "find_photos",
-        lambda cache, photos: (command.make_synthetic_photos(cache / "p", count=2, height=24, width=32), "two"),
-    )
-    monkeypatch.setattr(command, "_device", lambda device: "none")
+@pytest.mark.usefixtures("two_photos")
+def test_rows_after_the_budget_are_not_started(tmp_path):
     path = tmp_path / "gpu.json"
     arguments = ["peers", "--files", "2", "--batch-size", "2", "--cache", str(tmp_path), "--json", str(path)]
     assert command.main([*arguments, "--budget-s", "1"]) == 0
@@ -296,7 +293,7 @@ def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):
 
 def run_script(part: str, folder: Path, **environment: str) -> tuple[int, str]:
     environment = {"PYTHON": sys.executable, "BUDGET_S": "800", "WHEELS": str(folder), **environment}
-    done = subprocess.run(
+    result = subprocess.run(
         [str(SCRIPT), part, str(folder), "--simulate"],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -304,22 +301,22 @@ def run_script(part: str, folder: Path, **environment: str) -> tuple[int, str]:
         text=True,
         timeout=850,
     )
-    assert [path.name for path in folder.iterdir()] == [f"gpu-{part}.tar.gz"], done.stdout
+    assert [path.name for path in folder.iterdir()] == [f"gpu-{part}.tar.gz"], result.stdout
     with tarfile.open(folder / f"gpu-{part}.tar.gz") as archive:
         archive.extractall(folder / "found", filter="data")
-    return done.returncode, done.stdout
+    return result.returncode, result.stdout
 
 
-# Rows that run the same code as another row.
-LIKE_OTHERS = {"decoding": {"packed_cuttable", "packed_cuttable_64", "light_device"}, "peers": {"fused"}}
+# Rows that run the code of another row.
+REDUNDANT_ROWS = {"decoding": {"packed_cuttable", "packed_cuttable_64", "light_device"}, "peers": {"fused"}}
 
 
 @pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter whose rows are forked from a process that has torch and torchvision, which is half of what they
-    would take."""
+def forking_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose rows are forked from a process that has imported torch and torchvision, which takes half
+    of their time."""
     python = tmp_path_factory.mktemp("bin") / "python"
-    forked = f'{sys.executable} -P {REPOSITORY / "tests" / "helpers" / "warm_interpreters.py"} -m "{IMPORTED}"'
+    forked = f'{sys.executable} -P {REPOSITORY / "tests" / "helpers" / "warm_interpreters.py"} -m "{PREIMPORTS}"'
     python.write_text(
         f"""#!/bin/sh
 case "$*" in "-m benchmarks.gpu "*) shift; exec env TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= {forked} "$@" ;; esac
@@ -330,13 +327,13 @@ exec {sys.executable} "$@"
     return python
 
 
-def lacking_rows() -> set[str]:
-    """The rows that lack a package here, or a GPU."""
+def missing_rows() -> set[str]:
+    """Return the rows that lack a package or a GPU."""
     needing_gpu = {name for name, feed in FEEDS.items() if feed.needs_gpu}
-    return needing_gpu.union(*(NEEDING.get(package, set()) for package in missing_packages()))
+    return needing_gpu.union(*(ROWS_BY_PACKAGE.get(package, set()) for package in missing_packages()))
 
 
-def test_usage_counts_the_page_faults_and_cpu_time_of_a_process():
+def test_usage_counts_page_faults_and_cpu_time():
     before, pages = why.Usage.of(os.getpid()), 1000
     memory, started = mmap.mmap(-1, pages * mmap.PAGESIZE), time.process_time()
     memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -354,11 +351,11 @@ def test_usage_counts_the_page_faults_and_cpu_time_of_a_process():
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_why_explains_each_window_of_a_session(tmp_path, forking):
+def test_gpu_why_explains_each_window_of_a_session(tmp_path, forking_python):
     if "triton" in missing_packages():
         lacking.skip("triton")
     name = "packed_cuttable_64_2"
-    status, printed = run_script("why", tmp_path, PYTHON=str(forking), ROWS=name)
+    status, printed = run_script("why", tmp_path, PYTHON=str(forking_python), ROWS=name)
     assert status == 0, printed
     [row] = json.loads((tmp_path / "found" / "gpu-why.json").read_text())["rows"].values()
     assert row["first_batch_s"] > 0
@@ -378,15 +375,15 @@ def test_why_explains_each_window_of_a_session(tmp_path, forking):
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", ["decoding", "peers"])
-def test_every_row_of_a_loader_runs_through_on_the_cpu(tmp_path, forking, part):
-    names = [name for name in COMMANDS[part] if name not in LIKE_OTHERS[part]]
-    status, printed = run_script(part, tmp_path, PYTHON=str(forking), ROWS=",".join(names), TESTS="none")
+def test_gpu_script_runs_each_row_on_the_cpu(tmp_path, forking_python, part):
+    names = [name for name in COMMANDS[part] if name not in REDUNDANT_ROWS[part]]
+    status, printed = run_script(part, tmp_path, PYTHON=str(forking_python), ROWS=",".join(names), TESTS="none")
     assert status == 0, printed
-    found = json.loads((tmp_path / "found" / f"gpu-{part}.json").read_text())["rows"]
-    assert found.keys() == {*names}
-    assert {name for name, row in found.items() if row.get("missing")} == lacking_rows() & found.keys()
-    for name in found.keys() - lacking_rows():
-        row = found[name]
+    rows = json.loads((tmp_path / "found" / f"gpu-{part}.json").read_text())["rows"]
+    assert rows.keys() == {*names}
+    assert {name for name, row in rows.items() if row.get("missing")} == missing_rows() & rows.keys()
+    for name in rows.keys() - missing_rows():
+        row = rows[name]
         phases = [row]
         if name == "device":
             assert min(row["copy_gb_s"], row["upload_gb_s"]) > 0
@@ -401,7 +398,7 @@ def test_every_row_of_a_loader_runs_through_on_the_cpu(tmp_path, forking, part):
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_tests_for_a_gpu_are_collected(tmp_path):
+def test_gpu_script_collects_the_cuda_tests(tmp_path):
     status, printed = run_script("peers", tmp_path, ROWS="dali_mixed")
     assert status == 0, printed
     suite = ElementTree.parse(tmp_path / "found" / "tests.xml").getroot()[0]
@@ -413,24 +410,24 @@ def test_tests_for_a_gpu_are_collected(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         ({"PYTHON": "/bin/false"}, "needed, and not all there for /bin/false: torch"),
         ({"BUDGET_S": "0"}, "loaders: left out: the time was up"),
     ],
 )
-def test_there_is_an_archive_whatever_happens(tmp_path, environment, told):
+def test_gpu_script_leaves_an_archive_if_it_fails(tmp_path, environment, message):
     status, printed = run_script("why", tmp_path, **environment)
     assert status == 1
-    assert told in printed
-    assert told in (tmp_path / "found" / "steps.txt").read_text()
+    assert message in printed
+    assert message in (tmp_path / "found" / "steps.txt").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("category", "expected"), [("DeprecationWarning", 0), ("RuntimeWarning", 1)])
-def test_a_newer_librarys_warning_is_no_error(tmp_path, category, expected):
-    """gpuload's own warnings are RuntimeWarnings."""
+def test_gpu_script_fails_only_on_runtime_warnings(tmp_path, category, expected):
+    """The warnings of gpuload are RuntimeWarnings."""
     (tmp_path / "tests").mkdir()
     path = tmp_path / "tests" / "test_it.py"
     program = (
@@ -445,10 +442,10 @@ def test_a_newer_librarys_warning_is_no_error(tmp_path, category, expected):
 
 
 @pytest.mark.processes
-def test_usage(tmp_path):
-    for wrong in ([], ["all"], ["why", "--quick"]):
-        done = subprocess.run([str(SCRIPT), *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=30)
-        assert (done.returncode, "why|decoding|peers [FOLDER] [--simulate]" in done.stderr) == (2, True)
+def test_gpu_script_with_wrong_arguments_prints_usage(tmp_path):
+    for arguments in ([], ["all"], ["why", "--quick"]):
+        result = subprocess.run([str(SCRIPT), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert (result.returncode, "why|decoding|peers [FOLDER] [--simulate]" in result.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -462,13 +459,13 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def test_pieces_that_come_one_by_one_are_put_together(tmp_path, wheel):
+def test_join_of_pieces_that_arrive_one_by_one(tmp_path, wheel):
     target = tmp_path / "target"
-    cut = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)
-    assert [path.stat().st_size for path in cut] == [1000, 1000, 560]
+    paths = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)
+    assert [path.stat().st_size for path in paths] == [1000, 1000, 560]
     for order, (number, missing) in enumerate([(1, "1, 3"), (0, "3")]):
         (folder := tmp_path / f"call{order}").mkdir()
-        cut[number].rename(folder / cut[number].name)
+        paths[number].rename(folder / paths[number].name)
         (folder / "other.whl").write_bytes(b"small")
         assert pieces.join(folder, target) == [f"dali-1-py3.whl: pieces {missing} of 3 are still missing"]
     assert pieces.join(tmp_path / "cut", target) == ["dali-1-py3.whl: put together from 3 pieces"]
@@ -478,7 +475,7 @@ def test_pieces_that_come_one_by_one_are_put_together(tmp_path, wheel):
     }
 
 
-def test_damaged_pieces_are_refused_and_removed(tmp_path, wheel):
+def test_join_refuses_and_removes_damaged_pieces(tmp_path, wheel):
     damaged = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)[1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The benchmark of the main thread's time takes a device's path, and says who plans its batches."""
+"""The benchmark of the main thread's time takes the path of a device, and reports which processes plan batches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ torchvision()
 from benchmarks import host  # noqa: E402
 from gpuload.loader.stats import Part, Stats  # noqa: E402
 
-# The kernels of a batch: the weights of the resize, and the fused pass; with jitter also the mean levels for the
-# contrast, and a pass behind them.
+# The kernels of a batch: the weights of the resize, and the fused pass; jitter also needs the mean levels for the
+# contrast, and a second pass.
 LAUNCHES = {"classic": 2, "classic + ColorJitter": 5}
 
 
 @pytest.mark.processes
 @pytest.mark.interpreter
 @pytest.mark.parametrize("without_plans", [False, True])
-def test_batches_are_launched_ahead_and_planned_as_asked(tmp_path, monkeypatch, without_plans):
+def test_host_benchmark_launches_ahead_and_plans_in_workers(tmp_path, monkeypatch, without_plans):
     monkeypatch.setattr(host, "BATCH", 16)
     path = tmp_path / "host.json"
     arguments = ["--batches", "1", "--files", str(host.MIN_BATCHES * 16), "--only", "classic", "--json", str(path)]
@@ -39,7 +39,7 @@ def test_batches_are_launched_ahead_and_planned_as_asked(tmp_path, monkeypatch, 
         assert result["worker_us_per_image"] > 0
 
 
-def run_with(launches: list[int], planned: int) -> host._Run:
+def make_run(launches: list[int], planned: int) -> host._Run:
     stats = Stats(batches=10, parts=(Part("plan", "workers", 1.0, planned),))
     return host._Run(launches=launches, stats=stats)
 
@@ -52,6 +52,6 @@ def run_with(launches: list[int], planned: int) -> host._Run:
         ([0, 4, 0, 4], 1, True, "workers planned 10% of the batches, and should plan none"),
     ],
 )
-def test_another_path_than_the_one_named_is_an_error(launches, planned, without_plans, message):
+def test_check_path_of_another_path_raises_runtime_error(launches, planned, without_plans, message):
     with pytest.raises(RuntimeError, match=message):
-        host._check_path(run_with(launches, planned), without_plans=without_plans)
+        host._check_path(make_run(launches, planned), without_plans=without_plans)

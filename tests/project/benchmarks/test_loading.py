@@ -1,8 +1,7 @@
-"""The benchmark's arithmetic: what is called met must be met."""
+"""The benchmark of loaders: ratios and goals, the copies of photographs, and a short run of its peers."""
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
 import math
@@ -30,22 +29,18 @@ def rounds(*rates: float, **more: float) -> list[dict]:
     return [{"images_per_s": [rate], **more} for rate in rates]
 
 
-def test_examples() -> None:
-    assert doctest.testmod(loading).failed == 0
-
-
 def test_ratio_is_taken_within_rounds() -> None:
-    """A machine half as fast in the second round changes no ratio."""
+    """The machine is half as fast in the second round."""
     results = {"gpuload": rounds(200, 100), "dali": rounds(100, 50)}
     assert ratio(results, "gpuload", "dali") == (2, 2, 2)
 
 
-def test_median_of_nothing_is_nan() -> None:
+def test_median_of_no_values_is_nan() -> None:
     assert math.isnan(median_of([{}], "pss_mb"))
 
 
 @pytest.mark.parametrize(("own_rate", "met"), [(179, False), (180, True)])
-def test_rate_goal(own_rate: float, met: bool) -> None:
+def test_judge_of_the_rate_and_the_goals_of_workers(own_rate: float, met: bool) -> None:
     results = {
         "gpuload": rounds(own_rate, first_batch_s=0.6, worker_mb=59, worker_share_mb=20),
         "torch_simplejpeg": rounds(100),
@@ -59,7 +54,7 @@ def test_rate_goal(own_rate: float, met: bool) -> None:
 
 
 @pytest.mark.parametrize(("own_rate", "met"), [(219, False), (220, True)])
-def test_cuttable_goal(own_rate: float, met: bool) -> None:
+def test_judge_of_cuttable_files(own_rate: float, met: bool) -> None:
     results = {"gpuload_cuttable": rounds(own_rate), "torch_simplejpeg": rounds(100), "dali": rounds(100)}
     verdicts = {verdict.text: verdict.met for verdict in judge(results)}
     assert verdicts == {
@@ -69,26 +64,28 @@ def test_cuttable_goal(own_rate: float, met: bool) -> None:
 
 
 @pytest.mark.parametrize(("share", "met"), [(0.94, False), (0.96, True)])
-def test_workers_goal(share: float, met: bool) -> None:
+def test_judge_of_workers_against_the_decoder_alone(share: float, met: bool) -> None:
     (verdict,) = judge({"workers_only": rounds(1000 * share), "decoder_alone": rounds(1000)})
     assert verdict.met is met
 
 
-def test_photos_are_real_copies(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_copy_photos_makes_files_once(jpeg_folder: Path, tmp_path: Path) -> None:
     root = copy_photos(jpeg_folder, tmp_path, 60)
     files = sorted(root.glob("*/*.jpg"))
     assert len(files) == 60
     assert len({file.name for file in files}) == 60
     assert all(not file.is_symlink() and file.stat().st_nlink == 1 for file in files)
     assert warm_page_cache(root)[0] == 60
-    made = {file: file.stat().st_mtime_ns for file in files}
+    times = {file: file.stat().st_mtime_ns for file in files}
     assert copy_photos(jpeg_folder, tmp_path, 60) == root
-    assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == made
+    assert {file: file.stat().st_mtime_ns for file in root.glob("*/*.jpg")} == times
 
 
-def test_each_photo_is_made_cuttable_once(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(photos, "make_cuttable", lambda data: made.append(data) or b"cuttable" + data)
+def test_cuttable_copy_converts_each_photo_once(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = []
+    monkeypatch.setattr(photos, "make_cuttable", lambda data: inputs.append(data) or b"cuttable" + data)
     root = copy_photos(jpeg_folder, tmp_path, 100)
     for _ in range(2):
         folder = cuttable_copy(root)
@@ -97,10 +94,10 @@ def test_each_photo_is_made_cuttable_once(jpeg_folder: Path, tmp_path: Path, mon
             path.relative_to(root) for path in files
         ]
         assert all((folder / path.relative_to(root)).read_bytes() == b"cuttable" + path.read_bytes() for path in files)
-        assert len(made) == 48
+        assert len(inputs) == 48
 
 
-def test_light_photos_are_the_same_ones_in_fewer_bytes(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_light_copy_keeps_size_and_pixels_at_lower_quality(jpeg_folder: Path, tmp_path: Path) -> None:
     root = copy_photos(jpeg_folder, tmp_path, 48)
     folder = light_copy(root)
     for path in sorted(root.glob("*/*.jpg")):
@@ -111,7 +108,7 @@ def test_light_photos_are_the_same_ones_in_fewer_bytes(jpeg_folder: Path, tmp_pa
             assert np.abs(np.asarray(after, float) - np.asarray(before.convert("RGB"), float)).mean() < 8
 
 
-def test_the_archive_has_the_files_in_the_order_of_their_names(jpeg_folder: Path) -> None:
+def test_tar_copy_has_the_files_in_order_and_is_made_once(jpeg_folder: Path) -> None:
     archive, names = tar_copy(jpeg_folder)
     assert names == sorted(path.relative_to(jpeg_folder).as_posix() for path in jpeg_folder.rglob("*.jpg"))
     with tarfile.open(archive) as file:
@@ -119,17 +116,17 @@ def test_the_archive_has_the_files_in_the_order_of_their_names(jpeg_folder: Path
         assert [file.extractfile(name).read() for name in names] == [
             (jpeg_folder / name).read_bytes() for name in names
         ]
-    made = archive.stat().st_mtime_ns
+    modified = archive.stat().st_mtime_ns
     assert tar_copy(jpeg_folder) == (archive, names)
-    assert archive.stat().st_mtime_ns == made
+    assert archive.stat().st_mtime_ns == modified
 
 
-def test_no_photos(tmp_path: Path) -> None:
+def test_copy_photos_of_an_empty_folder_raises_system_exit(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no JPEGs"):
         copy_photos(tmp_path, tmp_path / "cache", 10)
 
 
-def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_photos_generates_photos_without_skimage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments, **options):
         raise photos.PhotographsMissing
 
@@ -144,14 +141,14 @@ def test_photos_are_made_up_where_there_are_none(tmp_path: Path, monkeypatch: py
     assert find_photos(tmp_path) == (root, described)
 
 
-def test_the_decoder_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_decoder_follows_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for absent, used in (("nvidia.nvimgcodec", "simplejpeg"), ("simplejpeg", "Pillow")):
         monkeypatch.setitem(sys.modules, absent, None)
         assert used_decoder() == used
     own_decoder()(jpeg_bytes(smooth_image(40, 50, 0)), (3, 4, 30, 40))
 
 
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_selects_peers_and_refuses_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(["--only", "workers,dali"]).peers == ["workers_only", "decoder_alone", "dali"]
     assert "gpuload_cuttable" not in parse([]).peers
     assert "gpuload_cuttable" in parse(["--cuttable"]).peers
@@ -166,9 +163,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--epochs must be at least 2, got 1" in capsys.readouterr().err
 
 
-def test_regions_lie_in_the_image() -> None:
-    import numpy as np
-
+def test_draw_region_stays_within_the_image() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         top, left, bottom, right = draw_region(rng, 40, 300)
@@ -177,10 +172,10 @@ def test_regions_lie_in_the_image() -> None:
 
 
 @pytest.mark.processes
-def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
+def test_decoder_alone_lets_a_slow_process_take_fewer_files(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first process waits in its first file until the other has decoded all the rest."""
+    """The first process waits in its first file until the other has decoded all others."""
     root = copy_photos(jpeg_folder, tmp_path, 48)
     context = multiprocessing.get_context("fork")
     numbers, first_began, others_done = context.Value("q", 0), context.Event(), context.Event()
@@ -213,7 +208,7 @@ def test_a_slow_process_takes_fewer_files_and_no_other_waits_for_it(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_torchvision")
-def test_every_peer_loads_all_images_in_processes_of_its_own(tmp_path: Path) -> None:
+def test_loading_benchmark_runs_each_peer_in_its_processes(tmp_path: Path) -> None:
     lacking.require("torchvision", "simplejpeg")
     path = tmp_path / "loading.json"
     photographs = photos.make_synthetic_photos(tmp_path / "photographs", count=8)  # large enough to be cut

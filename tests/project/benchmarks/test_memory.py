@@ -1,4 +1,4 @@
-"""What memory processes have, of which some is shared."""
+"""The memory of processes, of which some is shared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_memory_shared_by_two_processes_counts_half() -> None:
         process.communicate(b"")
 
 
-def test_a_process_that_is_gone_has_none() -> None:
+def test_memory_of_an_ended_process_is_zero() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert (proportional_mb(process.pid), shared_mb(process.pid)) == (0, 0)

@@ -1,4 +1,4 @@
-"""The benchmark of a dataset that stays: each way gives its rates."""
+"""The benchmark of a dataset that stays on the device measures each way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from benchmarks.resident import measure
 
 
 @pytest.mark.processes
-def test_all_ways_are_measured():
-    found = measure(samples=80, batch_size=16, device="cpu", rounds=2)
+def test_resident_benchmark_measures_each_way():
+    figures = measure(samples=80, batch_size=16, device="cpu", rounds=2)
     for name in ("images_per_s", "stage", "uncached"):
-        assert len(found[name]) == 2
-        assert min(found[name]) > 0
-    assert found["share"] > 0
-    assert found["resident_bytes"] == 80 * 32 * 32 * 3
+        assert len(figures[name]) == 2
+        assert min(figures[name]) > 0
+    assert figures["share"] > 0
+    assert figures["resident_bytes"] == 80 * 32 * 32 * 3

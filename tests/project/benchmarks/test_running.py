@@ -1,4 +1,4 @@
-"""What benchmarks share: tables that fit, and ways that take turns."""
+"""The shared code of benchmarks: tables, and the order in which ways and processes take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 from benchmarks.running import format_markdown, format_table, run_rounds, take_turns
 
 
-def test_long_headings_take_several_lines() -> None:
+def test_format_table_wraps_long_headings() -> None:
     text = format_table(
         ["", "CPU s per 1,000 images", "MB/s"], [["gpuload", "1.14", "7"], ["DALI", "10.5", "12"]], "a title"
     )
@@ -23,7 +23,7 @@ def test_long_headings_take_several_lines() -> None:
     assert format_markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
-def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again() -> None:
+def test_run_rounds_rotates_the_ways_and_drops_failed_ones() -> None:
     calls: list[str] = []
     failed: dict[str, dict[str, str]] = {}
 
@@ -37,8 +37,8 @@ def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again(
     assert failed == {"b": {"error": "broken"}}
 
 
-def test_what_one_process_has_taken_no_other_gets() -> None:
-    taken = multiprocessing.get_context("fork").Value("q", 0)
-    slow, fast = take_turns(7, taken, 2), take_turns(7, taken, 2)
+def test_take_turns_gives_each_number_to_one_process() -> None:
+    counter = multiprocessing.get_context("fork").Value("q", 0)
+    slow, fast = take_turns(7, counter, 2), take_turns(7, counter, 2)
     assert [next(slow), next(fast), *fast, *slow] == [0, 2, 3, 4, 5, 6, 1]
-    assert list(take_turns(7, taken, 2)) == []
+    assert list(take_turns(7, counter, 2)) == []

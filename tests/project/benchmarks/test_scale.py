@@ -1,4 +1,4 @@
-"""The benchmark of many sleeping workers: its cells, and the processes that it compares with."""
+"""The benchmark of many sleeping workers: its cells and its dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import scale, sleeping
 
 
 @pytest.mark.processes
-def test_scale_measures_each_cell_with_the_default_look_ahead_and_reports_it(tmp_path, capsys):
+def test_scale_benchmark_reports_each_cell(tmp_path, capsys):
     path = tmp_path / "scale.json"
     options = ["--workers", "3", "--batch-sizes", "16", "--loops", "0", "9 GIL", "--seconds", "0.01"]
     assert scale.main([*options, "--json", str(path)]) in (0, 1)  # whether the goal is met depends on the machine
@@ -25,7 +25,7 @@ def test_scale_measures_each_cell_with_the_default_look_ahead_and_reports_it(tmp
     assert "at least 95% of the ideal where the goal applies" in capsys.readouterr().out
 
 
-def test_sleeping_images_return_an_image_and_the_index_of_each_sample():
+def test_sleeping_images_return_images_with_their_indices():
     samples = sleeping.SleepingImages(4)
     assert len(samples) == 4
     assert [index for _, index in samples.__getitems__([2, 0])] == [2, 0]

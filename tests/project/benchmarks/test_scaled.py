@@ -1,4 +1,4 @@
-"""The benchmark of scaled decoding: what it makes of figures, and that it runs."""
+"""The benchmark of scaled decoding: its statistics, the fit of its constants, and a short run."""
 
 from __future__ import annotations
 
@@ -29,32 +29,48 @@ from benchmarks.scaled import (
 from gpuload.decode import Decoder
 
 
-def seen(exact_ms: float, fast_ms: float, fast: bool, most: int = 4) -> RegionMeasurement:
+def make_measurement(exact_ms: float, fast_ms: float, fast: bool, largest_difference: int = 4) -> RegionMeasurement:
     terms = (0.0,) * 10
-    return RegionMeasurement(exact_ms, fast_ms, 1.0, most == 4, fast, 1.0, most, 255.0**2 / 10**most, terms, terms)
+    return RegionMeasurement(
+        exact_ms,
+        fast_ms,
+        1.0,
+        largest_difference == 4,
+        fast,
+        1.0,
+        largest_difference,
+        255.0**2 / 10**largest_difference,
+        terms,
+        terms,
+    )
 
 
-def test_choices_are_held_against_the_better_way():
-    assert is_near_best([seen(10, 5, True)])
-    assert is_near_best([seen(10, 9.6, False)])
-    assert not is_near_best([seen(10, 9.4, False)])
-    assert is_near_best([seen(10, 9.4, False), seen(20, 10, True)]), "the costs of a photograph's regions are added up"
-    assert not is_near_best([seen(10, 9.4, False), seen(10, 9.4, False)])
-    photos = [[seen(10, 5, True), seen(10, 12, False)], [seen(10, 12, True, most=3)]]
-    found = summarize(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
-    assert (found["photographs"], found["regions"], found["fast"]) == (2, 3, 2)
-    assert (found["photographs_near"], found["regions_near"], found["regions_settled"]) == (1, 2, 2)
-    assert (found["exact_ms"], found["chosen_ms"], found["better_ms"]) == (10, 9, pytest.approx(25 / 3))
-    assert (found["loader_exact_ms"], found["loader_fast_ms"]) == pytest.approx((30, 20))
-    assert (found["most_levels"], found["least_psnr_db"]) == (4, pytest.approx(30))
+def test_is_near_best_and_summarize_compare_with_the_better_way():
+    assert is_near_best([make_measurement(10, 5, True)])
+    assert is_near_best([make_measurement(10, 9.6, False)])
+    assert not is_near_best([make_measurement(10, 9.4, False)])
+    assert is_near_best([make_measurement(10, 9.4, False), make_measurement(20, 10, True)]), (
+        "the costs of a photograph's regions add up"
+    )
+    assert not is_near_best([make_measurement(10, 9.4, False), make_measurement(10, 9.4, False)])
+    photos = [
+        [make_measurement(10, 5, True), make_measurement(10, 12, False)],
+        [make_measurement(10, 12, True, largest_difference=3)],
+    ]
+    summary = summarize(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
+    assert (summary["photographs"], summary["regions"], summary["fast"]) == (2, 3, 2)
+    assert (summary["photographs_near"], summary["regions_near"], summary["regions_settled"]) == (1, 2, 2)
+    assert (summary["exact_ms"], summary["chosen_ms"], summary["better_ms"]) == (10, 9, pytest.approx(25 / 3))
+    assert (summary["loader_exact_ms"], summary["loader_fast_ms"]) == pytest.approx((30, 20))
+    assert (summary["most_levels"], summary["least_psnr_db"]) == (4, pytest.approx(30))
 
 
-def test_one_lucky_round_changes_no_ratio():
+def test_estimate_costs_ignores_outliers():
     assert estimate_costs([(10, 20), (20, 40), (6, 20)]) == pytest.approx((26 / 3, 52 / 3))
     assert estimate_costs([(20, 10), (40, 20), (20, 10), (20, 3)]) == pytest.approx((46 / 3, 23 / 3))
 
 
-def test_rounds_go_on_until_the_ratio_is_known():
+def test_is_settled_once_the_ratio_is_known():
     assert is_settled([(10, 5)] * 5)
     assert is_settled([(5, 10)] * 5)
     assert is_settled([(10, 10.2), (10.2, 10)] * 3)
@@ -63,11 +79,11 @@ def test_rounds_go_on_until_the_ratio_is_known():
     assert not is_settled([(10, 9.4), (10, 9.6)] * 10), "5% or not"
 
 
-def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -> list[RegionMeasurement]:
-    """Regions that cost what a model with these constants says, each measured at another speed of the machine."""
-    both = rng.uniform(1e6, 1e7, (number, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)
+def measurements_by_model(constants: np.ndarray, rng: np.random.Generator, count: int = 40) -> list[RegionMeasurement]:
+    """Return regions whose costs follow a model with these constants, each measured at another speed."""
+    terms = rng.uniform(1e6, 1e7, (count, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)
     figures = []
-    for exact, fast in both:
+    for exact, fast in terms:
         speed = rng.uniform(0.5, 2) / 1e6
         costs = exact @ constants, fast @ constants, fast[-2:] @ constants[-2:]
         chosen = bool(rng.integers(2))
@@ -77,51 +93,51 @@ def made_by(constants: np.ndarray, rng: np.random.Generator, number: int = 40) -
     return figures
 
 
-def test_the_fit_finds_the_constants_that_made_the_figures():
+def test_fit_constants_recovers_the_constants_of_a_model():
     rng = np.random.default_rng(3)
     constants = rng.uniform(0.5, 2, 10)
-    found = fit_constants(made_by(constants, rng))
-    assert list(found) == [*FITTED, *SCALED_FITTED]
-    ratios = np.array(list(found.values())) / constants
+    fitted = fit_constants(measurements_by_model(constants, rng))
+    assert list(fitted) == [*FITTED, *SCALED_FITTED]
+    ratios = np.array(list(fitted.values())) / constants
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
-    assert 0.5 < ratios[0] < 2, "by and large, the machine's speed"
+    assert 0.5 < ratios[0] < 2, "the ratio should be close to the machine's speed"
 
 
-def test_choices_with_the_constants_in_use_are_the_models():
+def test_apply_constants_in_use_repeats_the_measured_choices():
     photo = gl.Encoded(jpeg_bytes(smooth_image(900, 1400, 0), subsampling=0))
     regions = [(0, 0, 900, 1400), (0, 0, 700, 600), (300, 100, 600, 1300), (600, 200, 250, 400), (400, 0, 500, 470)]
-    looked = [measure_region(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
-    found = [one for one in looked if one is not None]
-    assert {one.fast for one in found} == {False, True}
-    assert apply_constants(read_constants(), found) == found
+    optional_measurements = [measure_region(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]
+    measurements = [measurement for measurement in optional_measurements if measurement is not None]
+    assert {measurement.fast for measurement in measurements} == {False, True}
+    assert apply_constants(read_constants(), measurements) == measurements
 
 
-def test_the_worst_of_shifted_constants_counts():
+def test_count_robust_requires_the_best_choice_with_shifted_constants():
     constants = list(read_constants().values())
     exact, fast = [0.0] * 10, [0.0] * 10
     exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
-    even = seen(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
-    assert apply_constants(read_constants(), [even])[0].fast
-    assert count_robust([[even]]) == 0, "with another of the two the way that costs 10% more is chosen"
-    clear = even._replace(exact_terms=tuple(2 * term for term in exact))
-    assert count_robust([[clear]]) == 1
+    close = make_measurement(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
+    assert apply_constants(read_constants(), [close])[0].fast
+    assert count_robust([[close]]) == 0, "with a shifted constant, the way that costs 10% more is chosen"
+    far = close._replace(exact_terms=tuple(2 * term for term in exact))
+    assert count_robust([[far]]) == 1
 
 
-def test_constants_of_some_photographs_choose_for_others():
+def test_count_cross_validated_fits_on_the_other_photographs():
     rng = np.random.default_rng(4)
     constants = rng.uniform(0.5, 2, 10)
-    photos = [made_by(constants, rng, 4) for _ in range(40)]
+    photos = [measurements_by_model(constants, rng, 4) for _ in range(40)]
     assert sum(map(is_near_best, photos)) < 30
     assert count_cross_validated([photos[:20], photos[20:]]) == [20, 20]
 
 
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_scaled_benchmark_writes_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "a.jpg").write_bytes(jpeg_bytes(smooth_image(300, 400, 0)))
-    written = tmp_path / "found.json"
+    report_path = tmp_path / "report.json"
     arguments = ["--photos", str(tmp_path), "--megapixels", "2", "--regions", "1", "--rounds", "1", "--most", "2"]
-    assert scaled.main([*arguments, "--json", str(written)]) == 0
+    assert scaled.main([*arguments, "--json", str(report_path)]) == 0
     assert "megapixels" in capsys.readouterr().out
-    results = json.loads(written.read_text())
+    results = json.loads(report_path.read_text())
     assert results["results"]["2"]["photographs"] == 1
     assert results["results"]["2"]["psnr_db"] > 30
     assert results["fitted_ns"].keys() == {*FITTED, *SCALED_FITTED}

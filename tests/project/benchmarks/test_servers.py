@@ -1,4 +1,4 @@
-"""Datasets at real servers: nginx for HTTP, rclone for S3. Skipped where these are not installed."""
+"""Datasets at real servers, if installed: nginx for HTTP, rclone for S3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.processes
 
 
-def batches(dataset: gl.TarShards | gl.ImageFolder, workers: int) -> list[torch.Tensor]:
+def load_batches(dataset: gl.TarShards | gl.ImageFolder, workers: int) -> list[torch.Tensor]:
     with gl.Loader(
         dataset, 4, shuffle=True, transforms=[T.RandomCrop(16)], num_workers=workers, device="cpu"
     ) as loader:
@@ -28,7 +28,9 @@ def batches(dataset: gl.TarShards | gl.ImageFolder, workers: int) -> list[torch.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "s3"])
-def test_a_real_server_gives_what_a_folder_gives(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_at_a_server_equal_those_in_a_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "data"
     for number, data in enumerate(jpegs()):
@@ -45,14 +47,18 @@ def test_a_real_server_gives_what_a_folder_gives(kind: str, tmp_path: Path, monk
         lacking.require("s3fs" if kind == "s3" else "aiohttp")
         options = gl.Remote(options, cache_bytes=1 << 20, cache_folder=tmp_path / "blocks")
         local = gl.ImageFolder(root / "img")
-        there = gl.ImageFolder(f"{url}/img", storage_options=options)
-        assert there.classes == local.classes
-        expected = batches(local, 0)
+        remote = gl.ImageFolder(f"{url}/img", storage_options=options)
+        assert remote.classes == local.classes
+        expected = load_batches(local, 0)
         for workers in (0, 2):
-            assert all(map(torch.equal, batches(there, workers), expected))
+            assert all(map(torch.equal, load_batches(remote, workers), expected))
         archives = gl.TarShards(f"{url}/*.tar", fields=("jpg", "cls"), storage_options=options)
         assert all(
-            map(torch.equal, batches(archives, 0), batches(gl.TarShards(root / "x.tar", fields=("jpg", "cls")), 0))
+            map(
+                torch.equal,
+                load_batches(archives, 0),
+                load_batches(gl.TarShards(root / "x.tar", fields=("jpg", "cls")), 0),
+            )
         )
         with pytest.raises(FileNotFoundError, match="the file does not exist"):
             gl.read(f"{url}/none.jpg", storage_options=options)

@@ -1,4 +1,4 @@
-"""The benchmark of the block shuffle: its figures are those of the orders that it names."""
+"""The benchmark of the block shuffle: the figures of a full shuffle and of blocks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpuload.order.blocks import BlockShuffle
 
 
 @pytest.mark.slow
-def test_figures_of_orders_whose_figures_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_order_gives_the_expected_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "SAMPLES", 64_000)
     full, blocks = shuffle.measure_order(None), shuffle.measure_order(BlockShuffle(block=64, window=16))
     assert full["classes"] == pytest.approx(1000 * (1 - 0.999**256), rel=0.02)
     assert full["effective batch"] == pytest.approx(256, rel=0.15)
-    assert blocks["classes"] == pytest.approx(17, rel=0.2)  # a class is a block; a batch may see two windows
+    assert blocks["classes"] == pytest.approx(17, rel=0.2)  # a class is a block; a batch may span two windows
     assert blocks["effective batch"] == pytest.approx(16, rel=0.2)
     assert blocks["same block"] == pytest.approx(63 / 1023, rel=0.05)
     table = shuffle.format_results({None: full, (64, 16): blocks})

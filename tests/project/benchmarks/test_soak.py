@@ -1,4 +1,4 @@
-"""The soak test kills workers and damages files, and reports both."""
+"""The soak test kills workers, damages files, and reports both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import soak
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_workers_are_killed_and_each_damaged_file_is_accounted_for(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_soak_kills_workers_and_accounts_for_damaged_files(jpeg_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     arguments = ["--photos", jpeg_folder, "--cache", tmp_path, "--files", 48, "--damaged", 0.15, "--batch-size", 16]
     options = ["--minutes", 0.05, "--kill-every", 0.3, "--workers", 1, "--json", path]
@@ -30,7 +30,7 @@ def test_workers_are_killed_and_each_damaged_file_is_accounted_for(jpeg_folder: 
             assert [met for text, met in promises.items() if text.startswith(promise)] == [True], promise
 
 
-def test_a_killer_that_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killer_that_failed_did_not_run_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     killer = soak.Killer(object(), 0.0, 0)  # pyright: ignore[reportArgumentType]  it has no session to kill
     killer.start()

@@ -1,4 +1,4 @@
-"""The benchmarks of stores: equal batches are called equal and others are not, ratios are within rounds."""
+"""The benchmarks of stores: comparisons of their batches, verdicts, and a short run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small photographs of three classes, in the order of their names, and all stores of them."""
+    """A folder of small photographs of three classes, and all stores of these."""
     base = tmp_path_factory.mktemp("sources")
     for number, data in enumerate(jpegs()[:COUNT]):
         folder = base / "train" / f"class_{number // 4}"
@@ -33,24 +33,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["TarShards, stream", "Coco"])
-def test_the_same_photographs_are_the_same_batches(base: Path, name: str) -> None:
-    found = equal.Comparison(base, batch_size=3, size=16).of(name, "local", str(base), {})
-    assert (found.error, found.equal, found.batches, found.good) == ("", (True,) * 4, 4, True)
+def test_comparison_of_a_store_with_the_folder_is_equal(base: Path, name: str) -> None:
+    comparison = equal.Comparison(base, batch_size=3, size=16).of(name, "local", str(base), {})
+    assert (comparison.error, comparison.equal, comparison.batches, comparison.good) == ("", (True,) * 4, 4, True)
 
 
 @pytest.mark.processes
-def test_the_same_photographs_over_http_are_the_same_batches(base: Path) -> None:
+def test_comparison_of_a_store_over_http_is_equal(base: Path) -> None:
     lacking.require("aiohttp")
     files = {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
     with served(files) as server:
-        found = equal.Comparison(base, batch_size=3, size=16).of("TarShards", "http", server.url, {})
-    assert (found.error, found.equal) == ("", (True,) * 4)
+        comparison = equal.Comparison(base, batch_size=3, size=16).of("TarShards", "http", server.url, {})
+    assert (comparison.error, comparison.equal) == ("", (True,) * 4)
 
 
 @pytest.mark.processes
-def test_other_pixels_and_other_targets_are_told(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_reports_other_labels_and_errors(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Changed:
-        """One class, in one sample, is another."""
+        """A dataset with another label in one sample."""
 
         def __init__(self, dataset: Any) -> None:
             self.dataset = dataset
@@ -65,14 +65,14 @@ def test_other_pixels_and_other_targets_are_told(base: Path, monkeypatch: pytest
     real = STORES["ImageFolder"]
     changed = real._replace(open=lambda base: Changed(real.open(base)))
     monkeypatch.setitem(STORES, "ImageFolder", changed)
-    found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
-    assert not any(found.equal[:2])
-    assert not found.good
+    comparison = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
+    assert not any(comparison.equal[:2])
+    assert not comparison.good
     absent = real._replace(open=lambda base: gl.ImageFolder(base + "/nowhere"))
     monkeypatch.setitem(STORES, "ImageFolder", absent)
-    found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
-    assert "FileNotFoundError" in found.error
-    assert not found.good
+    comparison = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
+    assert "FileNotFoundError" in comparison.error
+    assert not comparison.good
 
 
 def one_round(**rates: float) -> dict[str, Any]:
@@ -82,32 +82,33 @@ def one_round(**rates: float) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("own", "met"), [(199, False), (200, True)])
-def test_the_fastest_of_others_is_the_measure(own: float, met: bool) -> None:
-    """A machine half as fast in the second round changes nothing."""
-    rounds = [one_round(TarShards=own, LitData=200, WebDataset=100)] * 2 + [one_round(TarShards=own / 2, LitData=100)]
+@pytest.mark.parametrize(("our_rate", "met"), [(199, False), (200, True)])
+def test_judge_compares_with_the_fastest_other_reader(our_rate: float, met: bool) -> None:
+    """The machine is half as fast in the last round."""
+    rounds = [one_round(TarShards=our_rate, LitData=200, WebDataset=100)] * 2 + [
+        one_round(TarShards=our_rate / 2, LitData=100)
+    ]
     (verdict,) = judge(rounds, ["LitData", "WebDataset", "Mosaic Streaming"])
     assert verdict.met == met
-    assert verdict.text.endswith(f"{own / 200:.2f} times the fastest other (LitData)")
+    assert verdict.text.endswith(f"{our_rate / 200:.2f} times the fastest other (LitData)")
 
 
-@pytest.mark.parametrize(("own", "met"), [(79, False), (80, True)])
-def test_arrays_are_measured_by_memcpy(own: float, met: bool) -> None:
-    (verdict,) = judge([one_round(ArrayFile=own, memcpy=100)], [])
-    assert (verdict.met, verdict.text) == (met, f"ArrayFile, random, warm: at least 80% of memcpy: {own}%")
+@pytest.mark.parametrize(("our_rate", "met"), [(79, False), (80, True)])
+def test_judge_compares_arrays_with_memcpy(our_rate: float, met: bool) -> None:
+    (verdict,) = judge([one_round(ArrayFile=our_rate, memcpy=100)], [])
+    assert (verdict.met, verdict.text) == (met, f"ArrayFile, random, warm: at least 80% of memcpy: {our_rate}%")
 
 
 @pytest.mark.processes
-def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also that a reader whose package is absent says so, and fails nothing."""
+def test_sources_benchmark_runs_and_names_missing_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, data in enumerate(jpegs()[:4]):
         (photos / f"{number}.jpg").write_bytes(data)
-    asked = ["--photos", str(photos), "--cache", str(tmp_path / "cache"), "--files", "10", "--quick"]
-    assert rates.main([*asked, "--only", "TarShards; ArrayFile; memcpy; Mosaic Streaming"]) == 0
-    told = capsys.readouterr().out
-    rows = {line.split("  ")[0]: line for line in told.splitlines() if "  " in line}
+    arguments = ["--photos", str(photos), "--cache", str(tmp_path / "cache"), "--files", "10", "--quick"]
+    assert rates.main([*arguments, "--only", "TarShards; ArrayFile; memcpy; Mosaic Streaming"]) == 0
+    output = capsys.readouterr().out
+    rows = {line.split("  ")[0]: line for line in output.splitlines() if "  " in line}
     assert rows["Mosaic Streaming"].count("not installed") == 4
     assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
-    assert "of memcpy" in told
+    assert "of memcpy" in output

@@ -1,4 +1,4 @@
-"""The benchmark of the start runs, and reports each way beside the others."""
+"""The benchmark of the start of loaders, and of compiling kernels."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from benchmarks.photos import make_synthetic_photos
 
 
 @pytest.mark.processes
-def test_it_runs(tmp_path, capsys, monkeypatch):
+def test_startup_benchmark_measures_each_loader(tmp_path, capsys, monkeypatch):
     lacking.require("torchvision")
     monkeypatch.setattr(startup, "LOADERS", ("gpuload", "fork"))
     photos = make_synthetic_photos(tmp_path / "photos", count=8, height=40, width=50)
     path = tmp_path / "startup.json"
-    given = ["--photos", str(photos), "--cache", str(tmp_path), "--files", "512", "--json", str(path)]
-    assert startup.main([*given, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0
-    found = json.loads(path.read_text())
-    assert list(found) == ["folder gpuload 1", "folder fork 1"]
-    assert all(cell["first_batch_s"] > 0 and cell["own_mb"] > 10 for [cell] in found.values())
-    assert all(cell["shared_mb"] > 0 for [cell] in found.values())  # batches that wait to be taken
-    assert found["folder gpuload 1"][0]["back_ms"] > 0
+    arguments = ["--photos", str(photos), "--cache", str(tmp_path), "--files", "512", "--json", str(path)]
+    assert startup.main([*arguments, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0
+    cells = json.loads(path.read_text())
+    assert list(cells) == ["folder gpuload 1", "folder fork 1"]
+    assert all(cell["first_batch_s"] > 0 and cell["own_mb"] > 10 for [cell] in cells.values())
+    assert all(cell["shared_mb"] > 0 for [cell] in cells.values())  # prefetched batches
+    assert cells["folder gpuload 1"][0]["back_ms"] > 0
     assert "batch, s" in capsys.readouterr().out
 
 
-def test_kernels_of_a_recipe_are_compiled_and_counted(tmp_path, monkeypatch):
+def test_startup_benchmark_counts_compiled_kernels(tmp_path, monkeypatch):
     lacking.require("triton")
     monkeypatch.setattr(startup, "recipes", lambda size: {"CIFAR": []})
     path = tmp_path / "startup.json"

@@ -1,4 +1,4 @@
-"""The peer TurboLoader: labels belong to their images, and how much less it does is what docs/performance.md says."""
+"""The peer TurboLoader: its labels, and the work that it saves according to docs/performance.md."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """To how many CPUs the process would be bound; it is not."""
+def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of CPUs to which the process would have been bound."""
     counts: list[int] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: counts.append(len(cpus)))
     return counts
 
 
-def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None:
+def test_turboloader_peer_pairs_labels_with_images(tmp_path: Path, cpu_counts: list[int]) -> None:
     from benchmarks.peers.turboloader import turboloader as build
 
     for number in range(24):
@@ -46,17 +46,17 @@ def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None
             assert np.abs(levels.numpy() - (40 + 60 * labels.numpy())).max() < 3
         orders.append([label for _, labels in batches for label in labels.tolist()])
     assert orders[0] != orders[1], "both epochs have one order"
-    assert bound == [1]
+    assert cpu_counts == [1]
 
 
-def test_what_the_fused_pass_does_not_do_is_refused(tmp_path: Path) -> None:
+def test_turboloader_peer_refuses_jitter(tmp_path: Path) -> None:
     from benchmarks.peers.turboloader import turboloader as build
 
     with pytest.raises(SystemExit, match="without jitter; got Recipe"):
         build(Recipe(root=str(tmp_path), jitter=0.4))
 
 
-def test_it_decodes_with_the_fast_dct() -> None:
+def test_turboloader_decodes_with_the_fast_dct() -> None:
     import simplejpeg
     import turboloader
 
@@ -67,8 +67,8 @@ def test_it_decodes_with_the_fast_dct() -> None:
     assert np.abs(decoded.astype(int) - simplejpeg.decode_jpeg(data)).max() > 2
 
 
-def test_crops_come_out_of_an_image_that_was_decoded_smaller(tmp_path: Path) -> None:
-    """A checkerboard of single pixels is lost at half the size; a crop that is enlarged would show it."""
+def test_turboloader_crops_from_an_image_decoded_at_half_size(tmp_path: Path) -> None:
+    """A checkerboard of single pixels is lost at half the size; an enlarged crop would show it."""
     import turboloader
 
     y, x = np.mgrid[0:512, 0:512]
@@ -82,7 +82,7 @@ def test_crops_come_out_of_an_image_that_was_decoded_smaller(tmp_path: Path) -> 
             archive.addfile(member, io.BytesIO(file.getvalue()))
     options = {"batch_size": 32, "output_format": "pytorch", "train_aug": True, "antialias": True}
     contrast = {}
-    for size in (224, 500):  # of 256, which is half, the whole covers 224, but not 500
+    for size in (224, 500):  # half the size is 256, which suffices for 224, but not for 500
         ((images, _),) = turboloader.DataLoader(str(tmp_path / "boards.tar"), image_size=size, **options)
         contrast[size] = 255 * images.std((1, 2, 3)).max()
     assert contrast[224] < 3

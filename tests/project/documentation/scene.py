@@ -1,4 +1,4 @@
-"""What the blocks of pages find: files in their folder, and the names that a reader would have."""
+"""The files and names that the blocks of each page need, as a reader would have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import gpuload as gl
 from gpuload import transforms as T
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Pages whose blocks import and define all that they use, with the names that they say are the reader's own.
+# Pages whose blocks import and define all names, except for these of the reader.
 COMPLETE: dict[str, tuple[str, ...]] = {
     "README.md": ("loader", "train"),
     "docs/decoding.md": (),
@@ -34,8 +34,8 @@ COMPLETE: dict[str, tuple[str, ...]] = {
 }
 
 
-def write(folder: Path) -> None:
-    """The images that most pages read."""
+def write_images(folder: Path) -> None:
+    """Write the images that most pages read."""
     pictures = [jpeg_bytes(smooth_image(90 + 10 * (number % 2), 120, number)) for number in range(16)]
     for number, picture in enumerate(pictures):
         for part in ("train", "val"):
@@ -54,8 +54,8 @@ def _put(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def names(page: str) -> dict[str, Any]:
-    """What a page's blocks expect to be there; its files are made in the folder that they run in."""
+def page_names(page: str) -> dict[str, Any]:
+    """Return the names that a page's blocks expect, and write the page's files into the current folder."""
     import torch
 
     dataset = gl.ImageFolder("imagenet/train")
@@ -73,21 +73,19 @@ def names(page: str) -> dict[str, Any]:
         "mean": MEAN,
         "std": STD,
     }
-    given = common | SCENES.get(page, dict)()
-    return {name: given[name] for name in COMPLETE.get(page, given)}
+    all_names = common | SCENES.get(page, dict)()
+    return {name: all_names[name] for name in COMPLETE.get(page, all_names)}
 
 
 class Timm:
-    """What pages ask of timm, whose import takes four seconds; `T.from_timm` is tested with timm's own."""
+    """A stand-in for timm, whose import takes four seconds. The tests of `T.from_timm` use timm itself."""
 
     class data:
         @staticmethod
         def resolve_model_data_config(model: Any) -> dict[str, Any]:
             return {"input_size": (3, 32, 32), "interpolation": "bicubic", "mean": MEAN, "std": STD, "crop_pct": 0.9}
 
-        @staticmethod
-        def resolve_data_config(*, model: Any) -> dict[str, Any]:
-            return Timm.data.resolve_model_data_config(model)
+        resolve_data_config = resolve_model_data_config
 
 
 def moving() -> dict[str, Any]:
@@ -102,10 +100,8 @@ def moving() -> dict[str, Any]:
     masks, boxes = torch.zeros(2, 1, 48, 64), torch.tensor([[[5.0, 5, 20, 30]]] * 2)
     picture = jpeg_bytes(smooth_image(40, 60, 1))
     for shard in range(4):
-        archive(
-            Path(f"train-{shard:03d}.tar"),
-            {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
-        )
+        members = {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))}
+        archive(Path(f"train-{shard:03d}.tar"), members)
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
     return {
         "K": kornia.augmentation,
@@ -121,7 +117,7 @@ def moving() -> dict[str, Any]:
 
 
 def keep_your_loader() -> dict[str, Any]:
-    """Loaders of others over small images; LeRobot's dataset is made up, for it would be fetched."""
+    """Return other libraries' loaders over small images, and a stand-in for LeRobot's dataset, which is downloaded."""
     import datasets
     import torch
     from torch.utils.data import DataLoader
@@ -136,7 +132,7 @@ def keep_your_loader() -> dict[str, Any]:
         return [cameras | {"observation.state": torch.rand(14), "action": torch.rand(50, 14), "task": name}] * 8
 
     def stateful(*arguments: Any, **options: Any) -> Any:
-        with warnings.catch_warnings():  # of torchdata, which calls what torch has deprecated
+        with warnings.catch_warnings():  # torchdata calls deprecated functions of torch
             warnings.simplefilter("ignore", UserWarning)
             return StatefulDataLoader(*arguments, **options)
 
@@ -230,15 +226,12 @@ def multispectral() -> dict[str, Any]:
 
 
 def text() -> dict[str, Any]:
-    return {
-        "captions": {
-            path: f"a photograph, number {n}" for n, path in enumerate(sorted(Path("imagenet").rglob("*.jpg")))
-        }
-    }
+    paths = sorted(Path("imagenet").rglob("*.jpg"))
+    return {"captions": {path: f"a photograph, number {number}" for number, path in enumerate(paths)}}
 
 
 def data() -> dict[str, Any]:
-    """Stores of every kind, with hardly anything in them."""
+    """Write small stores of each kind."""
     import h5py
     import lmdb
     import pyarrow as pa
@@ -265,7 +258,10 @@ def data() -> dict[str, Any]:
         "words.lmdb": {"image-0": picture, "label-0": b"ant"},
         "own.lmdb": {"0": bytes(8) + picture},
     }.items():
-        with lmdb.open(name, subdir=False, map_size=1 << 20) as environment, environment.begin(write=True) as writing:
+        with (
+            lmdb.open(name, subdir=False, map_size=1 << 20) as environment,
+            environment.begin(write=True) as writing,
+        ):
             for key, value in pairs.items():
                 writing.put(key.encode(), value)
     Path("train.csv").write_text("path,label\n0.jpg,ant\n")

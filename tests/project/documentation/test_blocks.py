@@ -1,20 +1,66 @@
-"""The blocks of Python in README and docs run, on the CPU, over small images made for it."""
+"""The Python blocks in README and docs run, on the CPU and over small images, one after the other like for a reader.
+
+A comment that readers do not see, ``<!-- not run: needs a GPU -->`` in the line before a block, says why a block is
+only compiled. `scene.py` makes the files that a page's blocks read, and the names that they expect.
+"""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from helpers.generated_images import jpeg_bytes, smooth_image
 from PIL import ExifTags, Image
 from project.documentation import scene
-from project.documentation.blocks import FENCE, blocks_of
 
 import gpuload as gl
 
 ROOT = Path(__file__).parents[3]
-# Pages whose blocks have a test of their own; here they are only compiled.
+FENCE = re.compile(
+    r"^(?P<indent> *)(?:<!-- not run: (?P<why>[^\n]+?) -->\n(?P=indent))?```python\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+# Smaller values for a test machine. `transforms=[...]` stands for the reader's transforms.
+SMALLER = {
+    'device="cuda"': 'device="cpu"',
+    "num_workers=8": "num_workers=1",
+    "batch_size=256": "batch_size=8",
+    "batch_size=64": "batch_size=8",
+    "dataset, 256": "dataset, 8",
+    " 256,\n": " 8,\n",
+    "range(90)": "range(1)",
+    "transforms=[...]": "transforms=[]",
+    "Compose([...])": "Compose([v2.RandomHorizontalFlip()])",
+}
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    code: str
+    why_not: str | None  # why it is not run
+
+    def compiled(self) -> Any:
+        """Compile the code so that tracebacks name the page and its line."""
+        code = self.code
+        for written, run in SMALLER.items():
+            code = code.replace(written, run)
+        return compile("\n" * self.line + code, str(self.page), "exec")
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, match.start("code")), textwrap.dedent(match["code"]), match["why"])
+        for match in FENCE.finditer(text)
+    ]
+
+
+# Pages whose blocks are run by another test, and only compiled here.
 OWN_TESTS = {
     "docs/observing.md": "tests/project/test_observing.py",
     "docs/tutorials/": "tests/project/examples/test_tutorials.py",
@@ -28,19 +74,19 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """The folder that blocks run in, with the images that they read."""
+def images_folder(tmp_path_factory):
+    """The folder in which blocks run, with images."""
     folder = tmp_path_factory.mktemp("reader")
-    scene.write(folder)
+    scene.write_images(folder)
     return folder
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_blocks_run(page, images, monkeypatch):
-    monkeypatch.chdir(images)
+def test_code_blocks_of_a_page_run(page, images_folder, monkeypatch):
+    monkeypatch.chdir(images_folder)
     name = page.relative_to(ROOT).as_posix()
-    names = {"__name__": "__main__", **scene.names(name)}
+    names = {"__name__": "__main__", **scene.page_names(name)}
     for block in blocks_of(page):
         code = block.compiled()
         if block.why_not is None and not name.startswith(tuple(OWN_TESTS)):
@@ -49,8 +95,8 @@ def test_blocks_run(page, images, monkeypatch):
         loader.close()
 
 
-def test_yolo_boxes_are_in_pixels_of_the_image_as_it_is_decoded(tmp_path):
-    """The boxes of a landscape, and of a portrait that is stored as a landscape; a line with a polygon is refused."""
+def test_yolo_recipe_gives_boxes_in_pixels_of_the_upright_image(tmp_path):
+    """The images are a landscape, and a portrait that is stored as a landscape. A line with a polygon is refused."""
     (recipe,) = [block.code for block in blocks_of(ROOT / "docs" / "targets.md") if "class Yolo" in block.code]
     names = {}
     exec(recipe.partition("\nloader = ")[0], names)
@@ -74,18 +120,18 @@ def test_yolo_boxes_are_in_pixels_of_the_image_as_it_is_decoded(tmp_path):
         dataset[1]
 
 
-def test_pages_that_are_only_compiled_have_tests():
+def test_only_compiled_pages_have_tests():
     for start, test in OWN_TESTS.items():
         assert (ROOT / test).exists() or not any(name.startswith(start) for name in NAMES), start
 
 
-def test_every_block_is_found():
+def test_blocks_of_finds_every_python_block():
     for page in PAGES:
         assert page.read_text(encoding="utf-8").count("```python") == len(blocks_of(page)), page
     assert sum(len(blocks_of(page)) for page in PAGES) > 60
 
 
-def test_a_mark_is_seen_and_a_wrong_block_fails(tmp_path):
+def test_blocks_of_reads_the_mark_and_compiled_keeps_the_line(tmp_path):
     page = tmp_path / "page.md"
     first, second = "<!-- not run: no network -->\n```python\nopen('x:/')\n```", "  ```python\n  1 / 0\n  ```"
     page.write_text(f"one\n\n{first}\n\n- two\n\n{second}\n")

@@ -1,4 +1,4 @@
-"""The recipe of docs/howto/dataset_in_memory.md has the bits of a loader of the dataset, also after a resume."""
+"""The recipe of docs/howto/dataset_in_memory.md gives the bits of a loader of the dataset, also when resumed."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ BOX_CHAIN = [
 ]
 
 
-def make_image(index: int, *, many: bool) -> np.ndarray:
-    size = (20 + index, 40 - index) if many else (24, 32)
+def make_image(index: int, *, sizes_differ: bool) -> np.ndarray:
+    size = (20 + index, 40 - index) if sizes_differ else (24, 32)
     return np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8)
 
 
-def labelled(*, many: bool) -> list[tuple[gl.Image, int]]:
-    return [(gl.Image(make_image(index, many=many)), index % 3) for index in range(COUNT)]
+def labeled_samples(*, sizes_differ: bool) -> list[tuple[gl.Image, int]]:
+    return [(gl.Image(make_image(index, sizes_differ=sizes_differ)), index % 3) for index in range(COUNT)]
 
 
-def with_targets(*, many: bool) -> list[dict[str, Any]]:
+def samples_with_targets(*, sizes_differ: bool) -> list[dict[str, Any]]:
     samples = []
     for index in range(COUNT):
-        image = make_image(index, many=many)
+        image = make_image(index, sizes_differ=sizes_differ)
         boxes = np.array([[1, 2, 12, 14], [4, 3, 10 + index % 5, 15]], np.float32)[: 1 + index % 2]
         samples.append({"image": gl.Image(image), "mask": gl.Mask(image[:, :, 0] // 32), "boxes": gl.Boxes(boxes)})
     return samples
 
 
-def order_of(**options: Any) -> gl.Loader:
+def order_loader(**options: Any) -> gl.Loader:
     return gl.Loader(np.arange(COUNT), **(OPTIONS | ORDER | options))
 
 
-def in_memory(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterator[Any]:
+def in_memory_batches(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterator[Any]:
     augment = gl.Augment(IMAGE_CHAIN, seed=5)
     for indices, info in order:
         if isinstance(images, list):
@@ -57,14 +57,16 @@ def in_memory(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterat
         yield augment(batch, positions=info.positions, epoch=info.epoch), labels[indices]
 
 
-def read(*, many: bool) -> tuple[Any, torch.Tensor]:
+def read_into_memory(*, sizes_differ: bool) -> tuple[Any, torch.Tensor]:
     """Return all images, N×H×W×C or a list of C×H×W, and labels."""
-    images: Any = [None] * COUNT if many else torch.empty(COUNT, 24, 32, 3, dtype=torch.uint8)
+    images: Any = [None] * COUNT if sizes_differ else torch.empty(COUNT, 24, 32, 3, dtype=torch.uint8)
     labels = torch.empty(COUNT, dtype=torch.int64)
-    with gl.Loader(labelled(many=many), ragged="list" if many else "error", **OPTIONS) as reader:
+    with gl.Loader(
+        labeled_samples(sizes_differ=sizes_differ), ragged="list" if sizes_differ else "error", **OPTIONS
+    ) as reader:
         for (batch, batch_labels), info in reader:
             labels[info.indices] = batch_labels
-            if many:
+            if sizes_differ:
                 for index, image in zip(info.indices.tolist(), batch, strict=True):
                     images[index] = image.clone()
             else:
@@ -72,35 +74,35 @@ def read(*, many: bool) -> tuple[Any, torch.Tensor]:
     return images, labels
 
 
-def assert_equal(batches: Iterable[Any], expected: Iterable[Any]) -> None:
+def check_equal(batches: Iterable[Any], expected: Iterable[Any]) -> None:
     for (images, labels), ((expected_images, expected_labels), _info) in zip(batches, expected, strict=True):
         assert torch.equal(images, expected_images)
         assert torch.equal(labels, expected_labels)
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one size", "many sizes"])
-def test_two_epochs_are_those_of_a_loader_of_the_dataset(many):
-    images, labels = read(many=many)
+@pytest.mark.parametrize("sizes_differ", [False, True], ids=["one size", "many sizes"])
+def test_in_memory_recipe_equals_two_epochs_of_a_loader(sizes_differ):
+    images, labels = read_into_memory(sizes_differ=sizes_differ)
     with (
-        gl.Loader(labelled(many=many), transforms=IMAGE_CHAIN, **OPTIONS, **ORDER) as loader,
-        order_of() as order,
+        gl.Loader(labeled_samples(sizes_differ=sizes_differ), transforms=IMAGE_CHAIN, **OPTIONS, **ORDER) as loader,
+        order_loader() as order,
     ):
         for _ in range(2):
-            assert_equal(in_memory(order, images, labels), loader)
+            check_equal(in_memory_batches(order, images, labels), loader)
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one size", "many sizes"])
-def test_masks_and_boxes_are_those_of_a_loader_of_the_dataset(many):
+@pytest.mark.parametrize("sizes_differ", [False, True], ids=["one size", "many sizes"])
+def test_in_memory_recipe_equals_masks_and_boxes_of_a_loader(sizes_differ):
     samples: list[Any] = [None] * COUNT
-    with gl.Loader(with_targets(many=many), ragged="list", **OPTIONS) as reader:
+    with gl.Loader(samples_with_targets(sizes_differ=sizes_differ), ragged="list", **OPTIONS) as reader:
         for batch, info in reader:
             for index, sample in zip(info.indices.tolist(), batch, strict=True):
                 mask, boxes = gl.Mask(sample["mask"].clone()), gl.Boxes(sample["boxes"].numpy().copy())
                 samples[index] = {"image": sample["image"].clone(), "mask": mask, "boxes": boxes}
     augment = gl.Augment(BOX_CHAIN, seed=5)
     with (
-        gl.Loader(with_targets(many=many), transforms=BOX_CHAIN, **OPTIONS, **ORDER) as loader,
-        order_of() as order,
+        gl.Loader(samples_with_targets(sizes_differ=sizes_differ), transforms=BOX_CHAIN, **OPTIONS, **ORDER) as loader,
+        order_loader() as order,
     ):
         for (indices, info), (expected, _info) in zip(order, loader, strict=True):
             batch = [samples[index] for index in indices.tolist()]
@@ -111,21 +113,23 @@ def test_masks_and_boxes_are_those_of_a_loader_of_the_dataset(many):
 
 
 @pytest.mark.parametrize("after", [1, 4, 6])
-def test_a_state_of_the_order_resumes_both_ways(after):
-    images, labels = read(many=False)
+def test_state_of_the_order_resumes_the_recipe_and_a_loader(after):
+    images, labels = read_into_memory(sizes_differ=False)
     options = OPTIONS | ORDER | {"transforms": IMAGE_CHAIN}
-    with gl.Loader(labelled(many=False), **options) as loader:
+    with gl.Loader(labeled_samples(sizes_differ=False), **options) as loader:
         expected = [*loader, *loader]
-    with order_of() as order:
-        epochs = (batch for _ in range(2) for batch in in_memory(order, images, labels))
-        assert_equal(islice(epochs, after), expected[:after])
+    with order_loader() as order:
+        epochs = (batch for _ in range(2) for batch in in_memory_batches(order, images, labels))
+        check_equal(islice(epochs, after), expected[:after])
         state = order.state_dict()
     remaining_epochs = range(2 - after // 4)
-    with order_of() as order:
+    with order_loader() as order:
         order.load_state_dict(state)
-        assert_equal((batch for _ in remaining_epochs for batch in in_memory(order, images, labels)), expected[after:])
-    with gl.Loader(labelled(many=False), **options) as loader:
+        check_equal(
+            (batch for _ in remaining_epochs for batch in in_memory_batches(order, images, labels)), expected[after:]
+        )
+    with gl.Loader(labeled_samples(sizes_differ=False), **options) as loader:
         with pytest.warns(RuntimeWarning, match="transforms"):
             loader.load_state_dict(state, strict=False)
         batches = [batch for _ in remaining_epochs for batch, _info in loader]
-        assert_equal(batches, expected[after:])
+        check_equal(batches, expected[after:])

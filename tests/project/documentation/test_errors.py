@@ -1,16 +1,37 @@
-"""docs/errors.md has every message of gpuload's own errors once, under a heading, with what to do."""
+"""docs/errors.md has every message of gpuload's own errors once, under a heading, with what to do.
+
+The messages are read from the source, with `…` for what depends on the case.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from project.documentation.messages import MAKERS, made, raised, says_something
+from gpuload import errors
 
-PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
+PACKAGE = Path(__file__).parents[3] / "gpuload"
+BASES = {
+    name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.GpuloadError)
+}
+ERRORS = {name for name in BASES if not name.startswith("_")}
+# Functions that return, and constants that hold, messages that are raised elsewhere.
+MAKERS = {
+    "datasets/sample.py": {"explain_deep_pixels"},
+    "datasets/files.py": {"explain_large_file", "explain_non_image"},
+    "ring/ring.py": {"_shortage"},
+    "stage/dali/backend.py": {"unmet_requirement"},
+    "stage/fused/backend.py": {"unmet_requirement", "_try_compiling"},
+    "stage/kornia/backend.py": {"MISSING", "unmet_requirement"},
+}
+PAGE = (PACKAGE.parent / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n### ")[1:]}
-# Where messages come from `MAKERS`, from another process or from another error: how many such places there are.
+# The number of places where a message comes from `MAKERS`, from another process or from another error.
 PASSED_ON = {
     "datasets/files.py": 1,
     "datasets/recognise.py": 1,
@@ -27,31 +48,107 @@ PASSED_ON = {
 }
 
 
-def joined(text: str) -> str:
+class Message(NamedTuple):
+    text: str
+    place: str  # the module, below the package
+    line: int
+
+
+def message_template(node: ast.expr) -> str:
+    """Return the text of an expression, with `…` for what depends on the case, and without conditional additions."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(map(message_template, parts))
+        case ast.BinOp(left, ast.Add(), ast.IfExp()):
+            return message_template(left)
+        case ast.BinOp(left, ast.Add(), right):
+            return message_template(left) + message_template(right)
+        case ast.IfExp(_, text, ast.Constant(None)) | ast.IfExp(_, ast.Constant(None), text):
+            return message_template(text)
+    return "…"
+
+
+def raised_messages() -> Iterator[Message]:
+    """Yield the messages that the package's errors are raised with."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
+                yield Message(message_template(node.args[0]), path, node.lineno)
+
+
+def made_messages() -> Iterator[Message]:
+    """Yield the messages of `MAKERS` and of the classes of errors."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name in MAKERS.get(path, ()):
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Return) and inner.value is not None:
+                        yield Message(message_template(inner.value), path, inner.lineno)
+            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MAKERS.get(path, ()):
+                assert node.value is not None
+                yield Message(message_template(node.value), path, node.lineno)
+            elif isinstance(node, ast.ClassDef) and any(getattr(base, "id", None) in BASES for base in node.bases):
+                yield from _of_class(node, path)
+
+
+def _of_class(node: ast.ClassDef, path: str) -> Iterator[Message]:
+    """Yield the messages that a class of errors assigns to `text` or passes to its base class."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Assign([ast.Name("text")], text):
+                yield Message(message_template(text), path, inner.lineno)
+            case ast.Call(ast.Attribute(attr="__init__"), [ast.JoinedStr() as text, *_]):
+                yield Message(message_template(text), path, inner.lineno)
+
+
+@cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    """Return the modules that name an error or make a message."""
+    modules = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
+        if name in MAKERS or any(error in text for error in BASES):
+            modules.append((name, ast.parse(text)))
+    return modules
+
+
+def has_own_words(text: str) -> bool:
+    """Return whether a message has words, and does not come from a maker entirely."""
+    return any(part.strip(" :()\n'") for part in text.split("…"))
+
+
+def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def shown() -> list[str]:
+def messages_on_page() -> list[str]:
     blocks = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
-    return [joined(message) for block in blocks for message in block.split("\n\n")]
+    return [join_lines(message) for block in blocks for message in block.split("\n\n")]
 
 
-def test_each_message_is_on_the_page_and_no_other_is():
-    known = {joined(message.text): message for message in (*raised(), *made()) if says_something(message.text)}
-    missing = [f"{place}:{line}: {text}" for text, (_, place, line) in known.items() if text not in shown()]
+def test_errors_page_has_each_message_once():
+    known = {
+        join_lines(message.text): message
+        for message in (*raised_messages(), *made_messages())
+        if has_own_words(message.text)
+    }
+    missing = [f"{place}:{line}: {text}" for text, (_, place, line) in known.items() if text not in messages_on_page()]
     assert missing == [], "docs/errors.md lacks messages: give each a place under a heading there"
-    assert sorted(set(shown()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
-    assert [text for text, times in Counter(shown()).items() if times > 1] == []
+    assert sorted(set(messages_on_page()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
+    repeated = [text for text, times in Counter(messages_on_page()).items() if times > 1]
+    assert repeated == [], "docs/errors.md has messages twice"
 
 
-def test_messages_that_are_passed_on_are_made_where_this_looks():
-    silent = Counter(message.place for message in raised() if not says_something(message.text))
-    assert silent == Counter(PASSED_ON), "a message is made elsewhere: add that function to MAKERS in messages.py"
-    places = Counter(message.place for message in made())
+def test_passed_on_messages_come_from_known_makers():
+    silent = Counter(message.place for message in raised_messages() if not has_own_words(message.text))
+    assert silent == Counter(PASSED_ON), "a message is made elsewhere: add that function to MAKERS"
+    places = Counter(message.place for message in made_messages())
     assert set(MAKERS) | {"errors.py", "packing/pack.py"} == set(places)
 
 
-def test_each_heading_says_why_and_what_to_do():
+def test_each_section_says_why_and_what_to_do():
     assert len(SECTIONS) > 30
     assert [name for name, text in SECTIONS.items() if "\n- **Why**: " not in text] == []
     assert [name for name, text in SECTIONS.items() if "\n- **What to do**: " not in text] == []

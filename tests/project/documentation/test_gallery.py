@@ -1,4 +1,4 @@
-"""The gallery has a picture of each transform, of the code that it shows."""
+"""The gallery shows a picture of each transform below its code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ lacking.require("skimage")
 
 
 @pytest.mark.parametrize("name", gallery.CODE)
-def test_a_picture_shows_what_its_code_does(name):
+def test_gallery_picture_differs_from_the_photographs(name):
     assert re.match(rf"T\.{name}\(", gallery.CODE[name])
-    photographs, made = gallery.results(name)
+    photographs, transformed = gallery.results(name)
     before = {(image.size, image.tobytes()) for image in photographs}
-    assert {(image.size, image.tobytes()) for image in made} - before
-    assert gallery.picture(photographs, made).width <= gallery.WIDTH_PX
+    assert {(image.size, image.tobytes()) for image in transformed} - before
+    assert gallery.picture(photographs, transformed).width <= gallery.WIDTH_PX
 
 
-def test_the_page_has_the_code_above_the_picture():
+def test_gallery_page_has_code_above_each_picture():
     text = "\n\n".join(gallery.page({"Crops": ["CenterCrop", "Normalize"]}))
     assert "### CenterCrop\n\n```python\nT.CenterCrop(112)\n```\n\n```{image} gallery/CenterCrop.jpg" in text
     assert "Normalize" not in text

@@ -25,17 +25,17 @@ class Steps(NamedTuple):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    found, original = Steps([], []), F.cross_entropy
+    recorded, original = Steps([], []), F.cross_entropy
 
     def cross_entropy(scores: torch.Tensor, labels: torch.Tensor, *args, **options) -> torch.Tensor:
         loss = original(scores, labels, *args, **options)
         if torch.is_grad_enabled():
-            found.losses.append(loss.item())
-            found.sizes.append(len(labels))
+            recorded.losses.append(loss.item())
+            recorded.sizes.append(len(labels))
         return loss
 
     monkeypatch.setattr(F, "cross_entropy", cross_entropy)
-    return found
+    return recorded
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Each example learns from the small pictures that it makes, and its loader gives what the example says."""
+"""Each example learns from the small images that it generates; its loader moves boxes and masks with the images."""
 
 from __future__ import annotations
 
@@ -15,134 +15,132 @@ from project.examples.conftest import FOLDER
 
 import gpuload as gl
 
-IMAGES = 128  # of which a small set has so many for training
+IMAGES = 128  # for training, in a small dataset
 MEAN, STD = (torch.tensor(three)[:, None, None] for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-# What learns in the same way: a classifier, by F.cross_entropy, a step for each batch of 32.
+# Examples that train a classifier with F.cross_entropy, a step for each batch of 32.
 CLASSIFIERS = ("keep_your_loader", "plain", "with_albumentations", "with_kornia")
 
 
-def printed(text: str, pattern: str) -> list[float]:
+def printed_numbers(text: str, pattern: str) -> list[float]:
     return [float(number) for number in re.findall(pattern, text)]
 
 
-def seen(sizes: list[int], epochs: int) -> list[int]:
-    """The images of each epoch."""
+def loss_ratio(text: str, pattern: str = r"loss ([\d.]+)") -> float:
+    """Return the last printed loss as a fraction of the first."""
+    losses = printed_numbers(text, pattern)
+    return losses[-1] / losses[0]
+
+
+def images_per_epoch(sizes: list[int], epochs: int) -> list[int]:
     steps = len(sizes) // epochs
     return [sum(sizes[epoch * steps : (epoch + 1) * steps]) for epoch in range(epochs)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_classifiers(name, run, steps):
+def test_classifier_example_learns(name, run, steps):
     text = run(name, "--epochs", 2, "--size", 48)
-    losses = printed(text, r"epoch \d: loss ([\d.]+)")
-    assert len(losses) == 2
-    assert losses[1] < 0.9 * losses[0]
-    assert seen(steps.sizes, 2) == [IMAGES] * 2
+    assert loss_ratio(text, r"epoch \d: loss ([\d.]+)") < 0.9
+    assert images_per_epoch(steps.sizes, 2) == [IMAGES] * 2
 
 
 @pytest.mark.processes
-def test_on_folders_of_ones_own_with_workers(run, tmp_path):
+def test_plain_example_runs_on_a_folder_with_workers(run, tmp_path):
     importlib.import_module("small").folder(tmp_path, 48, 16)
     text = run("plain", tmp_path, "--epochs", 1, "--size", 32, "--workers", 2)
     assert re.fullmatch(r"epoch 1: loss \d\.\d+, [\d,]+ images/s, validation accuracy \d+\.\d%\n", text)
 
 
 @pytest.mark.slow
-def test_timm(run):
+def test_timm_example_learns(run):
     peers.timm()
     text = run("with_timm", "--model", "test_resnet", "--epochs", 3, "--size", 32, "--lr", 0.01)
-    losses, right = printed(text, r"loss ([\d.]+)"), printed(text, r"validation accuracy ([\d.]+)%")
-    assert losses[2] < losses[0]
-    assert right[2] > 40  # by chance 25
+    assert loss_ratio(text) < 1
+    assert printed_numbers(text, r"validation accuracy ([\d.]+)%")[-1] > 40  # by chance 25
 
 
 @pytest.mark.slow
-def test_imagenet(run, steps):
+def test_imagenet_example_trains_and_evaluates_its_checkpoint(run, steps):
     peers.torchvision()
     options = ["-a", "mobilenet_v3_small", "--size", 32, "--lr", 0.5, "--print-every", 2]
     text = run("imagenet", *options, "--epochs", 1)
-    assert seen(steps.sizes, 1) == [IMAGES]
+    assert images_per_epoch(steps.sizes, 1) == [IMAGES]
     assert "step 4 of 4: loss" in text
     assert re.search(r"epoch 1: \d+\.\d+% correct", text)
-    [right] = printed(run("imagenet", *options, "--evaluate"), r"([\d.]+)% correct")
-    assert right == printed(text, r"([\d.]+)% correct")[0]  # from the checkpoint
+    [evaluated] = printed_numbers(run("imagenet", *options, "--evaluate"), r"([\d.]+)% correct")
+    assert evaluated == printed_numbers(text, r"([\d.]+)% correct")[0]  # from the checkpoint
 
 
 @pytest.mark.slow
-def test_detection(run):
+def test_detection_example_learns(run):
     text = run("detection", "--epochs", 4)
-    losses = printed(text, r"loss ([\d.]+)")
-    assert losses[3] < 0.8 * losses[0]
-    found, there = (int(number) for number in re.findall(r"(\d+) of (\d+) boxes found", text)[-1])
-    assert found > there / 3
+    assert loss_ratio(text) < 0.8
+    found_boxes, all_boxes = (int(number) for number in re.findall(r"(\d+) of (\d+) boxes found", text)[-1])
+    assert found_boxes > all_boxes / 3
 
 
 def levels(images: torch.Tensor) -> torch.Tensor:
     return (images * STD + MEAN) * 255
 
 
-def coloured(image: torch.Tensor) -> torch.Tensor:
-    """Which pixels belong to shapes: the clouds are grey."""
+def is_colored(image: torch.Tensor) -> torch.Tensor:
+    """Return which pixels belong to shapes; the background is gray."""
     return image.amax(0) - image.amin(0) > 60
 
 
-def test_boxes_move_with_their_images(run, tmp_path):
-    """Each box holds coloured pixels up to its edges, and there are none outside all boxes."""
+def test_detection_loader_moves_boxes_with_their_images(run, tmp_path):
+    """Each box contains colored pixels up to its edges, and there are none outside all boxes."""
     importlib.import_module("small").coco(tmp_path, 24, 1)
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
     with importlib.import_module("detection").loader(tmp_path, "train", args) as loader:
         for images, targets in loader:
             for image, target in zip(levels(images), targets, strict=True):
-                outside = coloured(image)
+                outside = is_colored(image)
                 for left, top, right, bottom in target["boxes"].round().int().tolist():
-                    inside = coloured(image)[top:bottom, left:right]
+                    inside = is_colored(image)[top:bottom, left:right]
                     assert inside.any(0).float().mean() > 0.9
                     assert inside.any(1).float().mean() > 0.9
                     outside[max(top - 2, 0) : bottom + 2, max(left - 2, 0) : right + 2] = False
-                assert outside.float().mean() < 0.1  # what is left of those that were cut through, and left out
+                assert outside.float().mean() < 0.1  # remains of shapes that were cut and have no box
 
 
 @pytest.mark.slow
-def test_segmentation(run, steps):
+def test_segmentation_example_learns(run, steps):
     text = run("segmentation", "--epochs", 2, "--size", 48)
-    losses, ious = printed(text, r"loss ([\d.]+)"), printed(text, r"mean IoU ([\d.]+)%")
-    assert losses[1] < 0.8 * losses[0]
-    assert ious[1] > 30
-    assert seen(steps.sizes, 2) == [IMAGES] * 2
+    assert loss_ratio(text) < 0.8
+    assert printed_numbers(text, r"mean IoU ([\d.]+)%")[-1] > 30
+    assert images_per_epoch(steps.sizes, 2) == [IMAGES] * 2
 
 
-def test_masks_move_with_their_images(run, tmp_path):
+def test_segmentation_loader_moves_masks_with_their_images(run, tmp_path):
     importlib.import_module("small").voc(tmp_path, 24, 1)
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
     with importlib.import_module("segmentation").loader(tmp_path, "train", args) as loader:
         for images, masks in loader:
             for image, mask in zip(levels(images), masks, strict=True):
                 known = mask != 255
-                assert (coloured(image) == (mask > 0))[known].float().mean() > 0.95
+                assert (is_colored(image) == (mask > 0))[known].float().mean() > 0.95
 
 
 @pytest.mark.slow
-def test_self_supervision(run):
+def test_self_supervised_example_learns(run):
     text = run("self_supervised", "--epochs", 3, "--size", 40)
-    losses = printed(text, r"epoch \d: loss ([\d.]+)")
-    assert losses[2] < 0.95 * losses[0]
-    assert printed(text, r"([\d.]+)% of nearest neighbours have the same class")[0] > 50  # by chance 25
+    assert loss_ratio(text, r"epoch \d: loss ([\d.]+)") < 0.95
+    assert printed_numbers(text, r"([\d.]+)% of nearest neighbours have the same class")[0] > 50  # by chance 25
 
 
 @pytest.mark.slow
-def test_video(run, steps):
+def test_video_example_learns(run, steps):
     lacking.require("torchcodec")
     example = importlib.import_module("video")
     if (why := example.missing()) is not None:
         lacking.skip("FFmpeg", why)
-    losses = printed(run("video", "--size", 48), r"loss ([\d.]+)")
-    assert losses[7] < 0.8 * losses[0]
-    assert seen(steps.sizes, 8) == [48] * 8
+    assert loss_ratio(run("video", "--size", 48)) < 0.8
+    assert images_per_epoch(steps.sizes, 8) == [48] * 8
 
 
 @pytest.mark.parametrize("package", ["torchcodec", "torchcodec.decoders"])
-def test_video_says_what_is_missing(run, monkeypatch, package):
+def test_video_example_without_torchcodec_says_what_to_install(run, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     text = run("video")
     assert text.startswith("nothing to do without TorchCodec and FFmpeg (")
@@ -150,17 +148,14 @@ def test_video_says_what_is_missing(run, monkeypatch, package):
 
 
 @pytest.mark.slow
-def test_images_and_texts(run):
+def test_image_text_example_learns(run):
     text = run("image_text", "--epochs", 3, "--size", 48)
-    losses, right = (
-        printed(text, r"loss ([\d.]+)"),
-        printed(text, r"([\d.]+)% of the images matched with their caption"),
-    )
-    assert losses[2] < 0.9 * losses[0]
-    assert right[2] > 1.3 * right[0]
+    matched = printed_numbers(text, r"([\d.]+)% of the images matched with their caption")
+    assert loss_ratio(text) < 0.9
+    assert matched[-1] > 1.3 * matched[0]
 
 
-def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
+def test_albumentations_example_draws_the_same_in_any_chunks(run, tmp_path):
     lacking.require("albumentations")
     importlib.import_module("small").folder(tmp_path, 24, 1)
     data = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
@@ -171,7 +166,7 @@ def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
     assert torch.equal(*batches)
 
 
-def test_kornia_may_be_the_backend(run):
+def test_kornia_example_runs_with_the_kornia_backend(run):
     text = run("with_kornia", "--epochs", 0, "--backend", "kornia")
     assert text.startswith("backend kornia on cpu")
     assert re.search(r"RandomGrayscale\(.*\s+kornia\n", text)
@@ -182,22 +177,22 @@ FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "small")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_docstring_says_how_to_run_it_and_help_shows_that(path: Path):
+def test_example_docstring_shows_how_to_run_it(path: Path):
     doc = path.read_text().split('"""')[1]
     assert f"examples/{path.name}" in doc
     assert "small.parser(__doc__)" in path.read_text()
     assert len(path.read_text().splitlines()) <= 140
 
 
-def test_help(run, capsys):
+def test_example_help_shows_the_docstring(run, capsys):
     with pytest.raises(SystemExit) as ended:
         run("plain", "--help")
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "python examples/plain.py PATH --epochs 10" in said
-    assert "--batch-size" in said
+    output = capsys.readouterr().out
+    assert "python examples/plain.py PATH --epochs 10" in output
+    assert "--batch-size" in output
 
 
-def test_the_list_of_examples_names_each():
+def test_examples_readme_lists_each_example():
     listed = (FOLDER / "README.md").read_text()
     assert [path.name for path in FILES if f"]({path.name})" not in listed] == []

@@ -1,4 +1,4 @@
-"""Examples that are ended in the middle of an epoch, and started again, train as if nothing had happened."""
+"""Examples that are killed in the middle of an epoch, and restarted, train as if they had not been killed."""
 
 from __future__ import annotations
 
@@ -9,96 +9,79 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.nn.functional as F
 from helpers import lacking, peers
 from helpers.warm_interpreters import TOO
-from project.examples.conftest import FOLDER, Steps
+from project.examples.conftest import FOLDER
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    # Of the frameworks' own.
+    # Warnings of the frameworks.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 LIMIT_S = 150
 EPOCHS, STEPS, KILLED_AFTER = 2, 4, 7
+LAST_SAVED = 6  # the last multiple of --save-every
 
 
 class Killed(Exception):
     pass
 
 
-def ended_and_started_again(
-    run: Callable[..., str], steps: Steps, monkeypatch: pytest.MonkeyPatch, name: str, where: str, *options: object
-) -> None:
-    """Runs an example to its end, and ended in the second epoch and started again: `where` is the option of its
-    folder."""
-    run(name, *options, where, "whole")
-    whole = list(steps.losses)
-    assert len(whole) == EPOCHS * STEPS
-    assert sum(whole[STEPS:]) < 0.95 * sum(whole[:STEPS])
-    assert steps.sizes == [32] * len(whole)
-    steps.losses.clear()
-    original = F.cross_entropy
+@pytest.fixture
+def accelerator_state() -> Iterator[None]:
+    """Reset the global state of Accelerate, which its Trainer uses too, after the test."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(True)
 
-    def killing(*args, **more):
+
+@pytest.mark.usefixtures("accelerator_state")
+@pytest.mark.parametrize(
+    ("name", "folder_option", "package"),
+    [
+        ("keep_your_loader", "--checkpoint", None),
+        ("with_accelerate", "--checkpoint", None),
+        ("with_lightning", "--folder", "pytorch_lightning"),
+        ("with_trainer", "--folder", "transformers"),
+    ],
+)
+def test_example_resumes_after_being_killed(run, steps, monkeypatch, name, folder_option, package):
+    if package in ("pytorch_lightning", "transformers"):
+        peers.torchvision()  # which these packages import
+        lacking.require(package)
+    options = ["--epochs", EPOCHS, "--save-every", 2, folder_option]
+    run(name, *options, "uninterrupted")
+    uninterrupted = list(steps.losses)
+    assert len(uninterrupted) == EPOCHS * STEPS
+    assert sum(uninterrupted[STEPS:]) < 0.95 * sum(uninterrupted[:STEPS])
+    assert steps.sizes == [32] * len(uninterrupted)
+    steps.losses.clear()
+    cross_entropy = F.cross_entropy
+
+    def cross_entropy_until_killed(*arguments, **keywords):
         if len(steps.losses) == KILLED_AFTER:
             raise Killed
-        return original(*args, **more)
+        return cross_entropy(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(F, "cross_entropy", killing)
+        patch.setattr(F, "cross_entropy", cross_entropy_until_killed)
         with pytest.raises(Killed):
-            run(name, *options, where, "killed")
-    before = list(steps.losses)
-    assert before == pytest.approx(whole[:KILLED_AFTER], abs=1e-5)
+            run(name, *options, "killed")
+    assert steps.losses == pytest.approx(uninterrupted[:KILLED_AFTER], abs=1e-5)
     steps.losses.clear()
-    run(name, *options, where, "killed")
-    saved = KILLED_AFTER // 2 * 2  # the last multiple of --save-every
-    assert steps.losses == pytest.approx(whole[saved:], abs=1e-5)
+    run(name, *options, "killed")
+    assert steps.losses == pytest.approx(uninterrupted[LAST_SAVED:], abs=1e-5)
 
 
-def test_torchs_dataloader(run, steps, monkeypatch):
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    ended_and_started_again(run, steps, monkeypatch, "keep_your_loader", "--checkpoint", *options)
-
-
-def test_accelerate(run, steps, monkeypatch):
-    from accelerate.state import AcceleratorState
-
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    try:
-        ended_and_started_again(run, steps, monkeypatch, "with_accelerate", "--checkpoint", *options)
-    finally:
-        AcceleratorState._reset_state(True)
-
-
-def test_lightning(run, steps, monkeypatch):
-    peers.torchvision()  # Lightning's torchmetrics imports it
-    lacking.require("pytorch_lightning")
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    ended_and_started_again(run, steps, monkeypatch, "with_lightning", "--folder", *options)
-
-
-def test_the_trainer_of_transformers(run, steps, monkeypatch):
-    peers.torchvision()
-    lacking.require("transformers")
-    from accelerate.state import AcceleratorState
-
-    options = ["--epochs", EPOCHS, "--save-every", 2]
-    try:
-        ended_and_started_again(run, steps, monkeypatch, "with_trainer", "--folder", *options)
-    finally:
-        AcceleratorState._reset_state(True)
-
-
-# The example, whose labels are the numbers of the images; it writes down what each step sees. The second process ends
-# itself in the second epoch, in its first life.
-WATCHED = f"""
+# The example with the images' numbers as labels, which each step writes to a file. The second process kills itself in
+# the second epoch, unless it was restarted.
+RECORDING_DDP = f"""
 import json, os, runpy, signal, sys
 import numpy as np
 import torch.nn.functional as F
@@ -135,40 +118,39 @@ finally:
 """
 
 
-def samples(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
-    """The numbers of the images of each step, of all processes together."""
-    seen = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
-    return [[number for each in step for number in json.loads(each)] for step in zip(*seen, strict=False)]
+def sample_numbers(folder: Path, life: int | None, ranks: int = 1) -> list[list[int]]:
+    """Return the images' numbers of each step, of all processes together."""
+    lines = [(folder / f"seen.{life}.{rank}").read_text().splitlines() for rank in range(ranks)]
+    return [[number for line in step for number in json.loads(line)] for step in zip(*lines, strict=False)]
 
 
-def losses(text: str) -> dict[int, float]:
-    """The loss of each step that was printed."""
+def printed_losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
 @pytest.mark.usefixtures("warm")
-def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch, capsys):
-    """What two processes lose and take up again is what one process does that nothing happens to."""
+def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path, monkeypatch, capsys):
+    """Two processes, of which one is killed, train like a single one that is not."""
     monkeypatch.syspath_prepend(FOLDER)
     options = ["--epochs", str(EPOCHS), "--save-every", "2", "--workers", "1", "--device", "cpu", "--checkpoint"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "argv", ["ddp.py", *options, "one.pt", "--batch-size", "32"])
-    exec(WATCHED, {"__name__": "watched"})
-    undisturbed, whole = losses(capsys.readouterr().out), samples(tmp_path, None)
-    assert [len(undisturbed), len(whole)] == [EPOCHS * STEPS // 2, EPOCHS * STEPS]
+    exec(RECORDING_DDP, {"__name__": "watched"})
+    expected_losses, uninterrupted = printed_losses(capsys.readouterr().out), sample_numbers(tmp_path, None)
+    assert [len(expected_losses), len(uninterrupted)] == [EPOCHS * STEPS // 2, EPOCHS * STEPS]
     for epoch in range(EPOCHS):
-        steps = whole[epoch * STEPS : (epoch + 1) * STEPS]
+        steps = uninterrupted[epoch * STEPS : (epoch + 1) * STEPS]
         assert sorted(number for step in steps for number in step) == list(range(32 * STEPS))
 
-    (tmp_path / "watched.py").write_text(WATCHED)
+    (tmp_path / "watched.py").write_text(RECORDING_DDP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc-per-node=2"]
     command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    # With torchrun's own store gloo finds the addresses of processes that were killed.
+    # In a store that torchrun shares, gloo would find the addresses of killed processes.
     environment |= {
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
@@ -178,15 +160,14 @@ def test_ddp_on_two_processes_of_which_one_is_killed(run, tmp_path, monkeypatch,
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:
-        said, errors = process.communicate(timeout=LIMIT_S)
+        output, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
-    saved = KILLED_AFTER // 2 * 2
-    assert f"resuming from two.pt, after step {saved}" in said
-    assert losses(said) == pytest.approx(undisturbed, abs=1e-4)
-    before, after = samples(tmp_path, 0, ranks=2), samples(tmp_path, 1, ranks=2)
-    assert before == whole[: len(before)]
-    assert len(before) == KILLED_AFTER
-    assert after == whole[saved:]
+    assert f"resuming from two.pt, after step {LAST_SAVED}" in output
+    assert printed_losses(output) == pytest.approx(expected_losses, abs=1e-4)
+    before_kill, after_resume = sample_numbers(tmp_path, 0, ranks=2), sample_numbers(tmp_path, 1, ranks=2)
+    assert before_kill == uninterrupted[: len(before_kill)]
+    assert len(before_kill) == KILLED_AFTER
+    assert after_resume == uninterrupted[LAST_SAVED:]

@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: run from top to bottom, with outputs, small. That they run, nbmake tests."""
+"""The committed notebooks were run from top to bottom, have outputs, and are small. nbmake tests that they run."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def outputs(path: Path) -> Iterator[Any]:
         yield from cell.outputs
 
 
-def test_these_are_all_notebooks_and_the_list_in_their_folder_names_each() -> None:
+def test_each_notebook_is_tested_and_listed_in_the_readme() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(NAMES)
     listed = (FOLDER / "README.md").read_text()
     assert [name for name in NAMES if f"({name}.ipynb)" not in listed] == []
 
 
-def test_a_notebook_was_run_from_top_to_bottom(path: Path) -> None:
+def test_notebook_cells_were_run_in_order(path: Path) -> None:
     counts = [cell.execution_count for cell in code_cells(path)]
     assert counts == list(range(1, len(counts) + 1)), REMEDY
 
 
-def test_no_output_is_an_error_or_a_warning(path: Path) -> None:
+def test_notebook_outputs_have_no_errors_or_warnings(path: Path) -> None:
     assert [output for output in outputs(path) if output.output_type == "error" or output.get("name") == "stderr"] == []
 
 
-def test_outputs_have_pictures_and_all_is_small(path: Path) -> None:
+def test_notebook_has_pictures_and_is_small(path: Path) -> None:
     pictures = [
         base64.b64decode(value)
         for output in outputs(path)
@@ -61,6 +61,6 @@ def test_outputs_have_pictures_and_all_is_small(path: Path) -> None:
     assert path.stat().st_size <= NOTEBOOK_BYTES
 
 
-def test_outputs_do_not_tell_where_they_were_made(path: Path) -> None:
-    told = [output.get("text", "") + str(output.get("data", {}).get("text/plain", "")) for output in outputs(path)]
-    assert [text for text in told if MACHINE_PATH.search(text)] == []
+def test_notebook_outputs_name_no_path_of_a_machine(path: Path) -> None:
+    texts = [output.get("text", "") + str(output.get("data", {}).get("text/plain", "")) for output in outputs(path)]
+    assert [text for text in texts if MACHINE_PATH.search(text)] == []

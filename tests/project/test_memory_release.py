@@ -1,4 +1,4 @@
-"""What a batch or a loader held is free when it is gone, not when the garbage collector comes by."""
+"""Batches and rings are freed as soon as they are deleted, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.processes
 
 
-class Everything:
-    """Sample i: an image, an array, a mask and boxes."""
-
+class SamplesWithTargets:
     def __len__(self):
         return 24
 
@@ -37,12 +35,12 @@ def no_collector():
     gc.enable()
 
 
-def rings() -> list[str]:
+def mapped_rings() -> list[str]:
     links = []
     for name in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return [link for link in links if "gpuload-ring" in link]
 
@@ -53,12 +51,14 @@ def first_image(samples):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("collate_fn", [None, gl.pad_collate, first_image])
-def test_without_the_garbage_collector(no_collector, num_workers, collate_fn):
+def test_batches_and_rings_are_freed_without_the_garbage_collector(no_collector, num_workers, collate_fn):
     transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToDtype("float32", True)]
     options = {"transforms": transforms, "num_workers": num_workers, "collate_fn": collate_fn, "device": "cpu"}
-    before = len(rings())
-    with gl.Loader(Everything(), 4, **options) as loader:
-        held = [weakref.ref(leaf) for batch in loader for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    assert len(held) >= 6
-    assert [reference for reference in held if reference() is not None] == []
-    assert len(rings()) == before
+    before = len(mapped_rings())
+    with gl.Loader(SamplesWithTargets(), 4, **options) as loader:
+        references = [
+            weakref.ref(leaf) for batch in loader for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)
+        ]
+    assert len(references) >= 6
+    assert [reference for reference in references if reference() is not None] == []
+    assert len(mapped_rings()) == before
