@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Notebooks come first, since they take longest: at the end, one process would run them while the others are idle."""
     items.sort(key=lambda item: not item.nodeid.startswith("notebooks/"))
     for item in items:
-        if "fused" in item.nodeid:
+        if re.search(r"(?<!re)fused", item.nodeid):  # not "refused"
             item.add_marker("interpreter")
         for folder, marker in FOLDERS.items():
             if item.nodeid.startswith(folder):

@@ -1,8 +1,7 @@
-"""The chains and datasets whose batches are held to the bit.
+"""The chains and datasets whose batches are recorded to the bit.
 
-Each case is a name, and a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together they have
-all transforms, the usual recipes, all kinds of samples, and most options. Public names only: what lies within the
-package may move.
+A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together the cases have all
+transforms, the usual recipes, all kinds of samples, and most options. They use public names only.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gpuload import transforms as T
 __all__ = ["CASES", "RUNS", "Case"]
 
 RUNS = ("torch", "batched", "kornia", "dali", "fused")
-UNFUSED = tuple(run for run in RUNS if run != "fused")  # kernels would take long in Triton's interpreter
+UNFUSED = tuple(run for run in RUNS if run != "fused")  # kernels take long in Triton's interpreter
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 END = [T.ToDtype("float32", scale=True), NORMALIZE]
 FILL = {gl.Image: (123, 117, 104), gl.Mask: 255}
@@ -34,16 +33,16 @@ CLASSES = 5
 
 @dataclass(frozen=True)
 class Case:
-    """A loader whose batches are held.
+    """A loader whose batches are recorded.
 
     Attributes:
-        name: of the function that makes it.
-        make: gives the arguments of a Loader, with ``dataset`` and ``transforms`` among them.
-        runs: what it is run on.
-        epochs: how many in a row, from `first_epoch`; one where kernels are interpreted.
-        strides: whether the batches' strides are held too.
-        warns: that the loader warns, as it shall.
-        drive: what gives the batches, from `make`'s arguments; by default a loader that is iterated over.
+        name: the name of the function that makes it.
+        make: returns the arguments of a Loader, including ``dataset`` and ``transforms``.
+        runs: the backends, and ``"batched"``: the reference on entire batches.
+        epochs: how many consecutive epochs are run, from `first_epoch`; one if kernels are interpreted.
+        strides: whether the batches' strides are compared too.
+        warns: whether the loader is expected to warn.
+        drive: yields the batches, given `make`'s result; by default, those of a loader that is iterated over.
     """
 
     name: str
@@ -60,7 +59,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Callable[[Samples], dict[str, Any]]]:
-    """Make a case of a function."""
+    """Register a function as a case."""
 
     def add(make: Callable[[Samples], dict[str, Any]]) -> Callable[[Samples], dict[str, Any]]:
         name = make.__name__
@@ -72,12 +71,12 @@ def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Call
 
 
 def labelled(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
-    """JPEGs with classes, the last batch smaller."""
+    """Return options with a dataset of JPEGs and classes, whose last batch is smaller."""
     return {"dataset": samples.make(samples.labelled, odd=True), "transforms": transforms, **options}
 
 
 def pairs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
-    """JPEGs with classes, an even number of them."""
+    """Return options with a dataset of an even number of JPEGs and classes."""
     return {"dataset": samples.make(samples.labelled), "transforms": transforms, **options}
 
 
@@ -144,7 +143,7 @@ def timm_policies(samples: Samples) -> dict[str, Any]:
 
 
 class Inverted(T.Custom):
-    """Some images, and their masks, turned into their negatives."""
+    """A custom transform that inverts images and their masks with probability 0.5."""
 
     moves_pixels = False
 
@@ -242,7 +241,7 @@ def dino(samples: Samples) -> dict[str, Any]:
 
 @case()
 def detection(samples: Samples) -> dict[str, Any]:
-    """SSD's."""
+    """Augment as SSD does."""
     chain = [
         T.RandomPhotometricDistort(),
         T.RandomZoomOut(fill=FILL, side_range=(1, 1.5)),
@@ -257,13 +256,13 @@ def detection(samples: Samples) -> dict[str, Any]:
 
 
 def _instances(sample: Any) -> Any:
-    """What belongs to the boxes."""
+    """Get the fields with one entry per box."""
     return sample[1]["labels"], sample[1]["keypoints"]
 
 
 @case()
 def detection_jitter(samples: Samples) -> dict[str, Any]:
-    """Large scale jittering, with masks and keypoints of the instances."""
+    """Use large scale jittering, with keypoints of the instances."""
     chain = [
         T.ScaleJitter((32, 32), (0.4, 1.6)),
         T.RandomCrop(28, pad_if_needed=True, fill=FILL),
@@ -277,7 +276,7 @@ def detection_jitter(samples: Samples) -> dict[str, Any]:
 
 @case()
 def detection_masks(samples: Samples) -> dict[str, Any]:
-    """As Mask R-CNN has them, padded."""
+    """Augment as Mask R-CNN does, with padded images."""
     chain = [
         T.RandomShortestSize([18, 22, 26], max_size=36),
         T.RandomIoUCrop(trials=20),
@@ -308,7 +307,7 @@ def segmentation(samples: Samples) -> dict[str, Any]:
 
 @case(runs=UNFUSED)
 def masks_of_all_dtypes(samples: Samples) -> dict[str, Any]:
-    """Within nested dicts, through warps and borders."""
+    """Transform masks in nested dicts by warps and borders."""
 
     def sample(number: int) -> dict[str, Any]:
         kinds = (np.uint8, np.bool_, np.int16, np.int32, np.int64, np.float32, np.float64)
@@ -332,7 +331,7 @@ def masks_of_all_dtypes(samples: Samples) -> dict[str, Any]:
 
 @case(runs=UNFUSED)
 def targets_in_branches(samples: Samples) -> dict[str, Any]:
-    """Integer boxes, masks and points under transforms that only some samples go through; two views."""
+    """Apply transforms to integer boxes and masks of some samples only, and make two views."""
 
     def sample(number: int) -> Any:
         boxes = gl.Boxes(samples.boxes(number, "xywh", np.int64), "xywh")
@@ -346,7 +345,7 @@ def targets_in_branches(samples: Samples) -> dict[str, Any]:
     return {"dataset": samples.make(sample, odd=True), "transforms": chain}
 
 
-# -- mixing, erasing, holding others ----------------------------------------------------------------------------------
+# -- mixing, erasing, nested transforms --------------------------------------------------------------------------------
 
 
 @case(epochs=2)
@@ -384,7 +383,7 @@ def nested(samples: Samples) -> dict[str, Any]:
 
 @case()
 def erasing_of_levels(samples: Samples) -> dict[str, Any]:
-    """Before and behind `ToDtype`, where levels are still needed."""
+    """Erase before and after `ToDtype`, with transforms of levels in between."""
     chain = [
         T.RandomResizedCrop(22),
         T.RandomErasing(0.8, value=(3, 200, 77), max_count=3),
@@ -409,7 +408,7 @@ def erasing_of_finished_images(samples: Samples) -> dict[str, Any]:
     return labelled(samples, chain)
 
 
-# -- each of the others -----------------------------------------------------------------------------------------------
+# -- other transforms -----------------------------------------------------------------------------------------------
 
 
 @case()
@@ -439,7 +438,7 @@ def tones(samples: Samples) -> dict[str, Any]:
 
 @case()
 def mosaics(samples: Samples) -> dict[str, Any]:
-    """Whatever boxes, masks and keypoints belong to a sample, with those of three others; two at the end are alone."""
+    """Combine samples with boxes, masks and keypoints; the last two samples lack partners."""
     dataset = samples.make(partial(samples.scene, masks=True, points=True)) * 2
     chain = [
         T.RandomHorizontalFlip(),
@@ -462,7 +461,7 @@ def keypoints_left_out(samples: Samples) -> dict[str, Any]:
 
 @case(runs=("torch",))
 def frames_of_clips(samples: Samples) -> dict[str, Any]:
-    """An array, and a list of files."""
+    """Use clips as an array and as a list of files."""
     clip = np.stack([samples.array(number, size=(30, 34)) for number in range(5)])
     files = [gl.Encoded(samples.jpeg(number)) for number in range(4)]
     return {
@@ -473,7 +472,7 @@ def frames_of_clips(samples: Samples) -> dict[str, Any]:
 
 @case()
 def pasted_instances(samples: Samples) -> dict[str, Any]:
-    """Of images of other sizes, before they become mosaics."""
+    """Paste instances of images of different sizes, and combine the images as mosaics."""
     dataset = samples.make(partial(samples.scene, form="cxcywh", masks=True), odd=True) * 3
     chain = [T.CopyPaste(0.8), T.Mosaic(60), T.RandomResizedCrop(28), T.RandomVerticalFlip()]
     return {"dataset": dataset, "transforms": chain, "shuffle": True}
@@ -517,7 +516,7 @@ def warps(samples: Samples) -> dict[str, Any]:
 
 @case()
 def quarter_turns(samples: Samples) -> dict[str, Any]:
-    """Before a crop and after it, with all that belongs to an image."""
+    """Turn images, masks, boxes and keypoints before and after crops."""
     dataset = samples.make(partial(samples.scene, masks=True, points=True), odd=True)
     chain = [
         T.RandomRotate90(0.9),
@@ -540,7 +539,7 @@ def expanding_rotation(samples: Samples) -> dict[str, Any]:
 
 @case()
 def borders(samples: Samples) -> dict[str, Any]:
-    """All padding modes, around images and masks."""
+    """Pad images and masks in all padding modes."""
 
     def sample(number: int) -> Any:
         return gl.Encoded(samples.png(number)), gl.Mask(samples.masks(number, 2, np.int32))
@@ -562,7 +561,7 @@ def borders(samples: Samples) -> dict[str, Any]:
 
 @case()
 def resizings(samples: Samples) -> dict[str, Any]:
-    """One filter after another, up and down."""
+    """Resize up and down with each of the filters."""
     chain = [
         T.RandomResize(18, 30, "random"),
         T.RandomShortestSize((17, 23), None, "nearest"),
@@ -572,12 +571,12 @@ def resizings(samples: Samples) -> dict[str, Any]:
     return labelled(samples, chain)
 
 
-# -- what images are, and become --------------------------------------------------------------------------------------
+# -- kinds of images and batches --------------------------------------------------------------------------------------
 
 
 @case()
 def grey(samples: Samples) -> dict[str, Any]:
-    """Files decoded to one channel; under operations of colours, to three again."""
+    """Decode files to one channel, change colors, and convert to three channels."""
     dataset = samples.make(
         lambda number: {"x": gl.Encoded(samples.jpeg(number), mode="L"), "y": float(number)}, odd=True
     )
@@ -605,7 +604,7 @@ def four_channels(samples: Samples) -> dict[str, Any]:
 
 @case()
 def several_images(samples: Samples) -> dict[str, Any]:
-    """In each sample, of other channels and sizes, stored in other ways."""
+    """Use several images per sample, with different channels, sizes and formats."""
 
     def sample(number: int) -> dict[str, Any]:
         other = (number + 1) % samples.count
@@ -643,7 +642,7 @@ def levels_channels_last(samples: Samples) -> dict[str, Any]:
     return labelled(samples, chain, memory_format=torch.channels_last, decode=gl.Decode(exif=True))
 
 
-# -- loading: the transforms' backends make no difference here --------------------------------------------------------
+# -- loading, which does not depend on the backend --------------------------------------------------------
 
 CROP = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), NORMALIZE]
 LOADING = ("torch",)
@@ -654,7 +653,7 @@ def user_collation(samples: Samples) -> dict[str, Any]:
     return labelled(samples, [T.RandomShortestSize((15, 20))], collate_fn=marked, num_workers=2)
 
 
-@case(runs=LOADING, warns=True)  # of boxes that stay as they are
+@case(runs=LOADING, warns=True)  # about boxes that are not transformed
 def padded_collation(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(
         lambda number: {
@@ -681,7 +680,7 @@ def single_samples(samples: Samples) -> dict[str, Any]:
 
 @case(runs=LOADING, epochs=2)
 def blocks(samples: Samples) -> dict[str, Any]:
-    """Arrays, strings and numbers beside images, from workers."""
+    """Load arrays, strings and numbers together with images in workers."""
 
     def sample(number: int) -> Any:
         rng = np.random.default_rng(number)
@@ -697,7 +696,7 @@ def blocks(samples: Samples) -> dict[str, Any]:
 
 @case(runs=LOADING)
 def arrays_alone(samples: Samples) -> dict[str, Any]:
-    """Arrays and tensors, some of them long; no images at all."""
+    """Load arrays and tensors without images, some of them long."""
 
     def sample(number: int) -> Any:
         long = np.random.default_rng(number).integers(0, 9, (300, 300))
@@ -709,16 +708,16 @@ def arrays_alone(samples: Samples) -> dict[str, Any]:
 
 @case(runs=LOADING, epochs=2, warns=True)
 def skipped(samples: Samples) -> dict[str, Any]:
-    made = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
-    made["dataset"][3] = gl.Encoded(DAMAGED), 3
-    return made
+    options = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
+    options["dataset"][3] = gl.Encoded(DAMAGED), 3
+    return options
 
 
 @case(runs=LOADING, epochs=2, warns=True)
 def replaced(samples: Samples) -> dict[str, Any]:
-    made = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
-    made["dataset"][5] = gl.Encoded(DAMAGED), 5
-    return made
+    options = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
+    options["dataset"][5] = gl.Encoded(DAMAGED), 5
+    return options
 
 
 @case(runs=LOADING)
@@ -734,12 +733,12 @@ def streams_of_workers(samples: Samples) -> dict[str, Any]:
 
 @case(runs=LOADING)
 def own_orders(samples: Samples) -> dict[str, Any]:
-    """A batch sampler with uneven batches, and keys that come twice."""
+    """Use a batch sampler with batches of different sizes and repeated keys."""
     return pairs(samples, CROP, batch_sampler=[[6, 1], [0, 0, 4, 2, 7], [3]], batch_size=1, info=True)
 
 
 def of_ranks(options: dict[str, Any]) -> Iterator[Any]:
-    """The batches of both ranks, each with the number of batches."""
+    """Yield the number of batches and the batches of each of two ranks."""
     for rank in range(2):
         with gl.Loader(**options, rank=rank, world_size=2) as loader:
             loader.set_epoch(3)
@@ -749,7 +748,7 @@ def of_ranks(options: dict[str, Any]) -> Iterator[Any]:
 
 @case(runs=LOADING, drive=of_ranks)
 def ranks(samples: Samples) -> dict[str, Any]:
-    """Uneven ones, each sample once."""
+    """Share samples among ranks of different lengths, each sample once."""
     return labelled(samples, CROP, uneven="exact", info=True, shuffle=True, batch_size=2)
 
 
@@ -764,7 +763,7 @@ def weights(samples: Samples) -> dict[str, Any]:
 
 
 def resumed(options: dict[str, Any]) -> Iterator[Any]:
-    """One batch of a loader, then its state, then what another one goes on with, from a sampler's order."""
+    """Yield one batch of a loader, and the remaining batches from a second loader that resumes from its state."""
     with gl.Loader(**options) as loader:
         yield next(iter(loader))
         state = loader.state_dict()
@@ -780,7 +779,7 @@ def resumption(samples: Samples) -> dict[str, Any]:
 
 
 def of_files(options: dict[str, Any]) -> Iterator[Any]:
-    """Files in folders of classes."""
+    """Yield the batches of an `ImageFolder` and of `ImageFiles`, made from files in folders of classes."""
     with tempfile.TemporaryDirectory() as root:
         for number, path in enumerate(sorted(FILES.glob("?.jpg"))):
             folder = Path(root) / f"class {number % 3}"
@@ -800,7 +799,7 @@ def files(samples: Samples) -> dict[str, Any]:
 
 
 class Noise(torch.nn.Module):
-    """A module at the end: what it draws depends on the batch alone."""
+    """A module at the end of the transforms, which draws from torch's generator."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return batch + torch.randint(-3, 4, batch.shape) / 8
@@ -813,23 +812,23 @@ def module(samples: Samples) -> dict[str, Any]:
 
 @case(runs=("torch", "batched"))
 def floats(samples: Samples) -> dict[str, Any]:
-    """float32 of 13 channels."""
+    """Use float32 images with 13 channels."""
     chain = [T.RandomResizedCrop(24), T.RandomVerticalFlip(), T.RandomRotation(20, interpolation="bilinear", fill=-9.5)]
-    made = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
-    return {"dataset": made, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
+    dataset = samples.make(lambda number: (gl.Image(samples.array(number, 13) / np.float32(7)), number))
+    return {"dataset": dataset, "transforms": [*chain, T.Normalize((0.5,) * 13, (0.9,) * 13), T.RandomErasing(p=0.7)]}
 
 
 @case(runs=("torch", "batched"))
 def sixteen_bits(samples: Samples) -> dict[str, Any]:
-    """uint16 of 4 channels, which stays so."""
+    """Use uint16 images with 4 channels, which keep their dtype."""
     chain = [T.Resize(26, interpolation="bicubic"), T.RandomCrop(30, pad_if_needed=True, fill=40_000)]
-    made = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
-    return {"dataset": made, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
+    dataset = samples.make(lambda number: (gl.Image(samples.array(number, 4) * np.uint16(257)), number))
+    return {"dataset": dataset, "transforms": [*chain, T.RandomPerspective(p=1.0)]}
 
 
 @case(runs=("torch", "batched"))
 def clips(samples: Samples) -> dict[str, Any]:
-    """Frames as one array, beside a mask of each, and as a list."""
+    """Use frames as one array, as a list, and as masks."""
 
     def make(number: int) -> Any:
         frames = np.stack([samples.array(number, size=(40, 50))[:, ::step] for step in (1, -1, 1)])
@@ -842,7 +841,7 @@ def clips(samples: Samples) -> dict[str, Any]:
     return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}
 
 
-# A transform that is in none of the chains above has a case of its own.
+# Each transform in none of the chains above gets a case.
 ABOVE = Path(__file__).read_text()
 for name, spec in SPECS.items():
     if spec.code and f"T.{name}(" not in ABOVE:

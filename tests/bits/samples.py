@@ -1,5 +1,5 @@
-"""The samples that the cases are made of: images of many sizes, by fixed formulas or from files of this folder, with
-masks, boxes and keypoints. A decoder's version is all that a sample depends on.
+"""The samples of the cases: images of many sizes, from fixed formulas or files of this folder, with masks, boxes and
+keypoints. They depend on nothing but the version of the decoder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DAMAGED = b"\xff\xd8\xff\xe0 no image at all"
 
 
 class Samples:
-    """What datasets are made from.
+    """Images and targets by number.
 
     Args:
-        small: few images, and small ones.
+        small: whether to use few, small images.
 
     Attributes:
-        count: how many images there are, an even number.
+        count: the number of images, which is even.
     """
 
     def __init__(self, *, small: bool) -> None:
@@ -38,18 +38,19 @@ class Samples:
         self.count = len(self._sizes)
 
     def make(self, function: Callable[[int], Any], *, odd: bool = False) -> list[Any]:
-        """A dataset of what a function makes of numbers; `odd`: one sample less, so that the last batch is smaller."""
+        """Make a dataset of ``function(number)``; `odd` leaves out one sample, so that the last batch is smaller."""
         return [function(number) for number in range(self.count - odd)]
 
     def jpeg(self, number: int) -> bytes:
-        """A file of this folder: of all subsamplings, one progressive, one turned by EXIF, one grey."""
+        """Return a file of this folder. The files have all subsamplings; one is progressive, one is turned by EXIF, and
+        one is grey."""
         return (FILES / f"{'small' if self.small else ''}{number}.jpg").read_bytes()
 
     def labelled(self, number: int) -> Any:
         return gl.Encoded(self.jpeg(number)), number % 5
 
     def array(self, number: int, channels: int = 3, size: tuple[int, int] | None = None) -> np.ndarray:
-        """H×W×C, uint8: waves, edges and a little noise, in whole numbers throughout."""
+        """Make a uint8 H×W×C image of waves, edges and a little noise, with integer arithmetic only."""
         height, width = size or self._sizes[number]
         rng = np.random.default_rng(100 + number)
         y, x = np.mgrid[0:height, 0:width]
@@ -62,7 +63,7 @@ class Samples:
         return np.clip(np.stack(planes, -1) + noise, 0, 255).astype(np.uint8)
 
     def png(self, number: int, mode: str = "RGB") -> bytes:
-        """A PNG file, of Pillow's mode L, RGB, RGBA or P."""
+        """Make a PNG file in Pillow's mode L, RGB, RGBA or P."""
         array = self.array(number, {"L": 1, "P": 1, "RGB": 3, "RGBA": 4}[mode])
         array = np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array)
         image = Image.frombytes(mode, array.shape[1::-1], array.tobytes())
@@ -76,7 +77,7 @@ class Samples:
         return self._sizes[number]
 
     def boxes(self, number: int, form: str = "xyxy", dtype: Any = np.float32) -> np.ndarray:
-        """(n, 4), n from 1 to 5, of which some are very small."""
+        """Make one to five boxes (N, 4), some of them very small."""
         rng, (height, width) = np.random.default_rng(200 + number), self._sizes[number]
         count = 1 + number % 5
         start = rng.integers(0, 60, (count, 2)) * (width, height) // 100
@@ -89,7 +90,7 @@ class Samples:
         return np.hstack([start, start + extent]).astype(dtype)
 
     def masks(self, number: int, count: int, dtype: Any = np.uint8) -> np.ndarray:
-        """N×H×W: discs, of numbers of their own."""
+        """Make N×H×W masks with three discs each, of random labels."""
         rng, (height, width) = np.random.default_rng(300 + number), self._sizes[number]
         y, x = np.mgrid[0:height, 0:width]
         masks = np.zeros((count, height, width), dtype)
@@ -100,12 +101,12 @@ class Samples:
         return masks
 
     def points(self, number: int, count: int) -> np.ndarray:
-        """(n, 2), some of them outside."""
+        """Make keypoints (N, 2), some of them outside the image."""
         height, width = self._sizes[number]
         return np.random.default_rng(400 + number).integers(-3, 100, (count, 2)) * (width, height) / np.float32(97)
 
     def scene(self, number: int, form: str = "xyxy", *, masks: bool = False, points: bool = False) -> Any:
-        """An image with a dict of boxes and what belongs to them."""
+        """Make an image with a dict of boxes, labels and, if asked for, masks and keypoints."""
         target: dict[str, Any] = {"boxes": gl.Boxes(self.boxes(number, form), form)}
         count = len(target["boxes"].array)
         target["labels"] = np.arange(1, count + 1)
@@ -118,7 +119,7 @@ class Samples:
 
 
 class Stream:
-    """An iterable dataset; each of several workers gives its own samples."""
+    """An iterable dataset, whose samples several workers share."""
 
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
@@ -131,5 +132,5 @@ class Stream:
 
 
 def marked(samples: list[Any]) -> Any:
-    """A `collate_fn`: images as a list with the mean of each, labels as a list."""
+    """Collate images and labels into lists."""
     return {"images": [image for image, _ in samples], "labels": [label for _, label in samples], "count": len(samples)}

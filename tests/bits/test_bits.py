@@ -1,4 +1,6 @@
-"""Batches are the same, to the last bit, as they were when they were recorded; see ``record.py``."""
+"""Batches are the same, to the last bit, as when they were recorded by ``record.py``. Hashes of batches are compared if
+torch and the other libraries have the recorded versions; the order of the samples, the decoded pixels and the random
+parameters are compared with any version of torch and on any CPU."""
 
 from __future__ import annotations
 
@@ -6,35 +8,48 @@ from typing import Any
 
 import pytest
 from bits.cases import CASES, RUNS
-from bits.running import difference, hash_of, recorded
+from bits.running import INPUTS, decoders_differ, difference, hash_of, input_hashes, recorded
 from helpers import lacking
 
-ANEW = "to record anew: python tests/bits/record.py"
+RECORD_AGAIN = "to record again: python tests/bits/record.py"
 PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
-# The cases that run on every backend in `make test`. Other tests hold batches to Pillow and the reference, and Kornia
-# and DALI to their libraries' functions, so `make test-all` runs the other cases.
+# The cases that run on every backend in `make test`; the others do in `make test-all`. Other tests compare batches with
+# Pillow's and the reference's, and those of Kornia and DALI with their libraries' functions.
 EVERYWHERE = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+
+
 def param(name: str, run: str) -> Any:
-    marks = [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+    marks = marks_of(name)
     if run in ("batched", "kornia", "dali") and {"kornia", "dali"} & {*CASES[name].runs} and name not in EVERYWHERE:
         marks.append(pytest.mark.exhaustive)
     return pytest.param(name, run, marks=marks, id=f"{name}/{run}")
 
 
 @pytest.mark.parametrize(("name", "run"), [param(name, run) for name, run in PAIRS])
-def test_bits(name, run):
+def test_batches_have_the_recorded_bits(name, run):
     if reason := difference(run):
-        lacking.skip("the recorded versions", f"{reason}; {ANEW}")
+        lacking.skip("the recorded versions", f"{reason}; {RECORD_AGAIN}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
-    assert expected, f"{name}/{run} was never recorded; {ANEW}"
-    found = hash_of(CASES[name], run)
-    assert found == expected, f"the batches of {name} on {run} have other bits than recorded; if they shall, {ANEW}"
+    assert expected, f"{name}/{run} was never recorded; {RECORD_AGAIN}"
+    assert hash_of(CASES[name], run) == expected, f"the batches have changed; if this is intended, {RECORD_AGAIN}"
 
 
-def test_all_that_is_recorded_is_compared():
-    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
+def test_order_regions_and_draws_are_the_recorded_ones(name):
+    for kind, value in input_hashes(CASES[name]).items():
+        if kind != "regions" or not decoders_differ():
+            expected = recorded()["inputs"].get(f"{name}/{kind}")
+            assert value == expected, f"the {kind} of the batches changed; if this is intended, {RECORD_AGAIN}"
+
+
+def test_recorded_hashes_are_those_of_all_cases():
+    message = f"tests/bits/cases.py and recorded.json name different cases; {RECORD_AGAIN}"
+    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}, message
+    assert set(recorded()["inputs"]) == {f"{name}/{kind}" for name in CASES for kind in INPUTS}, message
     assert {run for _, run in PAIRS} == set(RUNS)

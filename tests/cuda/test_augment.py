@@ -1,4 +1,4 @@
-"""`gl.Augment` on a GPU: the batches of a Loader there, on the caller's current stream, without a wait of the host."""
+"""`gl.Augment` on a GPU gives the batches of a Loader, on the caller's current stream, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ BACKENDS = ["torch", "kornia", "fused"]
 HERE = torch.device("cuda", 0)
 CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
 LONG = 20_000_000  # cycles, some ten milliseconds
-Made = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the same as samples, options
+Kind = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the batch as samples, options
 
 
 def clips() -> torch.Tensor:
     return torch.stack([photographs(2, seed=seed) for seed in range(6)])
 
 
-def images(transforms: list[Any], batch: Any, **options: Any) -> Made:
+def images(transforms: list[Any], batch: Any, **options: Any) -> Kind:
     return transforms, batch, [as_image(image) for image in batch], options
 
 
-def with_others(transforms: list[Any], batch: Any, others: Any, **options: Any) -> Made:
-    samples = [(as_image(image), other) for image, other in zip(batch, others, strict=True)]
-    return transforms, (batch, others), samples, options
+def with_others(transforms: list[Any], batch: Any, targets: Any, **options: Any) -> Kind:
+    samples = [(as_image(image), target) for image, target in zip(batch, targets, strict=True)]
+    return transforms, (batch, targets), samples, options
 
 
-def cameras() -> Made:
+def cameras() -> Kind:
     top, wrist = photographs(seed=1), photographs(6, (30, 44), seed=2)
     samples = [{"top": as_image(a), "wrist": as_image(b)} for a, b in zip(top, wrist, strict=True)]
     return CLASSIC, {"top": top, "wrist": wrist}, samples, {}
 
 
-def segmented(**options: Any) -> Made:
+def segmented(**options: Any) -> Kind:
     batch = ragged_photographs()
     return with_others(
         [T.RandomShortestSize([20, 26]), NORMALIZE], batch, [gl.Mask(image[0]) for image in batch], **options
     )
 
 
-def detected() -> Made:
+def detected() -> Kind:
     targets = []
     for row in range(6):
         boxes = np.array([[at, at, at + 30, at + 20] for at in range(1 + row % 3)], np.float32)
@@ -77,7 +77,7 @@ KINDS = {
 
 
 def moved(batch: Any, device: Any = HERE) -> Any:
-    """A batch whose images, masks and labels are on the device; boxes are not."""
+    """Move the images, masks and labels of a batch to the device; boxes stay on the CPU."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, gl.Mask):
@@ -101,41 +101,41 @@ def read_late(batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_has_the_bits_of_a_loaders(kind, backend):
+def test_augment_on_a_gpu_gives_the_bits_of_a_loaders_batch(kind, backend):
     transforms, batch, samples, options = KINDS[kind]()
     options["backend"] = backend
     with gl.Loader(samples, 6, transforms=transforms, num_workers=0, device="cuda", seed=7, **options) as loader:
         expected = next(iter(loader))
-    found = gl.Augment(transforms, seed=7, **options)(moved(batch))
-    assert {leaf.device for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)} == {HERE}
+    augmented = gl.Augment(transforms, seed=7, **options)(moved(batch))
+    assert {leaf.device for leaf in tree_leaves(augmented) if isinstance(leaf, torch.Tensor)} == {HERE}
     expected = on_host(expected)
-    assert_same(on_host(found), tuple(expected) if isinstance(found, tuple) else expected)
+    assert_same(on_host(augmented), tuple(expected) if isinstance(augmented, tuple) else expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("locked", [False, True])
-def test_batches_on_the_cpu_are_augmented_on_the_device(backend, locked):
+def test_augment_with_device_cuda_moves_cpu_batches_to_the_device(backend, locked):
     batch = photographs()
     expected = gl.Augment(CLASSIC, backend=backend)(batch.to(HERE))
     augment = gl.Augment(CLASSIC, backend=backend, device="cuda")
-    found = augment({"images": batch.pin_memory() if locked else batch, "name": "x"})
-    assert found["images"].device == HERE
-    assert found["name"] == "x"
-    assert_same(found["images"].cpu(), expected.cpu())
+    augmented = augment({"images": batch.pin_memory() if locked else batch, "name": "x"})
+    assert augmented["images"].device == HERE
+    assert augmented["name"] == "x"
+    assert_same(augmented["images"].cpu(), expected.cpu())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["channels_last", "sliced", "every second", "H×W×C"])
-def test_images_may_lie_in_any_way(backend, layout):
+def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
     batch = photographs().to(HERE)
-    around = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=HERE)
-    around[:, :, 3:43, 5:61] = batch
-    apart = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=HERE)
-    apart[..., ::2] = batch
+    padded = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=HERE)
+    padded[:, :, 3:43, 5:61] = batch
+    spread = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=HERE)
+    spread[..., ::2] = batch
     ways = {
         "channels_last": batch.to(memory_format=torch.channels_last),
-        "sliced": around[:, :, 3:43, 5:61],
-        "every second": apart[..., ::2],
+        "sliced": padded[:, :, 3:43, 5:61],
+        "every second": spread[..., ::2],
         "H×W×C": batch.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     }
     augment = gl.Augment(CLASSIC, backend=backend)
@@ -147,29 +147,29 @@ def test_images_may_lie_in_any_way(backend, layout):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_it_works_on_the_current_stream(backend):
-    """On which the batch comes late, and is read late, without an event."""
+def test_augment_works_on_the_current_stream(backend):
+    """The batch is computed late and read late on that stream, without an event."""
     batch, augment = photographs().to(HERE), gl.Augment(CLASSIC, backend=backend)
-    expected = [augment(batch, positions=range(at, at + 6)).cpu() for at in range(2)]
-    stream, found = torch.cuda.Stream(), []
+    expected = [augment(batch, positions=range(position, position + 6)).cpu() for position in range(2)]
+    stream, augmented = torch.cuda.Stream(), []
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for at in range(2):
-            late = read_late(batch)
-            found.append(read_late(augment(late, positions=range(at, at + 6))))
-            del late
+        for position in range(2):
+            late_batch = read_late(batch)
+            augmented.append(read_late(augment(late_batch, positions=range(position, position + 6))))
+            del late_batch
             assert torch.cuda.current_stream() == stream
     stream.synchronize()
-    for own, other in zip(found, expected, strict=True):
-        assert_same(own.cpu(), other)
+    for images, expected_images in zip(augmented, expected, strict=True):
+        assert_same(images.cpu(), expected_images)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_batch_waits(kind, backend):
+def test_no_batch_of_augment_waits_for_the_device(kind, backend):
     transforms, batch, _, options = KINDS[kind]()
     augment, batch = gl.Augment(transforms, backend=backend, **options), moved(batch)
-    augment(batch)  # what is made once
+    augment(batch)  # creates the stage
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -179,23 +179,23 @@ def test_no_batch_waits(kind, backend):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_page_locked_memory_is_not_waited_for():
+def test_augment_does_not_wait_for_copies_of_page_locked_memory():
     augment, batch = gl.Augment(CLASSIC, device="cuda"), photographs()
     expected = augment(batch, positions=range(6)).cpu()
     locked = batch.pin_memory()
     try:
         torch.cuda.set_sync_debug_mode("error")
         torch.cuda._sleep(LONG)
-        found = augment(locked, positions=range(6))
-        del locked  # its memory is not given again while it is read
-        other = torch.full_like(batch, 9).pin_memory()
+        augmented = augment(locked, positions=range(6))
+        del locked  # its memory must not be reused while it is read
+        other_batch = torch.full_like(batch, 9).pin_memory()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_same(found.cpu(), expected)
-    assert (other == 9).all()
+    assert_same(augmented.cpu(), expected)
+    assert (other_batch == 9).all()
 
 
-def test_many_batches_leave_no_memory_on_the_device():
+def test_augmenting_many_batches_leaves_no_memory_on_the_device():
     augment, batch, used = gl.Augment(CLASSIC), photographs(2).to(HERE), []
     for _ in range(6):
         augment(batch)
@@ -204,27 +204,27 @@ def test_many_batches_leave_no_memory_on_the_device():
     assert used[-1] == used[1]
 
 
-def test_two_devices_in_turn():
+def test_augment_works_on_two_devices_in_turn():
     if torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
-    seen: list[int] = []
+    devices: list[int] = []
 
-    def note(images: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.cuda.current_device())
+    def note_device(images: torch.Tensor) -> torch.Tensor:
+        devices.append(torch.cuda.current_device())
         return images
 
-    batch, augment = photographs(), gl.Augment([*CLASSIC, T.Lambda(note)])
+    batch, augment = photographs(), gl.Augment([*CLASSIC, T.Lambda(note_device)])
     expected = augment(batch.to(HERE), positions=range(6)).cpu()
     for index in (1, 0, 1, 0):
-        found = augment(batch.to(torch.device("cuda", index)), positions=range(6))
-        assert found.device.index == index
+        augmented = augment(batch.to(torch.device("cuda", index)), positions=range(6))
+        assert augmented.device.index == index
         assert torch.cuda.current_device() == 0
-        assert_same(found.cpu(), expected)
-    assert seen == [0, 1, 0, 1, 0]  # for a function of the user's the device of its images is the current one
+        assert_same(augmented.cpu(), expected)
+    assert devices == [0, 1, 0, 1, 0]  # a user's function runs with the device of its images as the current one
     assert "cuda:0" in str(augment.plan())
 
 
-def test_a_plan_compiles_what_batches_need():
+def test_plan_of_augment_compiles_the_stage_that_batches_need():
     augment = gl.Augment(CROPS, device="cuda")
     plan = augment.plan()
     augment(photographs())
@@ -232,11 +232,11 @@ def test_a_plan_compiles_what_batches_need():
     assert list(augment._compiled) == [HERE]
 
 
-# -- a module among modules --------------------------------------------------------------------------------------------
+# -- in a network ------------------------------------------------------------------------------------------------------
 
 
-def test_it_goes_with_its_network_to_the_device():
-    """Where images are augmented does not change by that, nor do positions: it has no parameters."""
+def test_augment_in_a_network_on_the_device_keeps_its_device_and_position():
+    """`Augment` has no parameters, so `to()` changes neither where it works nor its position."""
     batch = photographs()
     network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
     network(batch)
@@ -250,14 +250,14 @@ def test_it_goes_with_its_network_to_the_device():
     assert_same(images.cpu(), expected)
 
 
-def test_what_comes_after_it_learns_and_autocast_changes_nothing():
+def test_network_after_augment_is_trained_and_autocast_does_not_change_augment():
     batch, augment = photographs().to(HERE), gl.Augment(CLASSIC)
     expected = augment(batch, positions=range(6))
     convolution = torch.nn.Conv2d(3, 2, 3).to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        found = augment(batch, positions=range(6))
-        convolution(found).sum().backward()
-    assert_same(found.cpu(), expected.cpu())
+        augmented = augment(batch, positions=range(6))
+        convolution(augmented).sum().backward()
+    assert_same(augmented.cpu(), expected.cpu())
     assert convolution.weight.grad is not None
     assert float(convolution.weight.grad.abs().sum()) > 0
 
@@ -265,7 +265,7 @@ def test_what_comes_after_it_learns_and_autocast_changes_nothing():
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-def test_floats_on_the_device_are_not_looked_at():
+def test_augment_does_not_check_the_range_of_floats_on_the_device():
     beyond = torch.full((4, 3, 30, 30), 255.0)
     with pytest.raises(ValueError, match="contains floats from 255 to 255"):
         gl.Augment(CROPS, device="cuda")(beyond)
@@ -273,14 +273,14 @@ def test_floats_on_the_device_are_not_looked_at():
 
 
 @pytest.mark.parametrize("target", ["boxes", "keypoints"])
-def test_boxes_and_keypoints_on_the_device(target):
+def test_boxes_and_keypoints_on_the_device_raise(target):
     with pytest.raises(
         ValueError, match=re.escape("takes numbers on the CPU, where they are transformed, got a tensor on cuda:0")
     ):
         gl.Boxes(torch.zeros(1, 4, device=HERE)) if target == "boxes" else gl.Keypoints(torch.zeros(1, 2, device=HERE))
 
 
-def test_positions_on_the_device():
+def test_positions_on_the_device_raise():
     with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
         gl.Augment(CROPS)(photographs().to(HERE), positions=torch.arange(6, device=HERE))
 
@@ -296,15 +296,15 @@ def test_positions_on_the_device():
         (None, ["cuda:0", "cpu"], "batch[1] is on cpu, but batch[0] is on cuda:0"),
     ],
 )  # fmt: skip
-def test_images_on_another_device(device, batch, message):
+def test_images_on_another_device_than_augment_raise(device, batch, message):
     if "cuda:1" in batch and torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
-    given = tuple(photographs().to(place) for place in batch)
+    images = tuple(photographs().to(place) for place in batch)
     with pytest.raises(ValueError, match=re.escape(message)):
-        gl.Augment(CROPS, device=device)(*given)
+        gl.Augment(CROPS, device=device)(*images)
 
 
-def test_a_mask_on_the_device_beside_images_on_the_cpu():
+def test_mask_on_the_device_with_images_on_the_cpu_raises():
     batch = photographs()
     with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but batch[0] is on cpu")):
         gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(HERE)))

@@ -1,4 +1,4 @@
-"""Batches on a GPU: the same as on the CPU, and as any workers make them."""
+"""Batches on a GPU: the same as on the CPU, for any number of workers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def test_batches_are_those_of_the_cpu_within_what_hue_makes_of_a_level(jpeg_folder):
+def test_batches_of_a_gpu_equal_those_of_the_cpu_within_the_error_of_hue(jpeg_folder):
     def run(device):
         options = {"batch_size": 16, "shuffle": True, "transforms": RECIPE, "num_workers": 2, "seed": 1}
         with gl.Loader(gl.ImageFolder(jpeg_folder), device=device, **options) as loader:
             return [(images.cpu(), labels.cpu(), images.device.type) for images, labels in loader]
 
-    for (images, labels, device), (images_, labels_, _) in zip(run("cuda"), run("cpu"), strict=True):
+    for (images, labels, device), (expected_images, expected_labels, _) in zip(run("cuda"), run("cpu"), strict=True):
         assert device == "cuda"
-        assert torch.equal(labels, labels_)
-        difference = (images.int() - images_.int()).abs()
+        assert torch.equal(labels, expected_labels)
+        difference = (images.int() - expected_images.int()).abs()
         assert difference.max() <= 9
         assert difference.float().mean() <= 0.1
 
@@ -43,7 +43,7 @@ def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_fold
         assert all(torch.equal(a, b) for a, b in zip(run(workers, chunk), expected, strict=True))
 
 
-def test_everything_of_a_batch_is_on_the_device():
+def test_images_labels_and_info_of_a_batch_are_on_the_device():
     with gl.Loader(Pictures(20), 8, transforms=RECIPE, num_workers=1, device="cuda", info=True) as loader:
         (images, labels), info = next(iter(loader))
     assert {t.device.type for t in (images, labels, info.positions, info.indices, info.valid)} == {"cuda"}
@@ -52,7 +52,7 @@ def test_everything_of_a_batch_is_on_the_device():
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensor).*:UserWarning")
 @pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "jagged"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_fn_may_return_tensors_of_any_layout(layout, workers):
+def test_sparse_and_jagged_tensors_of_a_collate_fn_come_to_the_device(layout, workers):
     def collate_fn(samples):
         import torch
 
@@ -63,37 +63,37 @@ def test_a_collate_fn_may_return_tensors_of_any_layout(layout, workers):
         return dense.to_sparse() if layout == "sparse_coo" else dense.to_sparse_csr()
 
     with gl.Loader(Pictures(32), 4, collate_fn=collate_fn, num_workers=workers, device="cuda") as loader:
-        for step, found in enumerate(loader):
-            assert found.device.type == "cuda"
+        for step, batch in enumerate(loader):
+            assert batch.device.type == "cuda"
             labels = [(4 * step + row) % 7 for row in range(4)]
             if layout == "jagged":
-                assert [row.tolist() for row in found.unbind()] == [[n] * (n + 1) for n in labels]
+                assert [row.tolist() for row in batch.unbind()] == [[n] * (n + 1) for n in labels]
             else:
-                assert torch.equal(found.to_dense().cpu(), torch.eye(8)[labels])
+                assert torch.equal(batch.to_dense().cpu(), torch.eye(8)[labels])
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_samples_are_skipped_and_replaced(on_error):
-    bad = {3, 4, 5, 17}
+def test_faults_skips_or_replaces_broken_samples_on_a_gpu(on_error):
+    broken = {3, 4, 5, 17}
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
     options = {"transforms": RECIPE, "num_workers": 1, "faults": faults, "info": True}
-    with pytest.warns(RuntimeWarning), gl.Loader(Pictures(24, bad), 6, device="cuda", **options) as loader:
+    with pytest.warns(RuntimeWarning), gl.Loader(Pictures(24, broken), 6, device="cuda", **options) as loader:
         positions = np.concatenate([info.positions.cpu() for _, info in loader]).tolist()
     missing = set(range(24)) - set(positions)
-    assert missing == (bad if on_error == "skip" else set())
+    assert missing == (broken if on_error == "skip" else set())
 
 
-def test_a_ring_smaller_than_a_batch():
+def test_ring_smaller_than_a_batch_gives_the_same_batches():
     def run(device, **options):
         with gl.Loader(Pictures(64), 32, transforms=RECIPE, num_workers=1, device=device, **options) as loader:
             return [images.cpu() for images, _ in loader]
 
     expected = run("cuda")
-    found = run("cuda", ring_bytes=2 << 16, chunk_size=4)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    with_small_ring = run("cuda", ring_bytes=2 << 16, chunk_size=4)
+    assert all(torch.equal(a, b) for a, b in zip(with_small_ring, expected, strict=True))
 
 
-def test_ten_broken_off_epochs_leave_no_memory_on_the_device():
+def test_ten_interrupted_epochs_leave_no_memory_on_the_device():
     with gl.Loader(Pictures(48), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
         used = []
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Images that the GPU decodes, beside those of the CPU."""
+"""Images that the GPU decodes, compared with those that the CPU decodes."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ def _with_a_decoder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
-def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean():
-    # Of what libjpeg refuses a GPU makes something, without a word; so does Pillow, something else.
-    kinds = [kind for kind, (_, who) in KINDS.items() if who != "refused" for _ in range(4)]
+def test_batches_decoded_on_a_gpu_equal_those_of_the_cpu_within_a_mean_level():
+    # A GPU and Pillow silently decode files that libjpeg refuses, each in a different way.
+    kinds = [kind for kind, (_, decoder) in KINDS.items() if decoder != "refused" for _ in range(4)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
-    given: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
-    given["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
-    expected, failed, _ = batches(files, **given)
-    found, failed_, made = batches(files, decode=DEVICE, **given)
-    assert [entry[:2] for entry in failed_] == [entry[:2] for entry in failed]
-    for (images, labels, positions), (images_, labels_, positions_) in zip(found, expected, strict=True):
-        assert (labels, positions) == (labels_, positions_)
-        assert (images.float() - images_.float()).abs().mean() <= 1.0
-    assert sum(count for name, count in made.stats().decode.counts.items() if name.startswith("nvImageCodec (")) > 0
+    options: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
+    options["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
+    expected, failed, _ = batches(files, **options)
+    decoded, failed_on_gpu, loader = batches(files, decode=DEVICE, **options)
+    assert [entry[:2] for entry in failed_on_gpu] == [entry[:2] for entry in failed]
+    for (images, labels, positions), (expected_images, expected_labels, expected_positions) in zip(
+        decoded, expected, strict=True
+    ):
+        assert (labels, positions) == (expected_labels, expected_positions)
+        assert (images.float() - expected_images.float()).abs().mean() <= 1.0
+    assert sum(count for name, count in loader.stats().decode.counts.items() if name.startswith("nvImageCodec (")) > 0
 
 
-def test_bits_do_not_depend_on_batches_chunks_and_workers():
+def test_decoded_bits_do_not_depend_on_batch_size_chunk_size_and_workers():
     files = Photos([photo(number) for number in range(24)])
 
-    def run(**given: Any) -> torch.Tensor:
+    def run(**options: Any) -> torch.Tensor:
         decode = gl.Decode(where="both", device_share=0.6)
-        found, _, made = batches(files, device="cuda", decode=decode, **given)
-        assert str(made.plan().decoder).startswith("nvImageCodec")
-        return torch.cat([images for images, _, _ in found])
+        decoded, _, loader = batches(files, device="cuda", decode=decode, **options)
+        assert str(loader.plan().decoder).startswith("nvImageCodec")
+        return torch.cat([images for images, _, _ in decoded])
 
     expected = run(batch_size=24)
-    for given in ({"batch_size": 5}, {"batch_size": 7, "chunk_size": 2}, {"batch_size": 24, "num_workers": 2}):
-        assert torch.equal(run(**given), expected)
+    for options in ({"batch_size": 5}, {"batch_size": 7, "chunk_size": 2}, {"batch_size": 24, "num_workers": 2}):
+        assert torch.equal(run(**options), expected)
 
 
-def test_many_batches_take_no_more_memory_than_few():
+def test_peak_memory_of_decoding_does_not_grow_with_the_epochs():
     files = Photos([photo(number % 20) for number in range(256)])
 
     def peak(epochs: int) -> int:
@@ -75,17 +77,17 @@ def test_many_batches_take_no_more_memory_than_few():
     assert peak(6) <= 1.25 * peak(2)
 
 
-def test_pictures_have_the_same_bits_in_any_batch(record_property):
-    here = torch.device("cuda", 0)
-    decoder = find_decoder(here, 1)
+def test_find_fault_finds_no_fault_in_the_gpus_decoder(record_property):
+    device = torch.device("cuda", 0)
+    decoder = find_decoder(device, 1)
     record_property("regions", f"{decoder.decodes_regions}; {decoder.note}")
     try:
-        assert find_fault(decoder, here) == ""  # of regions too, where the version is known to have them right
+        assert find_fault(decoder, device) == ""  # also checks regions, if this version decodes them correctly
     finally:
         decoder.close()
 
 
-def test_the_plan_names_the_gpus_decoders():
+def test_plan_names_the_gpus_decoder():
     plan = gl.Loader(Photos([photo(0)]), num_workers=0, device="cuda", decode=DEVICE).plan()
     assert plan.decoder is not None
     assert GPU in plan.decoder

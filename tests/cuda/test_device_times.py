@@ -1,4 +1,4 @@
-"""What `stats()` says of a real device: its times, by events, and page-locked memory."""
+"""The times that `stats()` measures by events on a device, and its page-locked memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.cuda
 
 
-def test_copies_and_transforms_are_timed_on_the_device():
+def test_stats_time_copies_and_transforms_on_the_device():
     chain = [T.RandomResizedCrop(64), T.ColorJitter(0.4, 0.4, 0.4)]
     with gl.Loader(Pictures(320), 8, transforms=chain, num_workers=1, device="cuda") as loader:
         for images, _ in loader:
             images.float().sum()
         torch.cuda.synchronize()
-        found = loader.stats()
-    assert found.batches == 40
+        stats = loader.stats()
+    assert stats.batches == 40
     for name in ("copy", "stage"):
-        assert found.part(name, "device").count == 40
-        assert 0 < found.part(name, "device").seconds < found.seconds
-    assert found.stage.pinned_bytes == found.ring.bytes > 0
-    assert not found.stage.pinning_refused
+        assert stats.part(name, "device").count == 40
+        assert 0 < stats.part(name, "device").seconds < stats.seconds
+    assert stats.stage.pinned_bytes == stats.ring.bytes > 0
+    assert not stats.stage.pinning_refused

@@ -1,4 +1,4 @@
-"""On a GPU: no kernel is compiled once a session has started."""
+"""No kernel is compiled on a GPU after a session has started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAINS = {
 
 
 class Images:
-    """Arrays of many sizes, with a number."""
+    """Arrays of many sizes, with labels."""
 
     def __len__(self) -> int:
         return 8 * 12
@@ -37,20 +37,20 @@ class Images:
 
 @pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize("chain", list(CHAINS))
-def test_none_is_compiled_in_mid_epoch(chain, layout):
+def test_no_kernel_is_compiled_after_the_first_epoch_begins(chain, layout):
     import triton
 
     compiled = []
     options = {"transforms": CHAINS[chain], "dtype": "float16", "memory_format": layout, "backend": "fused"}
     with gl.Loader(Images(), 8, num_workers=0, device="cuda", shuffle=True, **options) as loader:
         batches = iter(loader)
-        before = triton.knobs.runtime.jit_post_compile_hook
-        triton.knobs.runtime.jit_post_compile_hook = lambda **told: compiled.append(told["repr"])
+        original_hook = triton.knobs.runtime.jit_post_compile_hook
+        triton.knobs.runtime.jit_post_compile_hook = lambda **details: compiled.append(details["repr"])
         try:
             for _ in range(3):
                 for images, _ in batches:
                     assert torch.isfinite(images).all()
                 batches = iter(loader)
         finally:
-            triton.knobs.runtime.jit_post_compile_hook = before
+            triton.knobs.runtime.jit_post_compile_hook = original_hook
     assert compiled == []

@@ -1,4 +1,4 @@
-"""Slots are page-locked when they are made; where the driver refuses, batches come all the same."""
+"""Slots are page-locked when they are created; if the driver refuses, batches are copied more slowly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROWTH, SMALL_RING = (10, 6 << 20) if lacking.IS_FAKE else (30, 24 << 20)
 
 
 class Growing:
-    """Images that become larger and larger."""
+    """Images of growing size."""
 
     def __len__(self) -> int:
         return 40
@@ -40,7 +40,7 @@ def levels(dataset: Any, **options: Any) -> list[list[int]]:
 IN_ORDER = [list(range(start, start + 4)) for start in range(0, 40, 4)]
 
 
-def test_slots_are_page_locked():
+def test_slots_of_the_ring_are_page_locked():
     with gl.Loader(Pictures(40), 8, transforms=[T.RandomResizedCrop(16)], num_workers=1, device="cuda") as loader:
         list(loader)
         ring = loader._session.ring
@@ -50,8 +50,8 @@ def test_slots_are_page_locked():
 
 
 @pytest.mark.parametrize("ring_bytes", [2 << 30, SMALL_RING], ids=["roomy", "retiring"])
-def test_slots_that_grow_are_locked_anew(ring_bytes):
-    """Small ones are retired when the ring is full: their pages must be unlocked before they are given back."""
+def test_slots_that_grow_are_locked_again(ring_bytes):
+    """Small slots are retired when the ring is full; their pages must be unlocked before they are freed."""
     options = {"num_workers": 1, "device": "cuda", "backend": "torch", "ring_bytes": ring_bytes, "chunk_size": 2}
     with gl.Loader(Growing(), 4, transforms=[T.Resize((8, 8))], **options) as loader:
         assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
@@ -63,7 +63,7 @@ def test_slots_that_grow_are_locked_anew(ring_bytes):
 
 
 class Refusing:
-    """The real runtime, asked for more than it can lock after the first `allowed` times."""
+    """The real runtime, which after `allowed` locks is asked for more memory than it can lock."""
 
     def __init__(self, allowed: int):
         self.allowed, self.refused = allowed, 0
@@ -81,7 +81,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
+def test_refused_page_lock_warns_and_batches_are_complete(monkeypatch, allowed):
     runtime = Refusing(allowed)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
@@ -89,12 +89,12 @@ def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
     assert runtime.refused == 1
 
 
-def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
+def test_lock_clears_the_last_error_of_the_runtime_after_a_refusal(monkeypatch):
     device = devices.Accelerator(torch.device("cuda", 0))
     memory = np.zeros(1 << 16, np.uint8)
     runtime = Refusing(0)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     assert device.lock(memory.ctypes.data, memory.nbytes) > 0
     for _ in range(2):
-        torch.ones(3, device="cuda").add_(1)  # a launch, which torch asks for the last error
+        torch.ones(3, device="cuda").add_(1)  # a launch, after which torch checks the last error
     torch.cuda.synchronize()

@@ -1,5 +1,4 @@
-"""Batches of ten recipes on a device are those of the CPU, within the bounds of the table of parity; Kornia's, within a
-tolerance of their own."""
+"""Batches of ten recipes on a GPU equal those of the CPU within the bounds of the parity table or for Kornia."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ def batches(recipe: str, device: str, backend: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_kornias_batches_are_those_of_the_cpu(recipe):
-    """On CUDA, a resize is another operator, and sums have another order; solarize can amplify a difference."""
+def test_kornia_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu(recipe):
+    """On CUDA, resizing uses another operator, and sums another order; solarize can amplify a difference."""
     lacking.require("kornia")
     difference = (batches(recipe, "cuda", "kornia").int() - batches(recipe, "cpu", "kornia").int()).abs().float()
     assert difference.mean() <= 0.1
@@ -43,11 +42,11 @@ def test_kornias_batches_are_those_of_the_cpu(recipe):
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_batches_are_those_of_the_cpu(recipe, backend):
+def test_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu_within_bounds(recipe, backend):
     images, chain = IMAGES, T.Chain(RECIPES[recipe])
-    found, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
+    on_gpu, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
     draws = chain.draw(epoch_key(SEED, 0), np.arange(COUNT), np.array([image.shape[:2] for image in images]))
-    difference = (found.int() - expected.int()).abs()
+    difference = (on_gpu.int() - expected.int()).abs()
     allowed = torch.tensor([bound(on_cuda(backend), draws, row) for row in range(COUNT)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 1.0

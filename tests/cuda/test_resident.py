@@ -1,4 +1,4 @@
-"""The benchmark of a dataset that stays on the device, on a GPU."""
+"""The benchmark of a dataset that stays on the GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_there():
-    """What it reaches of the stage alone is for `python -m benchmarks.gpu`, row ``resident``."""
-    count = 256 if lacking.IS_FAKE else 4096  # kernels are interpreted there
-    found = measure(count, count // 8, "cuda", 1)
-    assert found["resident_bytes"] == count * 3 * 32 * 32
-    assert min(found["images_per_s"]) > 0
+def test_resident_benchmark_measures_the_memory_and_rates():
+    count = 256 if lacking.IS_FAKE else 4096  # where kernels are interpreted
+    measured = measure(count, count // 8, "cuda", 1)
+    assert measured["resident_bytes"] == count * 3 * 32 * 32
+    assert min(measured["images_per_s"]) > 0

@@ -1,4 +1,4 @@
-"""How far loader and host run ahead of a training loop that never waits, and what memory that takes."""
+"""How far loader and host run ahead of a training loop that never waits, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cuda
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
-SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # kernels are interpreted there
+SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # where kernels are interpreted
 LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
 BATCH_BYTES = BATCH * 3 * SIZE * SIZE * 4
 
@@ -43,8 +43,8 @@ def stacked(samples):
     ],
     ids=["recipe", "info", "randaugment", "views", "mixup", "module", "list", "collate_fn"],
 )
-def test_next_never_waits_for_the_device(transforms, options):
-    transforms = [one.cuda() if isinstance(one, torch.nn.Module) else one for one in transforms]
+def test_next_does_not_wait_for_the_device(transforms, options):
+    transforms = [transform.cuda() if isinstance(transform, torch.nn.Module) else transform for transform in transforms]
     with gl.Loader(Pictures(160), 8, transforms=transforms, num_workers=2, device="cuda", **options) as loader:
         for step, _ in enumerate(loader):
             torch.cuda.set_sync_debug_mode("error" if 4 <= step < 18 else "default")  # kernels are compiled by then
@@ -58,26 +58,26 @@ def default_mode() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def test_two_batches_are_issued_while_the_consumer_has_the_current_one():
+def test_two_batches_are_launched_ahead_of_the_current_one():
     with gl.Loader(Pictures(96), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
-        seen = 0
+        max_launched = 0
         for _ in loader:
             torch.cuda._sleep(20_000_000)  # a training step, during which the workers run ahead
             torch.cuda.current_stream().synchronize()
-            seen = max(seen, len(loader._session.launched_batches))
-        assert seen == 2
+            max_launched = max(max_launched, len(loader._session.launched_batches))
+        assert max_launched == 2
 
 
-def test_the_host_is_held_back_by_a_slow_consumer():
+def test_host_waits_for_a_slow_consumer():
     ends: list[torch.cuda.Event] = []
     with gl.Loader(Pictures(160), 4, transforms=RECIPE, num_workers=1, device="cuda") as loader:
-        most = 0
+        max_behind = 0
         for _ in loader:
-            most = max(most, sum(not end.query() for end in ends))
+            max_behind = max(max_behind, sum(not end.query() for end in ends))
             torch.cuda._sleep(20_000_000)
             ends.append(torch.cuda.Event())
             ends[-1].record()
-    assert 1 <= most <= STEPS_BEHIND
+    assert 1 <= max_behind <= STEPS_BEHIND
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_the_host_is_held_back_by_a_slow_consumer():
 @pytest.mark.parametrize(
     "graphs", [False, pytest.param(True, marks=lacking.on_a_gpu("CUDA graphs"))], ids=["kernels", "graphs"]
 )
-def test_memory_is_flat_over_many_batches_without_a_wait(graphs):
-    """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed; the
-    pixels that small batches are made of count for one more."""
+def test_memory_stays_flat_for_a_loop_that_never_waits(graphs):
+    """The limit is six batches: two that training still reads, the current one, two ahead, and one being freed. The
+    source pixels of small batches take as much as one more."""
     options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
     with gl.Loader(Pictures(BATCH * STEPS), BATCH, **options) as loader:
         static = torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")
@@ -109,16 +109,16 @@ def test_memory_is_flat_over_many_batches_without_a_wait(graphs):
             else:
                 training_step()
             if step == 100:
-                held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+                allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
                 torch.cuda.reset_peak_memory_stats()
         assert step == STEPS - 1
-        assert torch.cuda.max_memory_allocated() <= held + (7 if lacking.IS_FAKE else 6) * BATCH_BYTES
+        assert torch.cuda.max_memory_allocated() <= allocated + (7 if lacking.IS_FAKE else 6) * BATCH_BYTES
         assert torch.cuda.memory_reserved() <= reserved + 2 * BATCH_BYTES
         assert float(total) > 0
 
 
 @lacking.on_a_gpu("CUDA graphs")
-def test_a_step_in_a_cuda_graph_sees_each_batch():
+def test_training_step_in_a_cuda_graph_reads_each_batch():
     with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as loader:
         expected = [float((images.double() * 2).sum()) for images, _ in loader]
         loader.set_epoch(0)

@@ -2,14 +2,13 @@
 
     python tests/fakecuda/build.py -m pytest -m cuda tests
 
-runs this interpreter with these arguments, with the runtime in place of CUDA's. Needed are g++, a torch built for
-CUDA 13, and CUDA's headers, which the wheels nvidia-cuda-runtime and nvidia-cuda-crt bring. Variables of the
-environment:
+runs this interpreter with these arguments, with the fake runtime in place of CUDA's. It needs g++, a torch built for
+CUDA 13, and CUDA's headers from the wheels nvidia-cuda-runtime and nvidia-cuda-crt. Environment variables:
 
 - ``FAKECUDA_POLICY``: how far streams run ahead, a key of `fakecuda.runtime.POLICIES`. Default: ``eager``.
-- ``FAKECUDA_DEVICES``: how many devices there are. Default: 2.
-- ``TRITON_INTERPRET=0``: Triton's kernels are compiled to its own first stage, launched and counted, and not run.
-  Default: they run in its interpreter.
+- ``FAKECUDA_DEVICES``: the number of devices. Default: 2.
+- ``TRITON_INTERPRET=0``: Triton's kernels are compiled to Triton's first intermediate representation, launched and
+  counted, but not run. By default, they run in the interpreter.
 """
 
 from __future__ import annotations
@@ -32,51 +31,47 @@ FLAGS = ("-O2", "-Wall", "-Wextra", "-fPIC")
 
 
 def headers() -> Path:
-    """The folder of CUDA's headers.
+    """Return the folder of CUDA's headers.
 
     Raises:
-        FileNotFoundError: they are not installed.
+        FileNotFoundError: the headers are not installed.
     """
-    found = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include"
+    include = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include"
     for name, package in (
         ("cuda_runtime_api.h", "nvidia-cuda-runtime"),
         ("crt/host_defines.h", "nvidia-cuda-crt==13.0.*"),
     ):
-        if not (found / name).exists():
-            raise FileNotFoundError(f"{found / name} is not there: pip install {package}")
-    return found
+        if not (include / name).exists():
+            raise FileNotFoundError(f"{include / name} does not exist: pip install {package}")
+    return include
 
 
 def build() -> Path:
-    """Build the two libraries, unless they are built.
-
-    Returns:
-        The folder that they are in.
-    """
+    """Build the two libraries if the sources have changed, and return their folder."""
     files = sorted(SOURCES.iterdir())
-    seen = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    folder = BUILT / f"fakecuda-{seen}"
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    folder = BUILT / f"fakecuda-{digest}"
     if folder.exists():
         return folder
     include = f"-I{headers()}"
     BUILT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
+        built = Path(scratch) / "built"
+        built.mkdir()
         for library, sources, defined in (
             (RUNTIME, ["machine.cpp", "runtime.cpp"], "-DRUNTIME"),
             (DRIVER, ["driver.cpp"], ""),
         ):
-            missing = made / f"{library}.o"
+            missing = built / f"{library}.o"
             compile_c = ["gcc", *FLAGS, *filter(None, [defined]), "-c", str(SOURCES / "missing.c"), "-o", str(missing)]
             subprocess.run(compile_c, check=True)
             paths = [str(SOURCES / name) for name in sources]
-            link = ["-shared", str(missing), f"-Wl,-soname,{library}", "-ldl", "-o", str(made / library)]
+            link = ["-shared", str(missing), f"-Wl,-soname,{library}", "-ldl", "-o", str(built / library)]
             subprocess.run(["g++", "-std=c++17", *FLAGS, include, *paths, *link], check=True)
-        for path in made.glob("*.o"):
+        for path in built.glob("*.o"):
             path.unlink()
         try:
-            made.rename(folder)
+            built.rename(folder)
         except OSError:  # another process was faster
             if not folder.exists():
                 raise
@@ -84,7 +79,7 @@ def build() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The variables of the environment with which a program's CUDA is the fake runtime."""
+    """Return the environment variables that make the fake runtime a program's CUDA."""
     folder = build()
     preloaded = [str(folder / RUNTIME), str(folder / DRIVER), *filter(None, [os.environ.get("LD_PRELOAD")])]
     return {

@@ -1,8 +1,8 @@
-"""torch's operations on fake devices: queued on their stream, run on the CPU, on the same memory.
+"""torch's operations on fake devices: queued on their stream, and run on the CPU, on the device's memory.
 
-torch's own allocator makes the outputs at once. The work knows addresses only, so memory that is freed too early is
-really overwritten. Copies between host and device are torch's own, down to the runtime; so are streams, events and
-page-locking. An operation whose outputs depend on numbers of the device makes the host wait, as on a GPU.
+torch's own allocator allocates the outputs immediately. Queued work refers to memory by address, so memory that is
+freed too early is overwritten. Copies between host and device, streams, events and page-locking are torch's own, down
+to the runtime. An operation whose outputs depend on values on the device makes the host wait, as on a GPU.
 """
 
 from __future__ import annotations
@@ -24,39 +24,33 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["Memory", "Operations", "enqueue", "is_on_device"]
 
-# What torch does itself, as it reads and writes no memory of a device.
+# Operations that torch runs itself, because they neither read nor write device memory.
 NATIVE: Final = {
     *("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"),
     *("aten::set_", "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh"),
     *("aten::resize_", "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors"),
-    *(
-        "aten::_indices",
-        "aten::_values",
-        "aten::crow_indices",
-        "aten::col_indices",
-        "aten::values",
-        "aten::_coalesced_",
-    ),
-    *("aten::_sparse_compressed_tensor_unsafe", "aten::_sparse_csr_tensor_unsafe", "aten::is_coalesced"),
+    *("aten::_indices", "aten::_values", "aten::crow_indices", "aten::col_indices", "aten::values"),
+    *("aten::_coalesced_", "aten::is_coalesced"),
+    *("aten::_sparse_compressed_tensor_unsafe", "aten::_sparse_csr_tensor_unsafe"),
 }
 FRESH: Final = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
-# What makes the host wait on a GPU too: its result, or the shape of it, depends on numbers.
+# Operations that make the host wait on a GPU too, because their result or its shape depends on values.
 WAITING: Final = {
     *("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::unique_dim"),
     *("aten::_unique2", "aten::unique_consecutive", "aten::index", "aten::index_put", "aten::index_put_"),
     *("aten::_index_put_impl_", "aten::repeat_interleave", "aten::bincount", "aten::histc"),
 }
-# Other operations take tensors of the CPU only if they have one number.
+# Other operations accept tensors of the CPU only if these have one element.
 TAKES_OF_CPU: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 CPU: Final = torch.device("cpu")
 
-_waiting_to_run: dict[int, Any] = {}  # keeps the work of queues alive
+_waiting_to_run: dict[int, Any] = {}  # keeps queued work alive
 _keys = itertools.count()
 failures: list[str] = []  # tracebacks of work that failed
 
 
 class Memory:
-    """Where a strided tensor of a device is. It does not keep the memory."""
+    """The address and layout of a strided tensor on a device, whose memory this does not keep."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -64,7 +58,7 @@ class Memory:
         self._layout = tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
 
     def tensor(self) -> torch.Tensor:
-        """A tensor of the CPU on the same memory; only in queued work."""
+        """Return a CPU tensor on the same memory, for queued work only."""
         dtype, offset, size, stride = self._layout
         if not self.nbytes:
             return torch.empty_strided(size, stride, dtype=dtype)
@@ -82,7 +76,7 @@ def is_on_device(value: Any) -> bool:
 def enqueue(work: Callable[[], object], device: torch.device | int) -> None:
     """Queue work on the current stream of a device. An `IndexError` breaks the device as a failed assertion of a kernel
     does, another exception as an illegal access does."""
-    if error := runtime().last_error():  # what torch's own launches ask for
+    if error := runtime().last_error():  # as torch checks after its launches
         raise torch.AcceleratorError(f"CUDA error: {error}")
     index = device if isinstance(device, int) else device.index
     key = next(_keys)
@@ -111,7 +105,7 @@ def enqueue(work: Callable[[], object], device: torch.device | int) -> None:
 
 @contextlib.contextmanager
 def _seeded_by_itself() -> Iterator[None]:
-    """Work leaves the generator of the CPU as it is."""
+    """Restore the state of the CPU's generator on exit."""
     state = torch.default_generator.get_state()
     try:
         yield
@@ -120,7 +114,7 @@ def _seeded_by_itself() -> Iterator[None]:
 
 
 class Operations(TorchDispatchMode):
-    """Operations are queued within this, in the thread that enters it.
+    """A mode that queues operations, in the thread that enters it.
 
     Attributes:
         note_wait: called with the name of each operation that makes the host wait.
@@ -132,7 +126,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass, tree_leaves((args, kwargs)))):
-            return NotImplemented  # a jagged tensor consists of others, whose operations come here
+            return NotImplemented  # a jagged tensor's inner tensors come here
         kwargs = dict(kwargs or {})
         name, leaves = func._schema.name, tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -143,7 +137,7 @@ class Operations(TorchDispatchMode):
         if not devices and not to_device:
             return func(*args, **kwargs)
         if func.namespace == "aten" and _is_composite(func.name()):
-            with self:  # where no gradients are kept, what consists of other operations comes here too
+            with self:  # without gradients, composite operations come here too
                 return func.decompose(*args, **kwargs)
         if func.namespace == "prim" or func.is_view or name in NATIVE:
             return self._native(name, func(*args, **kwargs))
@@ -154,27 +148,27 @@ class Operations(TorchDispatchMode):
         if name == "aten::copy_":
             return self._copy(*args, **kwargs)
         if len(devices) > 1 or (name not in TAKES_OF_CPU and any(not is_on_device(t) and t.dim() for t in tensors)):
-            found = sorted({str(tensor.device) for tensor in tensors})
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found {', '.join(found)} in {name}")
-        where = next(iter(devices)) if devices else target
-        assert where is not None
-        if where.index is None:
-            where = torch.device("cuda", torch.cuda.current_device())
-        return self._computed(func, name, args, kwargs, where)
+            names = sorted({str(tensor.device) for tensor in tensors})
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {', '.join(names)} in {name}")
+        device = next(iter(devices)) if devices else target
+        assert device is not None
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        return self._computed(func, name, args, kwargs, device)
 
-    def _native(self, name: str, made: Any) -> Any:
-        fresh = name in FRESH and is_on_device(made) and made.layout == torch.strided
-        if fresh and (nbytes := made.untyped_storage().nbytes()):
-            # What was there before may be right by chance, as the same batch of an earlier epoch.
-            with torch.cuda.device(made.device):
+    def _native(self, name: str, result: Any) -> Any:
+        is_new = name in FRESH and is_on_device(result) and result.layout == torch.strided
+        if is_new and (nbytes := result.untyped_storage().nbytes()):
+            # The previous contents may be right by chance, as the same batch of an earlier epoch.
+            with torch.cuda.device(result.device):
                 stream = torch.cuda.current_stream().cuda_stream
-                runtime().fill(made.untyped_storage().data_ptr(), nbytes, stream)
-        return made
+                runtime().fill(result.untyped_storage().data_ptr(), nbytes, stream)
+        return result
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def _converted(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-        """What ``aten::_to_copy`` gives."""
+        """Compute ``aten::_to_copy``."""
         pinned, non_blocking = options.pop("pin_memory", None), options.pop("non_blocking", False)
         where = options.pop("device", None) or source.device
         with _disable_current_modes():
@@ -192,56 +186,58 @@ class Operations(TorchDispatchMode):
             return target.copy_(source, non_blocking=non_blocking)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """``target.copy_(source)`` in torch's own steps: where types differ, they are made alike on the side on which
-        torch does it."""
+        """Compute ``target.copy_(source)`` in torch's own steps; different dtypes and layouts are converted on the same
+        side as by torch."""
         if target.device == source.device:
             return self._computed(torch.ops.aten.copy_.default, "aten::copy_", (target, source), {}, target.device)
-        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
-        if alike and _is_dense(target):
+        is_alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        if is_alike and _is_dense(target):
             return torch.ops.aten.copy_.default(target, source, non_blocking)
         with self:
             if target.device.type == "cuda" or non_blocking:
-                fits, dtype = target.is_contiguous(), target.dtype
-                whole = target if fits else torch.empty(target.shape, dtype=dtype, device=target.device)
-                given = source.to(target.dtype).expand_as(target).contiguous()
+                is_dense, dtype = target.is_contiguous(), target.dtype
+                dense = target if is_dense else torch.empty(target.shape, dtype=dtype, device=target.device)
+                converted = source.to(target.dtype).expand_as(target).contiguous()
             else:
-                fits = target.is_contiguous() and target.dtype == source.dtype
-                whole = target if fits else torch.empty(target.shape, dtype=source.dtype, device=target.device)
-                given = source.expand_as(target).contiguous()
-            whole.copy_(given, non_blocking=non_blocking)
-            if whole is not target:
-                target.copy_(whole, non_blocking=non_blocking)
+                is_dense = target.is_contiguous() and target.dtype == source.dtype
+                dense = target if is_dense else torch.empty(target.shape, dtype=source.dtype, device=target.device)
+                converted = source.expand_as(target).contiguous()
+            dense.copy_(converted, non_blocking=non_blocking)
+            if dense is not target:
+                target.copy_(dense, non_blocking=non_blocking)
         return target
 
     def _of_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation on tensors of other layouts, done when all is: nothing that is tested here needs more."""
+        """Compute an operation on tensors of other layouts on the CPU, which waits; no test needs more."""
 
         def moved(leaf: Any, to: str) -> Any:
             return leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf
 
         with self:
-            own, named = tree_map(lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs))
-            return tree_map(lambda leaf: moved(leaf, "cuda"), func(*own, **named))
+            positional, named = tree_map(
+                lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs)
+            )
+            return tree_map(lambda leaf: moved(leaf, "cuda"), func(*positional, **named))
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _computed(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], where: torch.device) -> Any:
-        """Queue an operation, or wait for the device and do it."""
+    def _computed(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+        """Queue an operation, or wait for the device and compute it."""
         kwargs = {key: CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
         generator = kwargs.pop("generator", None)
-        seed = _drawn_seed(generator, where) if torch.Tag.nondeterministic_seeded in func.tags else None
+        seed = _drawn_seed(generator, device) if torch.Tag.nondeterministic_seeded in func.tags else None
         originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         shapes = self._shapes(func, name, args, kwargs, originals)
         if shapes is NotImplemented:
-            return self._waited(func, name, args, kwargs, where, seed)
+            return self._waited(func, name, args, kwargs, device, seed)
 
         places: dict[int, Memory] = {}
 
         def place(leaf: Any) -> Any:
             return places.setdefault(id(leaf), Memory(leaf)) if is_on_device(leaf) else leaf
 
-        given = tree_map(place, (args, kwargs))
-        outputs: list[Memory | None] = []  # None: an input
+        placed = tree_map(place, (args, kwargs))
+        outputs: list[Memory | None] = []  # None for an input
 
         def allocated(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -249,9 +245,9 @@ class Operations(TorchDispatchMode):
             if id(leaf) in originals:
                 outputs.append(None)
                 return originals[id(leaf)][1]
-            made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
-            outputs.append(Memory(made))
-            return made
+            output = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=device)
+            outputs.append(Memory(output))
+            return output
 
         with _disable_current_modes():
             result = tree_map(allocated, shapes)
@@ -259,18 +255,18 @@ class Operations(TorchDispatchMode):
         def work() -> None:
             if seed is not None:
                 torch.manual_seed(seed)
-            own, named = tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, Memory) else leaf, given)
-            made = [leaf for leaf in tree_leaves(func(*own, **named)) if isinstance(leaf, torch.Tensor)]
-            for place, value in zip(outputs, made, strict=True):
+            positional, named = tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, Memory) else leaf, placed)
+            output = [leaf for leaf in tree_leaves(func(*positional, **named)) if isinstance(leaf, torch.Tensor)]
+            for place, value in zip(outputs, output, strict=True):
                 if place is not None:
                     place.tensor().copy_(value)
 
-        enqueue(work, where)
+        enqueue(work, device)
         return result
 
     def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: Any) -> Any:
-        """The outputs without numbers, by torch's meta device; `NotImplemented`: they depend on numbers. `originals`
-        gets what stands for an input, and the input, by the former's id."""
+        """Return the outputs on torch's meta device; `NotImplemented` if they depend on values. `originals` receives
+        the stand-in of each input and the input, by the id of the stand-in."""
         if name in ("aten::_local_scalar_dense", "aten::equal"):
             return NotImplemented
         if name in TAKES_OF_CPU:
@@ -283,48 +279,48 @@ class Operations(TorchDispatchMode):
             if not isinstance(leaf, torch.Tensor):
                 return torch.device("meta") if isinstance(leaf, torch.device) else leaf
             if id(leaf) not in stand_ins:
-                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
-                stand_ins[id(leaf)] = made
-                originals[id(made)] = made, leaf
+                stand_in = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+                stand_ins[id(leaf)] = stand_in
+                originals[id(stand_in)] = stand_in, leaf
             return stand_ins[id(leaf)]
 
         with _disable_current_modes():
-            own, named = tree_map(meta, (args, kwargs))
+            positional, named = tree_map(meta, (args, kwargs))
             if "device" in named:
                 named["device"] = torch.device("meta")
             try:
-                shapes = func(*own, **named)
+                shapes = func(*positional, **named)
             except (RuntimeError, NotImplementedError):
                 if name not in WAITING:
                     raise
                 return NotImplemented
         return shapes
 
-    def _waited(self, func: Any, name: str, args: Any, kwargs: Any, where: torch.device, seed: int | None) -> Any:
-        _tell_of_wait(name)
+    def _waited(self, func: Any, name: str, args: Any, kwargs: Any, device: torch.device, seed: int | None) -> Any:
+        _report_wait(name)
         self.note_wait(name)
         with _disable_current_modes():
-            torch.cuda.synchronize(where)
+            torch.cuda.synchronize(device)
             lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
             def lower(leaf: Any) -> Any:
                 return lowered.setdefault(id(leaf), (leaf, Memory(leaf).tensor()))[1] if is_on_device(leaf) else leaf
 
-            own, named = tree_map(lower, (args, kwargs))
+            positional, named = tree_map(lower, (args, kwargs))
             with _seeded_by_itself():
                 if seed is not None:
                     torch.manual_seed(seed)
-                found = func(*own, **named)
-            originals = {id(host): device for device, host in lowered.values()}
+                results = func(*positional, **named)
+            originals = {id(host): original for original, host in lowered.values()}
 
             def raised(leaf: Any) -> Any:
                 if not isinstance(leaf, torch.Tensor) or id(leaf) in originals:
                     return originals.get(id(leaf), leaf)
-                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
-                Memory(made).tensor().copy_(leaf)
-                return made
+                output = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=device)
+                Memory(output).tensor().copy_(leaf)
+                return output
 
-            return tree_map(raised, found)
+            return tree_map(raised, results)
 
 
 @cache
@@ -333,13 +329,13 @@ def _is_composite(name: str) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers lie one after the other, in any order."""
+    """Return whether a tensor's elements are contiguous in memory, in any order."""
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.numel() in (0, extent)
 
 
-def _tell_of_wait(name: str) -> None:
-    """What torch does before it waits."""
+def _report_wait(name: str) -> None:
+    """Warn or raise as torch does before it waits."""
     mode = torch.cuda.get_sync_debug_mode()
     text = f"called a synchronizing CUDA operation: {name}"
     if mode == 2:
@@ -348,9 +344,9 @@ def _tell_of_wait(name: str) -> None:
         warnings.warn(text, stacklevel=2)
 
 
-def _drawn_seed(generator: torch.Generator | None, where: torch.device) -> int:
-    """A seed for one operation, from the state of a generator of a device, which goes on."""
-    found = torch.cuda.default_generators[where.index] if generator is None else generator
-    offset = found.get_offset()
-    found.set_offset(offset + 4)
-    return (found.initial_seed() * 0x9E3779B97F4A7C15 + offset) % 2**63
+def _drawn_seed(generator: torch.Generator | None, device: torch.device) -> int:
+    """Return the seed of one operation, from the state of a device's generator, which advances."""
+    device_generator = torch.cuda.default_generators[device.index] if generator is None else generator
+    offset = device_generator.get_offset()
+    device_generator.set_offset(offset + 4)
+    return (device_generator.initial_seed() * 0x9E3779B97F4A7C15 + offset) % 2**63

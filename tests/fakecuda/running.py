@@ -1,4 +1,4 @@
-"""A test on fake devices: its operations and Triton's launches are queued, and what went wrong below it fails it."""
+"""Runs tests on fake devices: queues operations and Triton's launches, and fails a test for faults below torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.interpreter import speed_up_interpreter
 __all__ = ["on_fake_devices", "spoil_free_memory"]
 
 NOT_RUN: Final = "not run: "
-SLEEP: Final = "spin_kernel"  # of `torch.cuda._sleep`: an operation without an effect is enough of it
+SLEEP: Final = "spin_kernel"  # of `torch.cuda._sleep`, which needs no effect here
 
 
 @cache
@@ -37,7 +37,7 @@ def _prepare() -> None:
 
 @contextlib.contextmanager
 def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
-    """Operations are queued within this, in this thread and in those that begin within it, under a policy, by default
+    """Queue operations within a context, in this thread and in threads that start within it, under a policy, by default
     that of ``FAKECUDA_POLICY``.
 
     Raises:
@@ -46,7 +46,7 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
     _prepare()
     forget()
     torch.cuda.empty_cache()
-    spoil_free_memory()  # it may be right by chance, as the same batch of an earlier test
+    spoil_free_memory()  # its contents may be right by chance, as the same batch of an earlier test
     mode, run_now = Operations(), threading.Thread.run
 
     def run(thread: threading.Thread) -> None:
@@ -60,30 +60,30 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
         finally:
             threading.Thread.run = run_now
     gc.collect()
-    found = faults()
+    messages = faults()
     forget()
-    assert not found, "\n".join(found)
+    assert not messages, "\n".join(messages)
 
 
 def spoil_free_memory() -> None:
-    """Overwrite at once what torch's allocator holds without use, whatever streams still do with it."""
+    """Overwrite unused memory of torch's allocator immediately, regardless of the streams."""
     for segment in torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else ():
         for block in segment["blocks"]:
             if block["state"] == "inactive":
-                found = runtime().reachable(block["address"], block["size"])
-                assert found is not None
-                ctypes.memset(found, GARBAGE, block["size"])
+                address = runtime().reachable(block["address"], block["size"])
+                assert address is not None
+                ctypes.memset(address, GARBAGE, block["size"])
 
 
 def faults() -> list[str]:
-    """What went wrong since `forget`, a text each."""
+    """Return the texts of all faults since `forget`."""
     counts = runtime().counts()
     unrun = [name for name in counts if name.startswith(NOT_RUN) and SLEEP not in name]
     return [*operations.failures, *runtime().violations(), *unrun]
 
 
 def forget() -> None:
-    """Begin anew: nothing went wrong, and nothing is broken."""
+    """Clear all faults, and repair broken devices."""
     runtime().mend()
     operations.failures.clear()
     runtime().violations()

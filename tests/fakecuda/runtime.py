@@ -1,6 +1,6 @@
-"""The fake CUDA runtime, asked and told by tests: policies, limits, refusals, and what was called.
+"""Controls of the fake CUDA runtime for tests: policies, limits, refused locks, and counts of calls.
 
-Only in a process that was started with it (fakecuda/build.py).
+They need a process that fakecuda/build.py started.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final
 
 __all__ = ["GARBAGE", "POLICIES", "Runtime", "runtime"]
 
-# Which streams go ahead as soon as they can; the others run when the host waits for them.
+# Which streams run as soon as they can; the others run when the host waits for them.
 POLICIES: Final = {
     "eager": "all",
     "lazy": "none",
-    "side first": "those of high priority, as gpuload's own",
-    "consumer first": "all but these",
-    "random": "now one, now another",
-    "never": "none, and nothing is waited for: the time of the host alone",
+    "side first": "streams of high priority, such as gpuload's",
+    "consumer first": "all other streams",
+    "random": "a random stream at a time",
+    "never": "none, and the host never waits, to measure the host's time",
 }
 GARBAGE: Final = 0xA5
 ILLEGAL_ADDRESS: Final = 700
@@ -33,7 +34,7 @@ WATCH = ctypes.CFUNCTYPE(
 
 
 class Runtime:
-    """The library that stands in for CUDA's runtime."""
+    """The library that replaces CUDA's runtime."""
 
     def __init__(self) -> None:
         self._library = library = ctypes.CDLL("libcudart.so.13")
@@ -56,7 +57,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def policy(self, name: str, seed: int = 1) -> Iterator[None]:
-        """A policy within this; ``eager`` afterwards."""
+        """Use a policy within a context, and ``eager`` afterwards."""
         self.set_policy(name, seed)
         try:
             yield
@@ -64,7 +65,7 @@ class Runtime:
             self.set_policy("eager")
 
     def enqueue(self, stream: int, work: Any) -> int:
-        """Queue a `WORK`, which must live until it has run, on a stream of the current device; 0, or an error."""
+        """Queue a `WORK`, which must live until it has run, on a stream of the current device; return 0 or an error."""
         return self._library.fake_enqueue(stream, work, None)
 
     def fill(self, address: int, nbytes: int, stream: int) -> None:
@@ -72,27 +73,27 @@ class Runtime:
         self._library.cudaMemsetAsync(address, GARBAGE, nbytes, stream)
 
     def reachable(self, address: int, nbytes: int) -> int | None:
-        """Where queued work reaches the bytes at an address; None unless all of them are in one allocation."""
+        """Return where queued work reaches the bytes at an address; None unless all are in one allocation."""
         return self._library.fake_reachable(address, nbytes)
 
     def device_at(self, address: int) -> int:
-        """The device that has an allocation at an address; -1: none."""
+        """Return the device of the allocation at an address; -1 if there is none."""
         return self._library.fake_device_at(address)
 
     def break_device(self, index: int, error: int) -> None:
-        """Let each later call for a device fail, until `mend`."""
+        """Let all later calls for a device fail until `mend`."""
         self._library.fake_break(index, error)
 
     def mend(self) -> None:
         self._library.fake_mend()
 
     def last_error(self) -> int:
-        """The last error of this thread, which is forgotten then."""
+        """Return and clear the last error of this thread."""
         return self._library.cudaGetLastError()
 
     @contextlib.contextmanager
     def memory_bytes(self, nbytes: int) -> Iterator[None]:
-        """A device has so many bytes within this."""
+        """Limit the memory of each device within a context."""
         self._library.fake_set_memory(nbytes)
         try:
             yield
@@ -101,7 +102,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def most_locks(self, count: int) -> Iterator[None]:
-        """So many further ranges can be page-locked within this."""
+        """Limit how many more ranges can be page-locked within a context."""
         self._library.fake_refuse_locks_after(count)
         try:
             yield
@@ -109,7 +110,7 @@ class Runtime:
             self._library.fake_refuse_locks_after(-1)
 
     def count(self, name: str) -> int:
-        """How often a function was called, or a kernel launched."""
+        """Return how often a function was called, or a kernel launched."""
         return self._library.fake_count(name.encode())
 
     def counts(self) -> dict[str, int]:
@@ -120,38 +121,31 @@ class Runtime:
         self._library.fake_forget_counts()
 
     def violations(self) -> list[str]:
-        """What was done that a program must not do; forgotten then."""
+        """Return and clear the texts of misuse."""
         return self._library.fake_violations().decode().splitlines()
 
     def locked_ranges(self) -> int:
-        """How many ranges of memory are page-locked in place."""
         return self._library.fake_locked_ranges()
 
     def has_context(self, index: int) -> bool:
         return bool(self._library.fake_has_context(index))
 
     def watch_waits(self, watch: Callable[[str], None] | None) -> None:
-        """Call a function, with what is waited for, each time that the host has to wait for an event, a stream or a
-        copy of pageable memory."""
+        """Call a function with the kind of each wait of the host, for an event, a stream or a copy."""
         self._watch_waits = NAMED(lambda what: watch(what.decode())) if watch else NAMED()
         self._library.fake_watch_waits(self._watch_waits)
 
     def watch_launches(self, watch: Callable[[str, tuple[int, int, int], Any], None]) -> None:
-        """Tell a function of each launch of a kernel that Triton compiled: the name, the grid, the arguments'
-        addresses."""
+        """Call a function with the name, grid and arguments of each launch of a compiled kernel."""
 
-        def told(name: bytes, x: int, y: int, z: int, threads: int, arguments: Any) -> None:
+        def report(name: bytes, x: int, y: int, z: int, threads: int, arguments: Any) -> None:
             watch(name.decode(), (x, y, z), arguments)
 
-        self._watch = WATCH(told)
+        self._watch = WATCH(report)
         ctypes.CDLL("libcuda.so.1").fake_watch_launches(self._watch)
 
 
-_made: list[Runtime] = []
-
-
+@cache
 def runtime() -> Runtime:
-    """The runtime of this process."""
-    if not _made:
-        _made.append(Runtime())
-    return _made[0]
+    """Return the runtime of this process."""
+    return Runtime()

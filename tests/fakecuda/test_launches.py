@@ -1,5 +1,5 @@
-"""Batches of photographs of usual sizes, for which the interpreter is too slow: their kernels are compiled to Triton's
-first stage and launched, and each launch is looked at. Pixels are not."""
+"""Launches of kernels for images of usual size, for which the interpreter is too slow. The kernels are compiled to
+Triton's first representation and launched, but not run, so that there are no pixels to compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-POINTERS = 12  # the first arguments of the kernel that makes a pass are addresses
+POINTERS = 12  # the first arguments of the kernel `one_pass` are addresses
 CHAINS = {
     "classic": [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), NORMALIZE],
     "RandAugment": [T.RandomResizedCrop(224), T.RandAugment(), NORMALIZE, T.RandomErasing(0.3)],
@@ -45,32 +45,32 @@ class Photographs:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_launches_have_grids_and_addresses_of_their_device(chain):
+def test_launches_have_valid_grids_and_addresses_of_their_device(chain):
     from fakecuda.runtime import runtime
 
-    seen: list[tuple[str, tuple[int, int, int]]] = []
-    strays: list[str] = []
+    launches: list[tuple[str, tuple[int, int, int]]] = []
+    wrong_addresses: list[str] = []
 
-    def look(name: str, grid: tuple[int, int, int], arguments: Any) -> None:
-        seen.append((name, grid))
+    def check_addresses(name: str, grid: tuple[int, int, int], arguments: Any) -> None:
+        launches.append((name, grid))
         if name == "one_pass":
             for number in range(POINTERS):
                 address = ctypes.c_uint64.from_address(arguments[number]).value
                 if runtime().device_at(address) != 1:
-                    strays.append(f"argument {number} of {name}: {address:#x}")
+                    wrong_addresses.append(f"argument {number} of {name}: {address:#x}")
 
     options: dict[str, Any] = {"transforms": CHAINS[chain], "num_workers": 2, "backend": "fused", "device": "cuda:1"}
     with gl.Loader(Photographs(), 32, **options) as loader:
         batches = iter(loader)
         next(batches)
-        runtime().watch_launches(look)
+        runtime().watch_launches(check_addresses)
         for images, _ in batches:
             assert images.shape == (32, 3, 224, 224)
             assert torch.cuda.current_device() == 0
-    assert {"one_pass"} <= {name for name, _ in seen}
-    assert strays == []
-    assert all(0 < np.prod(grid, dtype=object) < 2**31 and min(grid) > 0 for _, grid in seen)
-    assert sum(name == "one_pass" for name, _ in seen) <= 3 * 12  # launches, not one for each image
+    assert {"one_pass"} <= {name for name, _ in launches}
+    assert wrong_addresses == []
+    assert all(0 < np.prod(grid, dtype=object) < 2**31 and min(grid) > 0 for _, grid in launches)
+    assert sum(name == "one_pass" for name, _ in launches) <= 3 * 12  # launches, not one for each image
 
 
 def batches_of_a_loader(chain: str) -> Iterator[Any]:
@@ -82,7 +82,7 @@ def batches_of_a_loader(chain: str) -> Iterator[Any]:
 
 
 def batches_of_a_module(chain: str) -> Iterator[Any]:
-    """Of the same images, which lie on the device in any way."""
+    """Yield batches of the same images, which are on the device with various strides."""
     augment, samples = gl.Augment(CHAINS[chain], backend="fused"), Photographs()
     for epoch in range(2):
         augment.set_epoch(epoch)
@@ -93,34 +93,34 @@ def batches_of_a_module(chain: str) -> Iterator[Any]:
 
 
 def launched(batches: Iterator[Any]) -> Counter[tuple[str, tuple[int, int, int]]]:
-    """The names and grids of what is launched for the second epoch; with the first, what is needed is made."""
+    """Count the launches of the second epoch by name and grid; the first epoch compiles the kernels."""
     from fakecuda.runtime import runtime
 
-    seen: Counter[tuple[str, tuple[int, int, int]]] = Counter()
+    counts: Counter[tuple[str, tuple[int, int, int]]] = Counter()
     for _ in range(4):
         next(batches)
-    runtime().watch_launches(lambda name, grid, arguments: seen.update([(name, grid)]))
+    runtime().watch_launches(lambda name, grid, arguments: counts.update([(name, grid)]))
     for images, _ in batches:
         assert images.shape == (32, 3, 224, 224)
-    return seen.copy()  # what comes later is still noted in it
+    return counts.copy()  # later launches are still added to `counts`
 
 
-def test_kept_variants_launch_what_triton_launches(monkeypatch):
-    found = launched(batches_of_a_loader("RandAugment"))
+def test_cached_variants_launch_what_triton_launches(monkeypatch):
+    of_variants = launched(batches_of_a_loader("RandAugment"))
     monkeypatch.setattr(BatchKernel, "__getitem__", triton.JITFunction.__getitem__)
-    assert found == launched(batches_of_a_loader("RandAugment"))
-    assert sum(found.values()) > 0
+    assert of_variants == launched(batches_of_a_loader("RandAugment"))
+    assert sum(of_variants.values()) > 0
 
 
-def test_a_kernel_is_looked_up_by_triton_once_for_each_variant(monkeypatch):
-    """A constant, a dtype or an alignment makes a variant; the addresses and the grid do not."""
+def test_triton_looks_a_kernel_up_once_for_each_variant(monkeypatch):
+    """Constants, dtypes and alignments define variants; addresses and grids do not."""
     from fakecuda.runtime import runtime
 
     looked_up: list[str] = []
     names: list[str] = []
     run = triton.JITFunction.run
     monkeypatch.setattr(
-        BatchKernel, "run", lambda self, *args, **given: looked_up.append("") or run(self, *args, **given)
+        BatchKernel, "run", lambda self, *args, **named: looked_up.append("") or run(self, *args, **named)
     )
     ints = torch.zeros(8 * JOB, dtype=torch.int64, device="cuda:1")
     floats = torch.zeros(8 * FLOATS + 1, dtype=torch.float64, device="cuda:1")
@@ -145,7 +145,7 @@ def test_a_kernel_is_looked_up_by_triton_once_for_each_variant(monkeypatch):
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_module_launches_what_a_loader_does(chain):
-    found = launched(batches_of_a_module(chain))
-    assert found == launched(batches_of_a_loader(chain))
-    assert sum(found.values()) > 0
+def test_augment_launches_the_kernels_of_a_loader(chain):
+    of_augment = launched(batches_of_a_module(chain))
+    assert of_augment == launched(batches_of_a_loader(chain))
+    assert sum(of_augment.values()) > 0

@@ -1,4 +1,5 @@
-"""The fake CUDA runtime itself: it promises what CUDA promises, and tells of what relies on more."""
+"""The fake CUDA runtime: what it does as CUDA does, and the faults that it reports. tests/simulated/test_model.py tests
+the order of streams, events and freed memory, on this runtime too."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakecuda.runtime import POLICIES
 from helpers import lacking
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,7 +27,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program on fake devices, in a process of its own."""
+    """Run a program on fake devices in a new process."""
     begin = (
         "from fakecuda.running import on_fake_devices\ndevices = on_fake_devices()\ndevices.__enter__()\nimport torch\n"
     )
@@ -42,61 +42,8 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def computed(device: str) -> list[torch.Tensor]:
-    """Views, changes in place, indices, numbers of both sides, and operations with several results."""
-    given = torch.arange(12.0).reshape(3, 4).to(device)
-    rows, columns = given.t()[1:], given[:, [0, 2]]
-    rows += torch.tensor(1.0)
-    given[given > 10] = 0
-    ordered, order = torch.cat([rows @ given, columns], 1).sort(dim=1, descending=True)
-    image = torch.nn.functional.conv2d(given[None, None], torch.ones(1, 1, 2, 2, device=device))
-    return [given, columns, ordered.to(torch.int64), order, rows.sum(dim=0), image, given.half().to(torch.float64)]
-
-
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "never"])
-def test_operations_give_torchs_results(policy):
-    expected = computed("cpu")
-    with on_fake_devices(policy):
-        found = computed("cuda:1")
-        assert {tensor.device for tensor in found} == {torch.device("cuda", 1)}
-        found = [tensor.cpu() for tensor in found]
-    assert all(map(torch.equal, found, expected))
-
-
-def test_streams_are_independent_without_an_event_and_in_order_with_one():
-    for policy in ("lazy", "side first", "consumer first"):
-        with on_fake_devices(policy):
-            side, late = torch.cuda.Stream(priority=-1), []
-            for waits in (False, True):
-                number = torch.zeros(1, device="cuda")
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    number += 1
-                if waits:
-                    torch.cuda.current_stream().wait_stream(side)
-                late.append(number * 10)
-            assert [float(value) for value in late] == [0.0, 10.0]
-
-
-def test_an_event_says_when_all_before_it_has_run():
-    with on_fake_devices("lazy"):
-        ran = []
-        for number in range(2):
-            enqueue(lambda number=number: ran.append(number), 0)
-            event = torch.cuda.Event()
-            event.record()
-            assert not event.query()
-            event.synchronize()
-            assert event.query()
-            assert ran == list(range(number + 1))
-        enqueue(lambda: ran.append(2), 0)
-        assert ran == [0, 1]  # no more than has to run
-        torch.cuda.synchronize()
-        assert ran == [0, 1, 2]
-
-
 def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
-    """On the default stream and on another one, of a device that is not the current one."""
+    """This holds on the default stream and another one, also of a device that is not the current one."""
     with on_fake_devices("lazy"):
         waits: list[str] = []
         runtime().watch_waits(waits.append)
@@ -122,29 +69,12 @@ def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
         runtime().watch_waits(None)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_another_stream_reads_garbage_unless_the_tensor_was_recorded_on_it(recorded):
-    with on_fake_devices("side first"):
-        side = torch.cuda.Stream(priority=-1)
-        with torch.cuda.stream(side):
-            made = torch.full((1000,), 3, device="cuda")
-        torch.cuda.current_stream().wait_stream(side)
-        read = made + 1
-        if recorded:
-            made.record_stream(torch.cuda.current_stream())
-        del made
-        with torch.cuda.stream(side):
-            again = torch.full((1000,), 5, device="cuda")
-        assert (int(read[0]) == 4) == recorded
-        assert int(again[0]) == 5
-
-
 def test_new_memory_is_garbage():
     with on_fake_devices("eager"):
         assert torch.empty(100, dtype=torch.uint8, device="cuda").unique().tolist() == [0xA5]
 
 
-def test_a_host_that_touches_memory_of_a_device_dies():
+def test_host_access_to_device_memory_crashes():
     done = run(
         """
         import ctypes
@@ -158,17 +88,17 @@ def test_a_host_that_touches_memory_of_a_device_dies():
     assert (done.stdout, done.returncode) == ("here\n", -11), done.stderr
 
 
-def test_work_on_memory_that_was_given_back_to_the_driver_is_an_illegal_access():
+def test_memory_returned_to_the_driver_is_not_reachable():
     with on_fake_devices("lazy"):
-        made = torch.ones(1 << 22, device="cuda")
-        address, nbytes = made.data_ptr(), made.nbytes
+        tensor = torch.ones(1 << 22, device="cuda")
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
         assert runtime().reachable(address, nbytes)
-        del made
+        del tensor
         torch.cuda.empty_cache()
         assert runtime().reachable(address, nbytes) is None
 
 
-def test_the_source_of_a_copy_must_stay_as_it_is():
+def test_changing_the_source_of_a_pending_copy_is_a_fault():
     with on_fake_devices("lazy"):
         pinned = torch.zeros(100).pin_memory()
         pinned.to("cuda", non_blocking=True)
@@ -179,7 +109,7 @@ def test_the_source_of_a_copy_must_stay_as_it_is():
         forget()
 
 
-def test_page_locking_is_watched():
+def test_double_locks_and_early_unlocks_are_faults():
     cuda = torch.cuda.cudart()
     with on_fake_devices("lazy"):
         memory = torch.zeros(1 << 16)
@@ -200,16 +130,16 @@ def test_page_locking_is_watched():
             assert int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == runtime().last_error() == 2
 
 
-def test_memory_runs_out_where_it_is_said_to():
+def test_allocation_beyond_memory_bytes_raises_out_of_memory():
     with on_fake_devices("lazy"), runtime().memory_bytes(64 << 20):
-        held = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+        tensor = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
-        del held
+        del tensor
         torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
 
 
-def test_an_error_in_a_kernel_breaks_the_device_for_good():
+def test_failed_kernel_leaves_the_device_unusable():
     with on_fake_devices("lazy"):
         torch.arange(3, device="cuda")[torch.tensor([5], device="cuda")]
         for _ in range(2):
@@ -217,12 +147,12 @@ def test_an_error_in_a_kernel_breaks_the_device_for_good():
                 torch.cuda.synchronize()
         assert len(failures) == 1
         assert "IndexError" in failures[0]
-        torch.ones(1, device="cuda:1").cpu()  # another device goes on
+        torch.ones(1, device="cuda:1").cpu()  # another device still works
         forget()
         torch.cuda.synchronize()
 
 
-def test_devices_have_contexts_of_their_own():
+def test_each_device_has_its_own_context():
     done = run(
         """
         from fakecuda.runtime import runtime
@@ -241,7 +171,7 @@ def test_devices_have_contexts_of_their_own():
     assert done.stdout.splitlines() == ["[False, False]", "[False, True]", "refused"], done.stderr
 
 
-def test_a_kernel_of_torch_that_is_not_run_is_told_of():
+def test_kernel_of_torch_that_is_not_run_is_a_fault():
     with on_fake_devices("lazy"):
         with _disable_current_modes():
             torch.ones(5, device="cuda").add_(1)
@@ -249,7 +179,7 @@ def test_a_kernel_of_torch_that_is_not_run_is_told_of():
         forget()
 
 
-def test_functions_of_the_host_run_in_the_order_of_their_stream():
+def test_host_functions_run_in_the_order_of_their_stream():
     library, ran = ctypes.CDLL("libcudart.so.13"), []
     note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append("host"))
     with on_fake_devices("lazy"):
@@ -260,7 +190,7 @@ def test_functions_of_the_host_run_in_the_order_of_their_stream():
     assert ran == ["work", "host"]
 
 
-def test_the_drivers_pool_gives_memory_again_in_the_order_of_a_stream():
+def test_memory_pool_of_the_driver_reuses_memory_in_the_order_of_a_stream():
     done = run(
         """
         assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"

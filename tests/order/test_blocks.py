@@ -1,4 +1,4 @@
-"""The block shuffle: a permutation for all blocks and windows, in which neighbours come at about the same time."""
+"""The block shuffle: a permutation for all blocks and windows, in which neighbors come at about the same time."""
 
 from __future__ import annotations
 
@@ -21,116 +21,124 @@ OPTIONS = st.builds(BlockShuffle, st.integers(1, 70), st.integers(1, 12))
 
 
 @st.composite
-def blocks(draw: st.DrawFn, least: int = 0) -> Blocks:
-    """Of one length, or a dataset's own, empty ones too."""
+def any_blocks(draw: st.DrawFn, min_samples: int = 0) -> Blocks:
+    """Draw blocks of one length, or with the bounds of a dataset, some of them empty."""
     options = draw(OPTIONS)
     if draw(st.booleans()):
-        return Blocks(draw(st.integers(least, 1500)), options)
-    lengths = draw(st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(lambda found: sum(found) >= least))
+        return Blocks(draw(st.integers(min_samples, 1500)), options)
+    lengths = draw(
+        st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(lambda values: sum(values) >= min_samples)
+    )
     bounds = np.unique(np.cumsum([0, *lengths]))
     return Blocks(int(bounds[-1]), options, bounds)
 
 
 def windows_of(order: BlockOrder) -> list[np.ndarray]:
-    """The indices of an epoch, window by window, by the lengths of the blocks that they are of."""
-    made, indices = order._blocks, order(np.arange(order.n))
-    bounds = np.append(np.arange(0, made.n, made.length), made.n) if made.bounds is None else made.bounds
-    found, at = [], 0
-    while at < len(indices):
-        own: set[int] = set()
-        end = at
-        while end < len(indices):  # a window is over when all samples of so many blocks have come
-            own.add(int(np.searchsorted(bounds, indices[end], "right")) - 1)
+    """Split the indices of an epoch into windows, each of which ends with its last sample of `Blocks.window` blocks."""
+    blocks, indices = order._blocks, order(np.arange(order.n))
+    bounds = np.append(np.arange(0, blocks.n, blocks.length), blocks.n) if blocks.bounds is None else blocks.bounds
+    windows, start = [], 0
+    while start < len(indices):
+        block_numbers: set[int] = set()
+        end = start
+        while end < len(indices):
+            block_numbers.add(int(np.searchsorted(bounds, indices[end], "right")) - 1)
             end += 1
-            if len(own) == made.window and end - at == sum(int(bounds[b + 1] - bounds[b]) for b in own):
+            if len(block_numbers) == blocks.window and end - start == sum(
+                int(bounds[b + 1] - bounds[b]) for b in block_numbers
+            ):
                 break
-        found.append(indices[at:end])
-        at = end
-    return found
+        windows.append(indices[start:end])
+        start = end
+    return windows
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=80)
-@given(made=blocks(), key=KEYS)
-def test_a_permutation_for_every_length_block_and_window(made: Blocks, key: Key) -> None:
-    indices = BlockOrder(made, key)(np.arange(made.n))
+@given(blocks=any_blocks(), key=KEYS)
+def test_block_order_is_a_permutation_for_every_length_block_and_window(blocks: Blocks, key: Key) -> None:
+    indices = BlockOrder(blocks, key)(np.arange(blocks.n))
     assert indices.dtype == np.int64
-    assert np.sort(indices).tolist() == list(range(made.n))
+    assert np.sort(indices).tolist() == list(range(blocks.n))
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(made=blocks(least=1), key=KEYS)
-def test_a_window_is_whole_blocks_and_as_many_as_it_should_be(made: Blocks, key: Key) -> None:
-    order = BlockOrder(made, key)
-    bounds = np.append(np.arange(0, made.n, made.length), made.n) if made.bounds is None else made.bounds
+@given(blocks=any_blocks(min_samples=1), key=KEYS)
+def test_each_window_of_a_block_order_consists_of_complete_blocks(blocks: Blocks, key: Key) -> None:
+    order = BlockOrder(blocks, key)
+    bounds = np.append(np.arange(0, blocks.n, blocks.length), blocks.n) if blocks.bounds is None else blocks.bounds
     windows = windows_of(order)
-    assert len(windows) == -(-made.count // made.window)
+    assert len(windows) == -(-blocks.count // blocks.window)
     for window in windows:
-        own = np.unique(np.searchsorted(bounds, window, "right") - 1)
-        whole = np.concatenate([np.arange(bounds[block], bounds[block + 1]) for block in own])
-        assert np.sort(window).tolist() == whole.tolist()
+        block_numbers = np.unique(np.searchsorted(bounds, window, "right") - 1)
+        expected = np.concatenate([np.arange(bounds[block], bounds[block + 1]) for block in block_numbers])
+        assert np.sort(window).tolist() == expected.tolist()
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(made=blocks(least=1), key=KEYS, data=st.data())
-def test_an_index_does_not_depend_on_what_it_is_computed_with(made: Blocks, key: Key, data: st.DataObject) -> None:
-    whole = BlockOrder(made, key)(np.arange(made.n))
-    drawn = np.array(data.draw(st.lists(st.integers(0, made.n - 1), min_size=1, max_size=12)))
-    assert BlockOrder(made, key)(drawn.reshape(1, -1)).tolist() == [whole[drawn].tolist()]
+@given(blocks=any_blocks(min_samples=1), key=KEYS, data=st.data())
+def test_index_of_a_block_order_does_not_depend_on_other_positions(
+    blocks: Blocks, key: Key, data: st.DataObject
+) -> None:
+    indices = BlockOrder(blocks, key)(np.arange(blocks.n))
+    positions = np.array(data.draw(st.lists(st.integers(0, blocks.n - 1), min_size=1, max_size=12)))
+    assert BlockOrder(blocks, key)(positions.reshape(1, -1)).tolist() == [indices[positions].tolist()]
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
-    made=blocks(least=1), batch=st.integers(1, 9), ranks=st.integers(1, 5), stop=st.integers(0, 30),
+    blocks=any_blocks(min_samples=1), batch=st.integers(1, 9), ranks=st.integers(1, 5), stop=st.integers(0, 30),
     uneven=st.sampled_from(["exact", "pad", "drop"]), group=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
-def test_over_ranks_each_sample_comes_once_in_the_same_global_batches(made, batch, ranks, stop, uneven, group):
-    options = {"samples": made.n, "shuffle": True, "blocks": made, "uneven": uneven, "group_size": group}
+def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch, ranks, stop, uneven, group):
+    options = {"samples": blocks.n, "shuffle": True, "blocks": blocks, "uneven": uneven, "group_size": group}
 
     def epoch(ranks: int, batch: int, start: int = 0) -> list[tuple[RankBatch, ...]]:
         plans = [Shares(rank=r, world_size=ranks, batch_size=batch, **options) for r in range(ranks)]
         return list(zip(*(plan.batches(2, start) for plan in plans), strict=True))
 
-    each = batch * group * ranks
-    alone, shared = epoch(1, each), epoch(ranks, batch * group)
+    global_batch_size = batch * group * ranks
+    of_one_rank, shared = epoch(1, global_batch_size), epoch(ranks, batch * group)
     assert len(shared) == Shares(rank=0, world_size=ranks, batch_size=batch * group, **options).steps()
     for number, step in enumerate(shared):
         positions = np.concatenate([rows.positions[rows.valid] for rows in step])
         indices = np.concatenate([rows.indices[rows.valid] for rows in step])
-        if (number + 1) * each <= made.n:
-            assert np.sort(positions).tolist() == list(range(number * each, (number + 1) * each))
-            assert np.sort(indices).tolist() == np.sort(alone[number][0].indices).tolist()
-            for rows in step:  # groups are whole, and each in its order
+        if (number + 1) * global_batch_size <= blocks.n:
+            assert np.sort(positions).tolist() == list(
+                range(number * global_batch_size, (number + 1) * global_batch_size)
+            )
+            assert np.sort(indices).tolist() == np.sort(of_one_rank[number][0].indices).tolist()
+            for rows in step:  # groups are complete and in order
                 assert (rows.positions.reshape(-1, group) // group * group == rows.positions[::group, None]).all()
     if uneven == "exact":
         seen = [index for step in shared for rows in step for index in rows.indices[rows.valid].tolist()]
-        assert sorted(seen) == list(range(made.n))
+        assert sorted(seen) == list(range(blocks.n))
     stop = min(stop, len(shared))
-    rest = epoch(ranks, batch * group, min(stop * each, made.n))
-    for before, after in zip(shared[stop:], rest, strict=True):
+    resumed = epoch(ranks, batch * group, min(stop * global_batch_size, blocks.n))
+    for before, after in zip(shared[stop:], resumed, strict=True):
         assert [r.indices.tolist() for r in before] == [r.indices.tolist() for r in after]
 
 
-def test_a_rank_reads_its_part_of_the_blocks():
-    """Of a window's 64 blocks each of 8 ranks reads 8 and a few beside them, not all."""
-    made = Blocks(64 * 256, BlockShuffle(block=256, window=64))
+def test_each_rank_reads_only_its_part_of_the_blocks_of_a_window():
+    """Each of 8 ranks reads 8 of a window's 64 blocks and a few more, not all."""
+    blocks = Blocks(64 * 256, BlockShuffle(block=256, window=64))
     for rank in range(8):
-        plan = Shares(samples=made.n, batch_size=32, shuffle=True, blocks=made, rank=rank, world_size=8)
+        plan = Shares(samples=blocks.n, batch_size=32, shuffle=True, blocks=blocks, rank=rank, world_size=8)
         indices = np.concatenate([rows.indices for rows in plan.batches(0)])
-        assert len(indices) == made.n // 8
+        assert len(indices) == blocks.n // 8
         assert len(np.unique(indices // 256)) <= 20
 
 
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(10**9, 10**12), start=st.floats(0, 1))
-def test_a_place_in_a_huge_epoch_costs_no_memory(n: int, start: float) -> None:
+def test_block_order_of_a_huge_dataset_takes_little_memory(n: int, start: float) -> None:
     order = BlockOrder(Blocks(n, BlockShuffle()), epoch_key(1, 2))
-    at = int(start * (n - 256))
+    first_position = int(start * (n - 256))
     tracemalloc.start()
-    indices = order(np.arange(at, at + 256))
+    indices = order(np.arange(first_position, first_position + 256))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(np.unique(indices)) == 256
@@ -139,24 +147,23 @@ def test_a_place_in_a_huge_epoch_costs_no_memory(n: int, start: float) -> None:
 
 
 @pytest.mark.slow
-def test_every_sample_may_come_at_any_position():
-    """Over many epochs the first position has each sample equally often, also of the short block."""
-    made = Blocks(10, BlockShuffle(block=4, window=2))
-    firsts = np.array([BlockOrder(made, epoch_key(0, epoch))(np.arange(10))[[0, 9]] for epoch in range(500)])
+def test_block_order_has_each_sample_equally_often_at_the_first_and_last_position():
+    blocks = Blocks(10, BlockShuffle(block=4, window=2))
+    firsts = np.array([BlockOrder(blocks, epoch_key(0, epoch))(np.arange(10))[[0, 9]] for epoch in range(500)])
     for column in firsts.T:
         counts = np.bincount(column, minlength=10)
-        # A block of 2 is as often in the first window as one of 4; the window's first place has one of its samples.
+        # The block of 2 is in the first window as often as each block of 4, so its samples come first twice as often.
         expected = np.array([np.mean(counts[:8])] * 8 + [np.mean(counts[8:])] * 2)
         assert ((counts - expected) ** 2 / expected).sum() < 35
 
 
-def test_short_natural_blocks_are_joined_and_long_ones_are_whole():
+def test_blocks_join_short_natural_blocks_and_keep_long_ones():
     bounds = np.array([0, 10, 20, 30, 130, 135, 140])
     assert Blocks(140, BlockShuffle(block=25), bounds).bounds.tolist() == [0, 30, 130, 140]
     assert Blocks(140, BlockShuffle(block=1), bounds).bounds.tolist() == bounds.tolist()
 
 
-def test_the_name_is_of_what_the_order_depends_on():
+def test_blocks_have_different_names_for_different_orders():
     names = [
         Blocks(100, BlockShuffle(8, 3)).name,
         Blocks(100, BlockShuffle(9, 3)).name,
@@ -169,7 +176,7 @@ def test_the_name_is_of_what_the_order_depends_on():
     assert Blocks(100, BlockShuffle(200, 3)).name == Blocks(100, BlockShuffle(100, 1)).name
 
 
-# In a loader
+# -- in a loader ------------------------------------------------------------------------------------------------------
 
 
 class Numbers:
@@ -194,33 +201,33 @@ def numbers(batches: Any) -> list[int]:
     return [index for batch in batches for index in batch.tolist()]
 
 
-def test_a_loader_shuffles_by_blocks_anew_each_epoch_and_resumes():
+def test_loader_with_block_shuffle_reshuffles_each_epoch_and_resumes():
     options = BlockShuffle(block=4, window=3)
-    with loader(Numbers(50), shuffle=options) as mine:
-        epochs = [numbers(mine), numbers(mine)]
+    with loader(Numbers(50), shuffle=options) as first_loader:
+        epochs = [numbers(first_loader), numbers(first_loader)]
         assert epochs[0] != epochs[1]
         assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
         assert len({index // 4 for index in epochs[0][:12]}) in (3, 4)  # the short block may be among them
-        mine.set_epoch(1)
-        iterator = iter(mine)
-        first = [next(iterator), next(iterator)]
-        state = mine.state_dict()
+        first_loader.set_epoch(1)
+        iterator = iter(first_loader)
+        batches = [next(iterator), next(iterator)]
+        state = first_loader.state_dict()
     assert state["order"] == "blocks-4-3"
-    with loader(Numbers(50), shuffle=options) as other:
-        other.load_state_dict(state)
-        assert numbers(first) + numbers(other) == epochs[1]
-    for another in (BlockShuffle(block=4, window=2), True, "block"):
+    with loader(Numbers(50), shuffle=options) as second_loader:
+        second_loader.load_state_dict(state)
+        assert numbers(batches) + numbers(second_loader) == epochs[1]
+    for other_shuffle in (BlockShuffle(block=4, window=2), True, "block"):
         with pytest.raises(ValueError, match="order was 'blocks-4-3' and is"):
-            loader(Numbers(50), shuffle=another).load_state_dict(state)
+            loader(Numbers(50), shuffle=other_shuffle).load_state_dict(state)
 
 
-def test_a_loader_takes_the_blocks_that_a_dataset_tells():
-    with loader(Numbers(90, [0, 40, 45, 90]), shuffle=BlockShuffle(block=1, window=1)) as mine:
-        epoch = numbers(mine)
+def test_loader_uses_the_blocks_of_a_dataset():
+    with loader(Numbers(90, [0, 40, 45, 90]), shuffle=BlockShuffle(block=1, window=1)) as loader_:
+        epoch = numbers(loader_)
     assert sorted(epoch) == list(range(90))
-    at = min(epoch.index(index) for index in range(40, 45))  # a window is a block
-    assert sorted(epoch[at : at + 5]) == [40, 41, 42, 43, 44]
-    assert at in (0, 40, 45, 85)
+    start = min(epoch.index(index) for index in range(40, 45))  # a window is a block
+    assert sorted(epoch[start : start + 5]) == [40, 41, 42, 43, 44]
+    assert start in (0, 40, 45, 85)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +240,7 @@ def test_a_loader_takes_the_blocks_that_a_dataset_tells():
         ([0.0, 9.0], TypeError, "as integers; got float64 of shape (2,)"),
     ],
 )
-def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error, text):
+def test_invalid_bounds_from_blocks_are_refused_by_the_loader(bounds, error, text):
     with pytest.raises(error, match=re.escape(text)) as caught:
         loader(Numbers(9, bounds))
     assert "Numbers.blocks() must return the first index of each block, then the length 9" in str(caught.value)
@@ -250,12 +257,12 @@ def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error,
         ),
     ],
 )
-def test_what_excludes_a_shuffle_excludes_a_block_shuffle(options, text):
+def test_block_shuffle_with_weights_or_a_sampler_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         loader(Numbers(9), **options)
 
 
-def test_another_word_is_refused():
+def test_unknown_string_for_shuffle_is_refused():
     text = "shuffle, unless it is 'block' or a gpuload.BlockShuffle, must be True or False, got 'blocks' (str)"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         loader(Numbers(9), shuffle="blocks")

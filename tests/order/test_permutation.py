@@ -1,4 +1,4 @@
-"""The order of an epoch is a permutation, repeats, and looks like a random one."""
+"""The order of an epoch: a permutation that depends on seed and epoch alone, and looks random."""
 
 from __future__ import annotations
 
@@ -22,37 +22,33 @@ def exactly(text: str) -> str:
 
 
 def is_permutation(indices: np.ndarray, n: int) -> bool:
-    """Whether `indices` are 0 … n-1, each once."""
     return indices.shape == (n,) and bool((np.bincount(indices, minlength=n) == 1).all())
 
 
 def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> float:
-    """By how many standard deviations the chi-squared statistic of `counts` lies above its mean."""
+    """Return by how many standard deviations the chi-squared statistic of `counts` exceeds its mean."""
     chi2 = float(((counts - expected) ** 2 / expected).sum())
     return (chi2 - freedom) / (2 * freedom) ** 0.5
 
 
-# A permutation, for every size
-
-
 @pytest.mark.slow
-def test_a_permutation_for_every_n_up_to_10_000() -> None:
+def test_shuffle_is_a_permutation_for_every_n_up_to_10_000() -> None:
     wrong = [n for n in range(1, 10_001) if not is_permutation(Shuffle(n, epoch_key(n, 0))(np.arange(n)), n)]
     assert wrong == []
 
 
 @pytest.mark.parametrize("n", [2**16 - 1, 2**16, 2**16 + 1, 999_983, 2**20 + 1])
-def test_a_permutation_for_larger_n(n: int) -> None:
+def test_shuffle_is_a_permutation_for_larger_n(n: int) -> None:
     assert is_permutation(Shuffle(n, epoch_key(1, 2))(np.arange(n)), n)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(n=st.one_of(st.integers(1, 10**12), st.integers(TABLE_MAX - 3, TABLE_MAX + 300)), key=KEYS, data=st.data())
-def test_different_positions_have_different_indices_within_the_range(n: int, key: Key, data: st.DataObject) -> None:
+def test_shuffle_of_any_length_gives_distinct_indices_within_its_range(n: int, key: Key, data: st.DataObject) -> None:
     shuffle = Shuffle(n, key)
-    drawn = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50))
-    places = np.unique([0, n - 1, *drawn])
+    random_places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50))
+    places = np.unique([0, n - 1, *random_places])
     indices = shuffle(places)
     assert indices.dtype == np.int64
     assert indices.min() >= 0
@@ -61,7 +57,7 @@ def test_different_positions_have_different_indices_within_the_range(n: int, key
 
 
 @pytest.mark.parametrize("n", [10**6 + 3, 10**9, 10**12, LENGTH_MAX])
-def test_large_samples_of_large_orders_do_not_collide(n: int) -> None:
+def test_shuffle_of_many_positions_of_large_orders_gives_distinct_indices(n: int) -> None:
     shuffle = Shuffle(n, epoch_key(0, 0))
     places = np.unique(np.random.default_rng(0).integers(0, n, 40_000))
     indices = shuffle(places)
@@ -69,12 +65,9 @@ def test_large_samples_of_large_orders_do_not_collide(n: int) -> None:
     assert 0 <= indices.min() <= indices.max() < n
 
 
-# What an order depends on
-
-
 @settings(deadline=None, max_examples=40)
 @given(n=st.integers(1, 10**7), key=KEYS, shape=st.sampled_from([(), (0,), (1,), (7, 3), (40_000,)]))
-def test_an_index_does_not_depend_on_what_it_is_computed_with(n: int, key: Key, shape: tuple[int, ...]) -> None:
+def test_index_of_a_shuffle_does_not_depend_on_other_positions(n: int, key: Key, shape: tuple[int, ...]) -> None:
     places = np.random.default_rng(n).integers(0, n, shape)
     indices = Shuffle(n, key)(places)
     assert indices.shape == shape
@@ -83,7 +76,7 @@ def test_an_index_does_not_depend_on_what_it_is_computed_with(n: int, key: Key, 
 
 
 @pytest.mark.parametrize("n", [100, TABLE_MAX, TABLE_MAX + 1, 10**9])
-def test_epochs_and_seeds_differ_and_the_same_pair_repeats(n: int) -> None:
+def test_shuffle_depends_on_seed_and_epoch_alone(n: int) -> None:
     places = np.arange(100)
     orders = {(seed, epoch): Shuffle(n, epoch_key(seed, epoch))(places) for seed in range(6) for epoch in range(6)}
     assert len({tuple(indices) for indices in orders.values()}) == 36
@@ -91,23 +84,23 @@ def test_epochs_and_seeds_differ_and_the_same_pair_repeats(n: int) -> None:
         assert (Shuffle(n, epoch_key(seed, epoch))(places) == indices).all()
 
 
-def test_neither_the_arguments_nor_the_order_can_be_changed_through_a_result() -> None:
-    for one in (Shuffle(10, Key(1, 2)), Shuffle(5000, Key(1, 2)), Sequential(10)):
+def test_changing_a_result_of_an_order_changes_neither_its_argument_nor_the_order() -> None:
+    for order_ in (Shuffle(10, Key(1, 2)), Shuffle(5000, Key(1, 2)), Sequential(10)):
         places = np.arange(10)
-        first = one(places)
-        kept = first.copy()
-        first[:] = -1
+        indices = order_(places)
+        before = indices.copy()
+        indices[:] = -1
         assert places.tolist() == list(range(10))
-        assert (one(places) == kept).all()
+        assert (order_(places) == before).all()
 
 
-def test_a_fixed_order_stays_the_same_between_releases() -> None:
-    # A saved position means nothing if these change: a change needs a new major version.
+def test_shuffle_of_a_seed_stays_the_same_between_releases() -> None:
+    # If these change, saved positions lose their meaning, which takes a new major version.
     assert Shuffle(10, epoch_key(0, 0))(np.arange(10)).tolist() == [3, 2, 4, 1, 8, 9, 5, 0, 6, 7]
     assert Shuffle(10**12, epoch_key(0, 0))(np.arange(3)).tolist() == [531585333833, 602732596133, 765365490801]
 
 
-# Like a random permutation
+# -- randomness -------------------------------------------------------------------------------------------------------
 
 
 def epochs(n: int, count: int) -> Iterator[np.ndarray]:
@@ -137,7 +130,7 @@ def test_every_permutation_of_a_tiny_order_is_equally_likely(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [TABLE_MAX, TABLE_MAX + 1, 5000, 2**13, 2**13 + 1])
-def test_where_an_index_lands_just_below_and_above_the_table(n: int) -> None:
+def test_indices_land_evenly_just_below_and_above_the_table(n: int) -> None:
     count, cells = 200, 61
     landed = np.zeros((n, cells))
     for indices in epochs(n, count):
@@ -149,7 +142,7 @@ def test_where_an_index_lands_just_below_and_above_the_table(n: int) -> None:
 
 
 def skew_of_pairs(orders: Iterator[np.ndarray], n: int, apart: int) -> float:
-    """How far the distances (modulo n) of indices that stand `apart` are from uniform, in standard deviations."""
+    """Return the `excess` of the differences, modulo n, of indices whose positions are `apart`."""
     counts = np.zeros(n)
     for indices in orders:
         counts += np.bincount((np.roll(indices, -apart) - indices) % n, minlength=n)
@@ -164,12 +157,12 @@ def test_indices_of_adjacent_positions_are_unrelated(n: int, apart: int) -> None
 
 
 @pytest.mark.parametrize("apart", [64, 65])
-def test_positions_that_share_a_coordinate_of_the_network_are_unrelated(apart: int) -> None:
+def test_indices_of_positions_that_share_a_network_coordinate_are_unrelated(apart: int) -> None:
     assert abs(skew_of_pairs(epochs(4500, 200), 4500, apart)) < 6
 
 
 @pytest.mark.parametrize("apart", [1, 64])
-def test_the_test_of_pairs_sees_a_network_with_too_few_rounds(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
+def test_skew_of_pairs_detects_a_network_with_too_few_rounds(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
     monkeypatch.setattr(order, "ROUNDS", 3)
     assert skew_of_pairs(epochs(4500, 200), 4500, apart) > 20
 
@@ -177,11 +170,11 @@ def test_the_test_of_pairs_sees_a_network_with_too_few_rounds(monkeypatch: pytes
 def test_orders_of_successive_epochs_are_unrelated() -> None:
     n = 4097
     counts = np.zeros(n)
-    before = np.argsort(Shuffle(n, epoch_key(2, 0))(np.arange(n)))
+    previous = np.argsort(Shuffle(n, epoch_key(2, 0))(np.arange(n)))
     for epoch in range(1, 150):
-        now = np.argsort(Shuffle(n, epoch_key(2, epoch))(np.arange(n)))
-        counts += np.bincount((now - before) % n, minlength=n)
-        before = now
+        current = np.argsort(Shuffle(n, epoch_key(2, epoch))(np.arange(n)))
+        counts += np.bincount((current - previous) % n, minlength=n)
+        previous = current
     assert abs(excess(counts, counts.mean(), n - 1)) < 6
 
 
@@ -194,38 +187,38 @@ def test_a_large_order_fills_its_range_evenly() -> None:
     assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
 
 
-# The face
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def test_sequential_is_the_identity() -> None:
-    one = Sequential(10)
-    assert one(np.array([9, 0, 3])).tolist() == [9, 0, 3]
-    assert one(np.array([9, 0, 3], np.uint8)).dtype == np.int64
+def test_sequential_returns_its_positions_as_int64() -> None:
+    sequential = Sequential(10)
+    assert sequential(np.array([9, 0, 3])).tolist() == [9, 0, 3]
+    assert sequential(np.array([9, 0, 3], np.uint8)).dtype == np.int64
 
 
 @pytest.mark.parametrize("make", [Sequential, lambda n: Shuffle(n, Key(0, 0))])
 class TestErrors:
     @pytest.mark.parametrize("n", [10, 5000])
     @pytest.mark.parametrize("at_end", [True, False])
-    def test_a_position_out_of_range(self, make: Callable, n: int, at_end: bool) -> None:
-        bad = n if at_end else -1
+    def test_position_out_of_range_raises_index_error(self, make: Callable, n: int, at_end: bool) -> None:
+        position = n if at_end else -1
         with pytest.raises(
             IndexError,
-            match=exactly(f"position {bad} is out of range: an order of {n} samples has positions 0 … {n - 1}"),
+            match=exactly(f"position {position} is out of range: an order of {n} samples has positions 0 … {n - 1}"),
         ):
-            make(n)(np.array([0, bad, 1]))
+            make(n)(np.array([0, position, 1]))
 
-    def test_no_samples(self, make: Callable) -> None:
+    def test_order_of_no_samples_has_no_positions(self, make: Callable) -> None:
         assert make(0)(np.arange(0)).shape == (0,)
         text = "position 0 is out of range: an order of 0 samples has no positions"
         with pytest.raises(IndexError, match=exactly(text)):
             make(0)(np.array([0]))
 
-    def test_positions_that_are_no_integers(self, make: Callable) -> None:
+    def test_positions_that_are_not_integers_raise_type_error(self, make: Callable) -> None:
         with pytest.raises(TypeError, match=exactly("positions must be integers, got an array of float64")):
             make(7)(np.array([1.0]))
 
-    def test_lengths_that_cannot_be(self, make: Callable) -> None:
+    def test_invalid_lengths_raise(self, make: Callable) -> None:
         with pytest.raises(
             ValueError,
             match=r"^the number of samples must be at least 0 and at most \d+, got -1$",

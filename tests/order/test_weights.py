@@ -1,4 +1,4 @@
-"""Weighted sampling and repeated augmentation: how often, on which rank, and from any place on."""
+"""Weighted sampling and repeated augmentation: frequencies, ranks and resuming."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from gpuload.rng import philox
 
 
 def positions_and_indices(ranks: int, start: int = 0, **options) -> dict[int, int]:
-    """Of an epoch of all ranks: which index stands at which position."""
-    found = {}
+    """Return the index at each position of an epoch of all ranks."""
+    indices_by_position = {}
     for rank in range(ranks):
         for rows in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
-            assert not found.keys() & set(rows.positions.tolist())
-            found |= dict(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))
-    return found
+            assert not indices_by_position.keys() & set(rows.positions.tolist())
+            indices_by_position |= dict(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))
+    return indices_by_position
 
 
-def test_samples_are_drawn_as_often_as_their_weights_say():
+def test_weighted_draws_samples_in_proportion_to_their_weights():
     weights = np.array([3.0, 0.0, 1.0, 0.5, 0.0, 5.5, 0.0])
-    drawn = Weighted(cumulate(weights, 7), philox.epoch_key(1, 2))(np.arange(200_000))
-    counts = np.bincount(drawn, minlength=7)
+    indices = Weighted(cumulate(weights, 7), philox.epoch_key(1, 2))(np.arange(200_000))
+    counts = np.bincount(indices, minlength=7)
     assert (counts[weights == 0] == 0).all()
-    some = weights > 0
-    assert stats.chisquare(counts[some], 200_000 * weights[some] / weights.sum()).pvalue > 1e-4
+    is_positive = weights > 0
+    assert stats.chisquare(counts[is_positive], 200_000 * weights[is_positive] / weights.sum()).pvalue > 1e-4
 
 
-def test_the_draws_of_an_epoch_are_others_than_those_of_the_next():
+def test_weighted_draws_differ_between_epochs():
     first, second = (Weighted(cumulate(np.ones(1000), 1000), philox.epoch_key(1, epoch)) for epoch in (0, 1))
     positions = np.arange(1000)
     assert (first(positions) == first(positions)).all()
@@ -52,23 +52,23 @@ def test_the_draws_of_an_epoch_are_others_than_those_of_the_next():
     repeats=st.integers(1, 4),
     weighted=st.booleans(),
 )
-def test_what_stands_at_a_position_hangs_on_neither_ranks_nor_where_one_began(samples, batch, stop, repeats, weighted):
+def test_index_at_a_position_does_not_depend_on_ranks_or_start(samples, batch, stop, repeats, weighted):
     weights = cumulate(np.arange(samples) % 3 + 1, samples) if weighted else None
     options = {"samples": samples, "shuffle": not weighted, "weights": weights, "repeats": repeats, "drop_last": True}
-    one = positions_and_indices(1, batch_size=4 * batch, **options)
-    assert positions_and_indices(4, batch_size=batch, **options) == one
+    expected = positions_and_indices(1, batch_size=4 * batch, **options)
+    assert positions_and_indices(4, batch_size=batch, **options) == expected
     start = min(stop * 4 * batch, samples // (4 * batch) * 4 * batch)
-    rest = positions_and_indices(2, start, batch_size=2 * batch, **options)
-    assert rest == {position: index for position, index in one.items() if position >= start}
+    resumed = positions_and_indices(2, start, batch_size=2 * batch, **options)
+    assert resumed == {position: index for position, index in expected.items() if position >= start}
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4])
-def test_repeats_stand_in_a_row_and_on_different_ranks(repeats):
+def test_repeats_of_a_sample_are_adjacent_and_on_different_ranks(repeats):
     options = {"samples": 240, "batch_size": 6, "shuffle": True, "repeats": repeats}
-    found = positions_and_indices(1, **options)
-    for position, index in found.items():
-        assert index == found[position // repeats * repeats]
-    assert set(Counter(found.values()).values()) == {repeats}
+    indices_by_position = positions_and_indices(1, **options)
+    for position, index in indices_by_position.items():
+        assert index == indices_by_position[position // repeats * repeats]
+    assert set(Counter(indices_by_position.values()).values()) == {repeats}
     shares = [
         {int(index) for rows in Shares(rank=rank, world_size=repeats, **options).batches(0) for index in rows.indices}
         for rank in range(repeats)
@@ -77,8 +77,6 @@ def test_repeats_stand_in_a_row_and_on_different_ranks(repeats):
 
 
 class Noise:
-    """Sample i is one of 50 random images, and the number i."""
-
     images = np.random.default_rng(0).integers(0, 256, (50, 12, 12, 3), np.uint8)
 
     def __len__(self) -> int:
@@ -92,28 +90,28 @@ class Noise:
 @pytest.mark.parametrize("options", [{"repeats": 3, "shuffle": True}, {"weights": np.arange(50)}])
 @settings(max_examples=8, deadline=None)
 @given(stop=st.integers(0, 13))
-def test_a_loader_goes_on_with_them(options, stop):
+def test_loader_with_repeats_or_weights_resumes(options, stop):
     def make():
         return gl.Loader(Noise(), 7, transforms=[T.RandomResizedCrop(8)], num_workers=0, device="cpu", **options)
 
-    with make() as whole, make() as first, make() as second:
-        undisturbed = [*whole, *whole]
-        seen = []
-        while len(seen) < stop:
+    with make() as undisturbed_loader, make() as first, make() as second:
+        undisturbed = [*undisturbed_loader, *undisturbed_loader]
+        batches = []
+        while len(batches) < stop:
             for batch in first:
-                seen.append(batch)
-                if len(seen) == stop:
+                batches.append(batch)
+                if len(batches) == stop:
                     break
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        while len(seen) < len(undisturbed):
-            seen += list(second)
-    assert len(seen) == len(undisturbed) == 16
-    for (images, numbers), (others, other_numbers) in zip(seen, undisturbed, strict=True):
+        while len(batches) < len(undisturbed):
+            batches += list(second)
+    assert len(batches) == len(undisturbed) == 16
+    for (images, numbers), (others, other_numbers) in zip(batches, undisturbed, strict=True):
         assert torch.equal(images, others)
         assert torch.equal(numbers, other_numbers)
 
 
-def test_the_repeats_of_a_sample_have_draws_of_their_own():
+def test_repeats_of_a_sample_are_transformed_differently():
     loader = gl.Loader(Noise(), 3, shuffle=True, repeats=3, transforms=[T.RandomCrop(6)], num_workers=0, device="cpu")
     different = 0
     for images, numbers in loader:
@@ -136,17 +134,17 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
         ({"repeats": 2, "sampler": range(4)}, "repeats=2 cannot be combined with a sampler"),
     ],
 )
-def test_what_has_no_meaning_is_refused(options, text):
+def test_invalid_weights_and_repeats_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         gl.Loader(Noise(), 5, num_workers=0, device="cpu", **options)
 
 
-def test_weights_that_are_no_numbers_are_refused():
+def test_weights_that_are_not_numbers_are_refused():
     with pytest.raises(TypeError, match="weights must be numbers, one per sample, got list"):
         gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=["a"] * 50)
 
 
-def test_a_state_of_other_weights_is_refused():
+def test_state_saved_with_different_weights_is_refused():
     first = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.ones(50))
     second = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.arange(50))
     with pytest.raises(ValueError, match=r"order was 'weighted-[0-9a-f]{8}' and is 'weighted-"):

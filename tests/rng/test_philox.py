@@ -1,4 +1,4 @@
-"""The generator: published answers, what a draw depends on and what not, and that it looks uniform."""
+"""The counter-based generator: published answers, what a draw depends on, and uniformity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(text: str) -> list[int]:
 
 
 def plain_philox(counter: list[int], key: Key) -> list[int]:
-    """Philox4x32-10 as the paper writes it, one counter at a time, in Python's integers."""
+    """Compute Philox4x32-10 as in the paper, for one counter, in Python's integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -44,34 +44,34 @@ def plain_philox(counter: list[int], key: Key) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_published_known_answers(counter: str, key: str, answer: str) -> None:
-    found = philox4x32(np.array(numbers(counter), np.uint32), Key(*numbers(key)))
-    assert found.dtype == np.uint32
-    assert found.tolist() == numbers(answer)
+def test_philox4x32_gives_the_published_known_answers(counter: str, key: str, answer: str) -> None:
+    random_words = philox4x32(np.array(numbers(counter), np.uint32), Key(*numbers(key)))
+    assert random_words.dtype == np.uint32
+    assert random_words.tolist() == numbers(answer)
 
 
-def test_known_answers_hold_wherever_a_counter_lies_in_a_large_array() -> None:
+def test_philox4x32_gives_a_known_answer_anywhere_in_a_large_array() -> None:
     counter, key, answer = (numbers(text) for text in KNOWN_ANSWERS[2])
-    many = np.random.default_rng(0).integers(0, 2**32, (5, 700, 4), np.uint32)
+    counters = np.random.default_rng(0).integers(0, 2**32, (5, 700, 4), np.uint32)
     for place in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
-        many[place] = counter
-    found = philox4x32(many, Key(*key))
-    assert found.shape == many.shape
+        counters[place] = counter
+    random_words = philox4x32(counters, Key(*key))
+    assert random_words.shape == counters.shape
     for place in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
-        assert found[place].tolist() == answer
+        assert random_words[place].tolist() == answer
 
 
 @pytest.mark.slow
 @settings(deadline=None)
 @given(counters=st.lists(st.lists(UINT32, min_size=4, max_size=4), max_size=9), key=KEYS)
-def test_equals_the_algorithm_in_plain_integers(counters: list[list[int]], key: Key) -> None:
-    found = philox4x32(np.array(counters, np.uint32).reshape(-1, 4), key)
-    assert found.tolist() == [plain_philox(counter, key) for counter in counters]
+def test_philox4x32_equals_the_algorithm_in_plain_integers(counters: list[list[int]], key: Key) -> None:
+    random_words = philox4x32(np.array(counters, np.uint32).reshape(-1, 4), key)
+    assert random_words.tolist() == [plain_philox(counter, key) for counter in counters]
 
 
 @settings(deadline=None)
 @given(key=KEYS, position=st.integers(0, 2**63 - 1), lane=UINT32, count=st.integers(0, 19))
-def test_the_counter_is_position_lane_and_block(key: Key, position: int, lane: int, count: int) -> None:
+def test_words_are_philox_of_position_lane_and_block(key: Key, position: int, lane: int, count: int) -> None:
     low, high = position & 0xFFFFFFFF, position >> 32
     expected = [word for block in range(5) for word in plain_philox([low, high, lane, block], key)][:count]
     assert words(key, np.array([position]), lane, count).tolist() == [expected]
@@ -79,28 +79,30 @@ def test_the_counter_is_position_lane_and_block(key: Key, position: int, lane: i
 
 @settings(deadline=None, max_examples=30)
 @given(key=KEYS, size=st.integers(1, 3000), count=st.integers(1, 9), data=st.data())
-def test_a_draw_does_not_depend_on_what_is_drawn_with_it(key: Key, size: int, count: int, data: st.DataObject) -> None:
+def test_uniforms_of_a_position_do_not_depend_on_other_positions_or_count(
+    key: Key, size: int, count: int, data: st.DataObject
+) -> None:
     positions = np.arange(size) * 977
     together = uniforms(key, positions, 3, count)
-    one = data.draw(st.integers(0, size - 1))
-    assert (uniforms(key, positions[one : one + 1], 3, count)[0] == together[one]).all()
+    row = data.draw(st.integers(0, size - 1))
+    assert (uniforms(key, positions[row : row + 1], 3, count)[0] == together[row]).all()
     assert (uniforms(key, positions[::-1], 3, count)[::-1] == together).all()
     assert (uniforms(key, positions, 3, count + 5)[:, :count] == together).all()
 
 
-def test_drawing_leaves_its_arguments_alone_and_gives_fresh_memory() -> None:
+def test_uniforms_and_philox4x32_return_new_memory_and_keep_their_arguments() -> None:
     positions = np.arange(4)
     first = uniforms(Key(1, 2), positions, 0, 4)
-    kept = first.copy()
+    before = first.copy()
     uniforms(Key(3, 4), positions, 0, 4)
-    assert (first == kept).all()
+    assert (first == before).all()
     assert positions.tolist() == [0, 1, 2, 3]
     counters = np.ones((3, 4), np.uint32)
     philox4x32(counters, Key(1, 2))
     assert (counters == 1).all()
 
 
-def test_lanes_keys_and_positions_differ() -> None:
+def test_uniforms_differ_between_seeds_epochs_lanes_and_positions() -> None:
     positions = np.arange(1000)
     drawn = [
         uniforms(epoch_key(seed, epoch), positions, lane, 4)
@@ -131,7 +133,7 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
     assert np.abs(correlations).max() < 5.5 / np.sqrt(250_000)
 
 
-def test_no_positions_and_no_numbers_are_fine() -> None:
+def test_uniforms_of_no_positions_or_no_numbers_are_empty() -> None:
     assert uniforms(Key(0, 0), np.arange(0), 0, 3).shape == (0, 3)
     assert uniforms(Key(0, 0), np.arange(3), 0, 0).shape == (3, 0)
     assert philox4x32(np.zeros((2, 0, 4), np.uint32), Key(0, 0)).shape == (2, 0, 4)
@@ -152,7 +154,7 @@ def test_epoch_keys_differ_between_seeds_and_epochs_and_repeat() -> None:
     assert epoch_key(np.int64(3), np.uint8(4)) == epoch_key(3, 4)  # type: ignore[arg-type]
 
 
-def test_a_seed_that_is_no_integer_is_refused() -> None:
+def test_seed_of_epoch_key_that_is_not_an_integer_is_refused() -> None:
     with pytest.raises(TypeError, match=exactly("seed must be an integer, got 1.5 (float)")):
         epoch_key(1.5, 0)  # type: ignore[arg-type]
 
@@ -172,12 +174,14 @@ def test_a_seed_that_is_no_integer_is_refused() -> None:
         (np.arange(3), 0, -1, "count must not be negative, got -1"),
     ],
 )
-def test_bad_arguments_of_a_draw_are_refused(positions: np.ndarray, lane: int, count: int, text: str) -> None:
+def test_bad_positions_lanes_and_counts_of_uniforms_are_refused(
+    positions: np.ndarray, lane: int, count: int, text: str
+) -> None:
     with pytest.raises(ValueError, match=exactly(text)):
         uniforms(Key(0, 0), positions, lane, count)
 
 
-def test_counters_of_a_wrong_shape_or_type_are_refused() -> None:
+def test_counters_of_a_wrong_shape_for_philox4x32_are_refused() -> None:
     text = "counters must be uint32 of shape … × 4, got uint32 of shape (2, 3)"
     with pytest.raises(ValueError, match=exactly(text)):
         philox4x32(np.zeros((2, 3), np.uint32), Key(0, 0))

@@ -1,4 +1,4 @@
-"""The register of lanes and positions: no two of those who draw ever see the same number."""
+"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ LANES = (
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
-def test_all_that_is_registered_is_compared_here():
-    assert sorted(streams.__all__) == sorted(LANES + POSITIONS)
+def test_lanes_and_positions_of_this_test_are_all_of_the_register():
+    assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
 
 
 @pytest.mark.parametrize(("names", "count"), [(LANES, 2**32), (POSITIONS, 2**63)])
-def test_lanes_are_disjoint_and_so_are_positions(names, count):
+def test_registered_lanes_and_positions_are_disjoint(names, count):
     ranges = {}
     for name in names:
         value = getattr(streams, name)
         ranges[name] = value if isinstance(value, range) else range(value, value + 1)
     for name, values in ranges.items():
         assert 0 <= values.start < values.stop <= count, name
-    for (one, first), (other, second) in itertools.combinations(ranges.items(), 2):
-        assert first.stop <= second.start or second.stop <= first.start, (one, other)
+    for (name, values), (other_name, other_values) in itertools.combinations(ranges.items(), 2):
+        assert values.stop <= other_values.start or other_values.stop <= values.start, (name, other_name)
 
 
-def test_a_dataset_of_the_largest_length_has_positions_of_samples_alone():
+def test_sample_positions_end_at_the_maximum_length_of_a_dataset():
     assert range(LENGTH_MAX) == streams.SAMPLE_POSITIONS
 
 
-def test_a_chain_with_every_kind_of_nesting_draws_from_lanes_of_transforms():
-    """A lane is taken by each transform that is written down, so a chain would have to hold 2**31 of them."""
+def test_transforms_of_a_nested_chain_draw_from_disjoint_lanes_of_transforms():
     inner = [T.RandomHorizontalFlip(), T.RandomApply([T.ColorJitter(0.4), T.GaussianBlur(3)]), T.RandAugment()]
     nested = T.RandomChoice([T.RandomOrder([*inner, T.RandomInvert()]), T.Compose(inner)])
     chain = T.Chain([T.Resize(64), T.MultiView([[T.RandomResizedCrop(32), nested]] * 3), T.RandomErasing()])
-    taken = []
+    lanes = []
     for number, line in enumerate(chain.lines):
-        own = zip(line.lanes, line.transforms, strict=True)
-        taken += [lane for first, one in list(own)[number > 0 :] for lane in range(first, first + one.lanes)]
-    assert len(taken) == len(set(taken)) == max(taken) + 1 < 100 < len(streams.TRANSFORMS)
+        first_lanes = zip(line.lanes, line.transforms, strict=True)
+        lanes += [
+            lane
+            for first, transform in list(first_lanes)[number > 0 :]
+            for lane in range(first, first + transform.lanes)
+        ]
+    assert len(lanes) == len(set(lanes)) == max(lanes) + 1 < 100 < len(streams.TRANSFORMS)

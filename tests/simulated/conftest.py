@@ -1,5 +1,3 @@
-"""The simulated device is only for machines without a real one."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,6 @@
-"""A decoder of a device that is not there. It does what real ones do: it refuses images, takes them in an order of its
-own, has no room for many at once, and takes memory again whose owner is gone. As a GPU's JPEG engine does, it writes
-when it is called, whatever the streams still have to do."""
+"""A decoder of the simulated device. Like a real one, it refuses images, decodes them in its own order, runs out of
+memory for large calls, and reuses memory whose owner was collected. Like a GPU's JPEG engine, it writes as soon as it
+is called, regardless of the streams."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ OTHER: Final = "fake (GPU)"
 
 
 class Owner(np.ndarray):
-    """A region in the decoder's memory, which is that of a device too: kernels are interpreted on the host."""
+    """A region in the decoder's memory, on the host, where kernels are interpreted."""
 
 
 class FakeDecoder:
-    """Decodes plain JPEGs by libjpeg, which must not complain.
+    """A decoder of plain JPEG files, by libjpeg.
 
     Args:
-        refuses: says why an image is not decoded; "" for one that is.
-        room_bytes: of what it gives at once.
-        engine: whether it has a JPEG engine, which takes what is wider than high.
-        regions: whether it gives regions alone.
+        refuses: returns why an image is not decoded, or "".
+        room_bytes: how many bytes one call can return.
+        engine: whether there is a JPEG engine, which decodes images that are wider than high.
+        regions: whether to decode only regions.
         before: called before each call.
 
     Attributes:
-        calls: the number of images of each call that had room.
-        closed: whether it was closed.
+        calls: the number of images of each call that fit into memory.
+        closed: whether the decoder was closed.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class FakeDecoder:
         self.decodes_regions = regions
         self._before = before
         self._refuses, self._room_bytes = refuses, room_bytes
-        self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
+        self._decoded: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
 
     def decode(self, sources: Sequence[EncodedRegion]) -> list[Pixels | Refusal]:
         assert not self.closed
         self._before()
-        for memory, owner in self._given:
+        for memory, owner in self._decoded:
             if owner() is None:
                 memory.fill(0x5A)
         sizes = [(source.region_tlhw[2:] if self.decodes_regions else source[1:3], source.grey) for source in sources]
@@ -74,15 +74,15 @@ class FakeDecoder:
         if self._room_bytes is not None and nbytes > self._room_bytes:
             raise OutOfDeviceMemory("out of memory")
         self.calls.append(len(sources))
-        found: list[Pixels | Refusal] = [Refusal("not reached")] * len(sources)
+        results: list[Pixels | Refusal] = [Refusal("not reached")] * len(sources)
         for row in reversed(range(len(sources))):
-            found[row] = self._one(sources[row])
-        return found
+            results[row] = self._decode_one(sources[row])
+        return results
 
     def close(self) -> None:
         self.closed = True
 
-    def _one(self, source: EncodedRegion) -> Pixels | Refusal:
+    def _decode_one(self, source: EncodedRegion) -> Pixels | Refusal:
         data = source.data.tobytes()
         header = scan_markers(data)
         assert header is not None
@@ -98,19 +98,19 @@ class FakeDecoder:
             top = left = 0
         memory = pixels.copy()
         owner = memory[top : top + height, left : left + width].view(Owner)
-        self._given.append((memory, weakref.ref(owner)))
+        self._decoded.append((memory, weakref.ref(owner)))
         return Pixels(owner, name, owner.ctypes.data, memory.strides[0])
 
 
 @contextlib.contextmanager
-def decoding_with(**given: Any) -> Iterator[list[FakeDecoder]]:
-    """Devices have this decoder within this; gives those that were made."""
-    made: list[FakeDecoder] = []
+def decoding_with(**arguments: Any) -> Iterator[list[FakeDecoder]]:
+    """Replace the decoder of devices within a context; yield the list of decoders created."""
+    decoders: list[FakeDecoder] = []
 
     def find(device: torch.device, threads: int) -> FakeDecoder:
-        made.append(FakeDecoder(**given))
-        return made[-1]
+        decoders.append(FakeDecoder(**arguments))
+        return decoders[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[choose.__module__], "find_decoder", find)
-        yield made
+        yield decoders

@@ -1,4 +1,4 @@
-"""The fake CUDA runtime in the place of the simulated device: the same loops, on the real CUDA build of torch."""
+"""The fake CUDA runtime with the interface of the simulated device, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FakeCuda", "fake"]
 
 
 class FakeCuda:
-    """What `simulated.runtime.SimulatedCuda` is, on the fake runtime."""
+    """The methods of `simulated.runtime.SimulatedCuda`, on the fake runtime."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
@@ -54,16 +54,16 @@ class FakeCuda:
 
 @contextlib.contextmanager
 def fake(policy: str, *, seed: int = 0, most_locks: int = -1) -> Iterator[FakeCuda]:
-    """Fake devices within this; see `simulated.runtime.simulated`."""
+    """Use fake devices within a context; see `simulated.runtime.simulated`."""
     with on_fake_devices(policy, seed=seed) as operations:
         cuda = FakeCuda(operations)
         torch.cuda.reset_peak_memory_stats()
 
-        def note(what: str) -> None:
+        def note_wait(what: str) -> None:
             cuda.waits.append(HostWait(what, *where_the_host_waits()))
 
-        runtime().watch_waits(note)
-        operations.note_wait = note
+        runtime().watch_waits(note_wait)
+        operations.note_wait = note_wait
         try:
             with runtime().most_locks(most_locks):
                 yield cuda

@@ -1,8 +1,9 @@
-"""The host's and the device's clocks: streams, events, and the policies that say who goes ahead.
+"""Streams and events of the simulated device, and the policies that decide which stream runs first.
 
-An operation is a function in the queue of its stream. It runs when the policy lets its stream go ahead, or when the
-host waits for something behind it; never before what CUDA promises to run before it, and nothing else is promised. So
-an access that no stream order and no event protects is seen as wrong numbers, not once in a thousand runs but always.
+An operation is a function in the queue of its stream. It runs when the policy lets its stream run ahead, or when the
+host waits for a later operation, and never before the operations that CUDA guarantees to run first. CUDA guarantees
+nothing else, so an access that neither a stream's order nor an event protects gives wrong numbers in every run, not in
+one of a thousand.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import torch
 
 __all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream", "where_the_host_waits"]
 
-CUDA: Final = 1  # torch's number of the type of device
+CUDA: Final = 1  # torch's number of this device type
 HOMES: Final = (Path(__file__).parent, Path(__file__).parent.parent / "fakecuda")
 
 
 class Stream:
-    """A queue of operations, run in order; with the methods of `torch.Stream`.
+    """A queue of operations that run in order, with the methods of `torch.Stream`.
 
     Attributes:
-        device, device_index, device_type: it is on.
-        stream_id: of its kind on the machine.
-        side: made by gpuload, not by the consumer.
-        priority: as CUDA counts: what is urgent is below 0.
+        device, device_index, device_type: the device of the stream.
+        stream_id: the number of the stream.
+        side: whether gpuload created the stream; otherwise, the consumer did.
+        priority: negative if urgent, as in CUDA.
     """
 
     def __init__(self, machine: Machine, device: int, *, side: bool = False, priority: int = 0) -> None:
@@ -40,10 +41,10 @@ class Stream:
         self.stream_id = id(self)
         self.side = side
         self.priority = priority
-        self.queue: deque[Callable[[], object] | Event] = deque()  # an event in the queue is waited for
+        self.queue: deque[Callable[[], object] | Event] = deque()  # an event in the queue makes the stream wait
 
     def go(self) -> bool:
-        """Run one operation; False if there is none, or the stream waits for an event."""
+        """Run one operation; return False if there is none, or if the stream waits for an event."""
         if not self.queue:
             return False
         first = self.queue[0]
@@ -60,7 +61,6 @@ class Stream:
         return self._machine.record(self)
 
     def wait_event(self, event: Event) -> None:
-        """What this stream gets from now on runs after the event."""
         self._machine.stream_waits(self, event)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -74,9 +74,9 @@ class Event:
     """A place in a stream, with the methods of `torch.Event`.
 
     Attributes:
-        stream: it is in.
-        is_blocking: the host sleeps while it waits for the event.
-        happened: everything before it has run.
+        stream: the stream.
+        is_blocking: whether the host sleeps while it waits for the event.
+        happened: whether all operations before the event have run.
     """
 
     def __init__(self, machine: Machine, stream: Stream, *, is_blocking: bool = False) -> None:
@@ -99,11 +99,12 @@ class Event:
 
 
 class HostWait(NamedTuple):
-    """The host waited for the device.
+    """A wait of the host for the device.
 
     Attributes:
-        what: ``"event"``, ``"blocking event"`` (the host sleeps), ``"stream"``, or the operation that made it wait.
-        where, function, line: the file, of gpuload or of the test, the function in it, and the line.
+        what: ``"event"``, ``"blocking event"`` (the host sleeps), ``"stream"``, or the operation that made the host
+            wait.
+        where, function, line: the file of gpuload or of the test, the function, and the line.
     """
 
     what: str
@@ -112,7 +113,8 @@ class HostWait(NamedTuple):
     line: int
 
 
-# Whether a stream goes ahead as soon as it can; else it runs when the host waits for it. "random" is neither.
+# Whether a stream runs as soon as it can; otherwise it runs when the host waits for it. "random" chooses streams
+# randomly.
 POLICIES: Final[dict[str, Callable[[Stream], bool]]] = {
     "eager": lambda stream: True,
     "lazy": lambda stream: False,
@@ -124,17 +126,17 @@ DIRECTED: Final = ("lazy", "side first", "consumer first")
 
 
 class Machine:
-    """A host with devices of one kind.
+    """A host with several devices.
 
     Args:
-        policy: of `POLICIES`.
-        seed: of the policy ``"random"``.
-        devices: how many there are.
+        policy: a key of `POLICIES`.
+        seed: the seed of the policy ``"random"``.
+        devices: the number of devices.
 
     Attributes:
-        waits: of the host, in order.
+        waits: the waits of the host, in order.
         lock: held while streams and memory change, since several threads issue work.
-        error: what an operation raised while it ran; the host hears of it at its next wait, as with CUDA.
+        error: the exception of an operation, which the host's next wait raises, as with CUDA.
     """
 
     def __init__(self, policy: str, *, seed: int = 0, devices: int = 2) -> None:
@@ -156,14 +158,13 @@ class Machine:
 
     @property
     def current_device(self) -> int:
-        """Of this thread."""
         return getattr(self._current, "device", 0)
 
     def set_device(self, device: int) -> None:
         self._current.device = device
 
     def current_stream(self, device: int | None = None) -> Stream:
-        """Of this thread, on a device, by default the current one."""
+        """Return this thread's current stream on a device, by default the current device."""
         device = self.current_device if device is None else device
         return getattr(self._current, f"stream{device}", self.defaults[device])
 
@@ -174,41 +175,41 @@ class Machine:
 
     @contextlib.contextmanager
     def on_device(self, device: int | None) -> Iterator[None]:
-        """A device is current within this; None changes nothing."""
-        before = self.current_device
-        self.set_device(before if device is None else device)
+        """Make a device current within a context; None changes nothing."""
+        previous = self.current_device
+        self.set_device(previous if device is None else device)
         try:
             yield
         finally:
-            self.set_device(before)
+            self.set_device(previous)
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """A stream and its device are current within this."""
+        """Make a stream and its device current within a context."""
         with self.on_device(stream.device.index):
-            before = self.current_stream(stream.device.index)
+            previous = self.current_stream(stream.device.index)
             self.set_stream(stream)
             try:
                 yield
             finally:
-                self.set_stream(before)
+                self.set_stream(previous)
 
-    # -- time ---------------------------------------------------------------------------------------------------------
+    # -- order --------------------------------------------------------------------------------------------------------
 
     def issue(self, stream: Stream, operation: Callable[[], object]) -> None:
-        """Queue an operation, and let streams go ahead."""
+        """Queue an operation, and let streams run ahead."""
         with self.lock:
             stream.queue.append(operation)
             self.advance()
 
     def advance(self) -> None:
-        """Let streams go as far as the policy wants and events allow."""
+        """Let streams run as far as the policy and events allow."""
         if self._random is not None:
             for _ in range(self._random.randrange(4)):
                 self._step(self._random.choice(self.streams))
             return
         ahead = [stream for stream in self.streams if self._goes_ahead(stream)]
-        while sum(self._step(stream) for stream in ahead):  # each has its turn
+        while sum(self._step(stream) for stream in ahead):  # the streams take turns
             pass
 
     def record(self, stream: Stream, *, is_blocking: bool = False) -> Event:
@@ -224,13 +225,13 @@ class Machine:
             self.advance()
 
     def wait(self, what: str, event: Event) -> None:
-        """The host waits for an event. Only what has to run runs."""
+        """Let the host wait for an event, and run only the operations that the event needs."""
         self.waits.append(HostWait(what, *where_the_host_waits()))
         self.reach(event)
         self.raise_error()
 
     def reach(self, event: Event) -> None:
-        """Run what an event needs."""
+        """Run the operations that an event needs."""
         with self.lock:
             needed = [event]
             while needed:
@@ -244,7 +245,7 @@ class Machine:
                     needed.append(first)
 
     def synchronize(self) -> None:
-        """Run everything, as the test's own wait."""
+        """Run all queued operations, for a test; `waits` does not count this."""
         for stream in self.streams:
             self.reach(self.record(stream))
         self.raise_error()
@@ -264,8 +265,7 @@ class Machine:
 
 
 def where_the_host_waits() -> tuple[str, str, int]:
-    """The innermost line that is neither torch's nor the model's, nor in the file of the runtime's names: the file, the
-    function and the line."""
+    """Return the innermost file, function and line outside torch, the model and device.py."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)

@@ -1,8 +1,8 @@
-"""Two models of memory: torch's caching allocator on the device, and page-locked memory of the host.
+"""Models of torch's caching allocator on the device, and of page-locked memory of the host.
 
-What is freed on the device is overwritten with garbage and used again at once, as far as CUDA and torch's allocator
-allow it: on the stream that it was allocated on, in the order of that stream; and where it was used elsewhere, only
-what `record_stream` noted keeps it. A block is a tensor of the CPU's own memory.
+Freed memory of the device is overwritten with garbage and reused as soon as CUDA and torch's allocator allow it: on the
+stream that it was allocated on, in the order of that stream. If other streams used it, only `record_stream` delays
+this. A block is a tensor in the CPU's memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from simulated.machine import Event, Machine, Stream
 
-__all__ = ["GARBAGE", "Block", "DeviceMemory", "Held", "HostMemory", "at_address"]
+__all__ = ["GARBAGE", "Block", "BlockReference", "DeviceMemory", "HostMemory", "at_address"]
 
 ROUND: Final = 512  # bytes, as torch's allocator rounds
 GARBAGE: Final = 0xA5
@@ -27,9 +27,9 @@ class Block:
     """Memory, in use or free.
 
     Attributes:
-        raw: its bytes, uint8 (n,).
-        stream: that it was allocated on.
-        users: other streams that were noted as users.
+        raw: the bytes, uint8 (N,).
+        stream: the stream that it was allocated on.
+        users: other streams, from `record_stream`.
     """
 
     raw: torch.Tensor
@@ -41,8 +41,8 @@ class Block:
             self.raw.fill_(GARBAGE)
 
 
-class Held:
-    """Who holds one of these, holds the block; with the last, it is free."""
+class BlockReference:
+    """A reference to a block, which is freed with this object."""
 
     def __init__(self, block: Block, free: Callable[[Block], None]) -> None:
         self.block = block
@@ -52,31 +52,31 @@ class Held:
         self._free(self.block)
 
 
-def new_bytes(nbytes: int) -> torch.Tensor:
+def new_garbage(nbytes: int) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.from_numpy(np.full(nbytes, GARBAGE, np.uint8))
 
 
 class DeviceMemory:
-    """torch's caching allocator: of a freed block's stream, the next allocation of about its size gets it.
+    """torch's caching allocator, which gives a freed block to the next allocation of similar size on its stream.
 
     Attributes:
-        reserved_bytes: of all blocks, in use, free or waiting to be free. It never shrinks.
-        used_bytes: of those in use.
+        reserved_bytes: the bytes of all blocks, used or free; these never shrink.
+        used_bytes: the bytes of the blocks in use.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._free: dict[Stream, list[Block]] = {}
-        self._waiting: list[tuple[Block, list[Event]]] = []  # freed, until other streams have used it
+        self._waiting: list[tuple[Block, list[Event]]] = []  # freed, but other streams may still use them
         self.reserved_bytes = self.used_bytes = 0
 
-    def allocate(self, nbytes: int, stream: Stream) -> Held:
+    def allocate(self, nbytes: int, stream: Stream) -> BlockReference:
         with self._machine.lock:
             return self._allocate(nbytes, stream)
 
-    def _allocate(self, nbytes: int, stream: Stream) -> Held:
-        self._come_free()
+    def _allocate(self, nbytes: int, stream: Stream) -> BlockReference:
+        self._release_waiting()
         nbytes = -(-max(nbytes, 1) // ROUND) * ROUND
         free = self._free.setdefault(stream, [])
         fitting = [block for block in free if nbytes <= block.raw.nbytes <= 2 * nbytes]
@@ -84,51 +84,51 @@ class DeviceMemory:
             block = min(reversed(fitting), key=lambda block: block.raw.nbytes)
             free.remove(block)
         else:
-            block = Block(new_bytes(nbytes), stream)
+            block = Block(new_garbage(nbytes), stream)
             self.reserved_bytes += nbytes
         self.used_bytes += block.raw.nbytes
-        return Held(block, self._release)
+        return BlockReference(block, self._release)
 
     def _release(self, block: Block) -> None:
         with self._machine.lock:
-            self._give_up(block)
+            self._free_block(block)
 
-    def _give_up(self, block: Block) -> None:
+    def _free_block(self, block: Block) -> None:
         self.used_bytes -= block.raw.nbytes
         if block.users:
             events = [Event(self._machine, user) for user in block.users]
             block.users.clear()
             self._waiting.append((block, events))
         else:
-            self._give_back(block)
+            self._return_to_stream(block)
 
-    def _come_free(self) -> None:
+    def _release_waiting(self) -> None:
         for block, events in self._waiting:
             if all(event.happened for event in events):
-                self._give_back(block)
+                self._return_to_stream(block)
         self._waiting = [entry for entry in self._waiting if not all(event.happened for event in entry[1])]
 
-    def _give_back(self, block: Block) -> None:
-        block.stream.queue.append(block.spoil)  # after what the stream still does with it
+    def _return_to_stream(self, block: Block) -> None:
+        block.stream.queue.append(block.spoil)  # after the stream's last use
         self._free.setdefault(block.stream, []).append(block)
 
 
 class HostMemory:
-    """The host's page-locked memory: torch's, and ranges that were locked in place. torch's own is never given again;
-    on the fake CUDA runtime torch's real cache of it is tried.
+    """The host's page-locked memory: ranges that torch allocated, and ranges that were locked in place. torch's ranges
+    are never reused; the fake CUDA runtime covers torch's cache of them.
 
     Attributes:
         locked: the bytes at each address locked in place.
-        most_locks: how many ranges may be locked at once; further ones are refused.
+        most_locks: how many ranges can be locked at once.
     """
 
     def __init__(self, most_locks: int = 1 << 30) -> None:
         self.locked: dict[int, int] = {}
         self.most_locks = most_locks
-        self._own: dict[int, torch.Tensor] = {}  # torch's, by address
+        self._allocated: dict[int, torch.Tensor] = {}  # torch's ranges, by address
 
     def lock(self, address: int, nbytes: int) -> int:
-        """0, or the runtime's error code."""
+        """Lock a range; return 0 or the runtime's error code."""
         if len(self.locked) >= self.most_locks:
             return 2
         assert address not in self.locked, "memory was locked twice"
@@ -141,18 +141,19 @@ class HostMemory:
         return 0
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Page-locked bytes, uint8 (n,)."""
-        made = new_bytes(max(nbytes, 1))
-        self._own[made.data_ptr()] = made
-        return made[:nbytes]
+        """Allocate page-locked bytes, uint8 (N,)."""
+        memory = new_garbage(max(nbytes, 1))
+        self._allocated[memory.data_ptr()] = memory
+        return memory[:nbytes]
 
     def is_locked(self, address: int, nbytes: int) -> bool:
-        """Whether the device can copy from these bytes by itself."""
-        own = [(start, made.nbytes) for start, made in list(self._own.items())]  # other threads add to it
-        return any(start <= address and address + nbytes <= start + n for start, n in (*self.locked.items(), *own))
+        """Return whether the device can copy from these bytes asynchronously."""
+        ranges = dict(self.locked)
+        ranges |= {start: memory.nbytes for start, memory in list(self._allocated.items())}  # other threads add to it
+        return any(start <= address and address + nbytes <= start + n for start, n in ranges.items())
 
 
 def at_address(address: int, nbytes: int) -> torch.Tensor:
-    """A view of memory that keeps nothing alive, uint8 (n,)."""
+    """Return a view of memory, uint8 (N,), which does not keep the memory alive."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8))

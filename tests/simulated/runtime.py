@@ -1,9 +1,8 @@
-"""The simulated device, put in the place of CUDA.
+"""The simulated device in place of CUDA.
 
-gpuload is not touched: what it asks of torch beside operations (`gpuload.stage.device` has all of it) are a few
-functions of `torch.accelerator`, `torch.Stream`, events of `torch.cuda` and the CUDA runtime's page-locking, and these
-are the model's here.
-torch's operations are those of `simulated.tensors`, and Triton's launches are queued like any other.
+gpuload runs unchanged. Besides operations, it uses a few functions of `torch.accelerator`, `torch.Stream`, events of
+`torch.cuda` and the CUDA runtime's page-locking, all in `gpuload.stage.device`; the model replaces these.
+`simulated.tensors` replaces torch's operations, and launches of Triton's kernels are queued like operations.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from simulated.tensors import DeviceTensor, Operations
 __all__ = ["SimulatedCuda", "simulated"]
 
 NO_LIMIT = 1 << 30
-MEMORY_BYTES = 16 << 30  # that are always free
+MEMORY_BYTES = 16 << 30  # always free
 
 
 class SimulatedCuda:
-    """A host with devices, and all that a test asks of them.
+    """A host with devices, as tests use them.
 
     Attributes:
-        machine: streams and time.
-        memory: of the devices.
-        host: page-locked memory.
-        operations: torch's; a mode, entered in each thread.
+        machine: the streams and their order.
+        memory: the memory of the devices.
+        host: the page-locked memory.
+        operations: the mode that queues torch's operations in each thread.
     """
 
     def __init__(self, policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> None:
@@ -49,7 +48,7 @@ class SimulatedCuda:
         return self.machine.waits
 
     def stream(self, device: int = 0) -> Stream:
-        """A stream of the consumer's."""
+        """Create a stream of the consumer."""
         return self.machine.new_stream(device)
 
     def default_stream(self, device: int = 0) -> Stream:
@@ -59,44 +58,39 @@ class SimulatedCuda:
         return self.machine.current_stream()
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
-        """A stream is current within this."""
         return self.machine.on(stream)
 
     def synchronize(self) -> None:
-        """Run all that is queued."""
         self.machine.synchronize()
 
     def locked_ranges(self) -> int:
-        """How many ranges of memory are page-locked in place."""
         return len(self.host.locked)
 
     def reserved_bytes(self) -> int:
-        """What the device's allocator holds."""
         return self.memory.reserved_bytes
 
     def used_bytes(self) -> int:
-        """What tensors of the device hold."""
         return self.memory.used_bytes
 
     def fail(self) -> None:
-        """Let an operation on the current stream fail."""
+        """Queue an operation that fails on the current stream."""
         self.machine.issue(self.current_stream(), lambda: 1 // 0)
 
     def on_host(self, leaf: Any) -> Any:
-        """What a tensor holds when all is done; other objects as they are."""
+        """Run all operations, and return the values of a tensor; return other objects unchanged."""
         self.machine.synchronize()
         return leaf.inner.clone() if isinstance(leaf, DeviceTensor) else leaf
 
 
 @contextlib.contextmanager
 def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[Any]:
-    """A simulated device within this: in this thread, and in those that begin within it. Where Python was started with
-    the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real build of torch.
+    """Use a simulated device within a context, in this thread and in threads that start within it. If fakecuda/build.py
+    started Python, use the fake CUDA runtime instead.
 
     Args:
-        policy: of `simulated.machine.POLICIES`.
-        seed: of the policy ``"random"``.
-        most_locks: how many ranges of memory may be page-locked at once.
+        policy: a key of `simulated.machine.POLICIES`.
+        seed: the seed of the policy ``"random"``.
+        most_locks: how many ranges of memory can be page-locked at once.
     """
     if lacking.IS_FAKE:
         from simulated.fake import fake
@@ -125,8 +119,8 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     def index_of(device: Any = None) -> int:
         if device is None or isinstance(device, int):
             return machine.current_device if device is None else device
-        found = torch.device(device).index
-        return machine.current_device if found is None else found
+        index = torch.device(device).index
+        return machine.current_device if index is None else index
 
     def synchronize(device: Any = None) -> None:
         for stream in machine.streams:
@@ -172,7 +166,7 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
     patch.setattr(torch.cuda, "Event", CudaEvent)
     patch.setattr(torch.cuda, "Stream", cuda_stream)
     patch.setattr(torch.cuda, "cudart", lambda: runtime)
-    patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # it says that this build has no CUDA
+    patch.setattr(torch.cuda, "_lazy_init", lambda: None)  # it raises, since this build has no CUDA
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "default_generators", (torch.default_generator,) * len(machine.defaults))
     patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (MEMORY_BYTES, MEMORY_BYTES))
@@ -184,7 +178,7 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
 
 
 def _queue_launches(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
-    """Let the launch of a kernel in Triton's interpreter be an operation on its stream."""
+    """Queue launches of kernels in Triton's interpreter as operations on their stream."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is None:
         return
@@ -192,7 +186,7 @@ def _queue_launches(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
 
     def queued(executor: Any, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(arg, DeviceTensor) for arg in args):
-            cuda.operations.launch(lambda *own, **named: launch(executor, *own, **named), args, kwargs)
+            cuda.operations.launch(lambda *arguments, **named: launch(executor, *arguments, **named), args, kwargs)
         else:
             launch(executor, *args, **kwargs)
 

@@ -1,10 +1,10 @@
-"""Tensors of the simulated device, and what torch's operations on them do.
+"""Tensors of the simulated device, and torch's operations on them.
 
-A `DeviceTensor` is a view of a block of the simulated device's memory. Python sees it on ``cuda:…``; to torch's C++ it
-is on the device ``meta``, which a build without CUDA has. An operation makes its results' memory at once, by their
-shapes (a trial with zeros tells them), and is queued on the current stream with bare views of all memory that it uses:
-it keeps no block from being freed, as a kernel does not. Views are made at once, as they move nothing. What needs
-numbers of the device on the host makes the host wait, and that is noted.
+A `DeviceTensor` is a view of a block of the simulated device's memory. In Python it is on ``cuda:…``; for torch's C++
+code it is on the device ``meta``, which builds without CUDA have. An operation allocates its results immediately (a
+trial with zeros gives their shapes) and is queued on the current stream, with bare views of the memory that it uses.
+Like a kernel, it does not keep any block from being freed. Views are created immediately. An operation that needs
+values on the host makes the host wait, and the wait is recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from simulated.machine import Machine, Stream
-from simulated.memory import DeviceMemory, Held, HostMemory, at_address
+from simulated.memory import BlockReference, DeviceMemory, HostMemory, at_address
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["DeviceTensor", "Operations"]
@@ -24,7 +24,7 @@ aten: Final = torch.ops.aten
 META: Final = torch.device("meta")
 CPU: Final = torch.device("cpu")
 
-# Operations that take an index; one of booleans is made numbers first, for which the host waits.
+# Operations that take an index. A boolean index is converted to numbers first, for which the host waits.
 INDEXING: Final = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 DYNAMIC: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -33,21 +33,23 @@ class DeviceTensor(torch.Tensor):
     """A tensor of the simulated device.
 
     Attributes:
-        inner: a view of the block's bytes, on the CPU, which keeps no block.
-        held: keeps the block.
-        number: of its device.
+        inner: a view of the block's bytes on the CPU, which does not keep the block.
+        reference: keeps the block.
+        number: the number of its device.
     """
 
     inner: torch.Tensor
-    held: Held
+    reference: BlockReference
     number: int
     operations: Operations
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, held: Held, number: int, operations: Operations) -> DeviceTensor:
-        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+    def __new__(
+        cls, inner: torch.Tensor, reference: BlockReference, number: int, operations: Operations
+    ) -> DeviceTensor:
+        tensor = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -55,8 +57,8 @@ class DeviceTensor(torch.Tensor):
             dtype=inner.dtype,
             device=META,
         )
-        made.inner, made.held, made.number, made.operations = inner, held, number, operations
-        return made
+        tensor.inner, tensor.reference, tensor.number, tensor.operations = inner, reference, number, operations
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,14 +87,14 @@ class DeviceTensor(torch.Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
-    # In C++, what these make of Python's numbers would be on meta, and empty.
+    # C++ would convert Python's numbers to empty tensors on meta.
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(_with_tensors(index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        # On CUDA a Python number is a tensor of the host first: copied to a single element, or by a list of indices, it
-        # makes the host wait.
+        # On CUDA a Python number becomes a tensor of the host first. Copying it to one element, or by a list of
+        # indices, makes the host wait.
         number = isinstance(value, bool | int | float)
         super().__setitem__(_with_tensors(index), torch.tensor(value, dtype=self.dtype) if number else value)
 
@@ -110,15 +112,15 @@ class DeviceTensor(torch.Tensor):
         return self.cpu().numpy()
 
     def record_stream(self, s: Any) -> None:
-        if s is not self.held.block.stream:
-            self.held.block.users.add(s)
+        if s is not self.reference.block.stream:
+            self.reference.block.users.add(s)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
 
 class Operations(TorchDispatchMode):
-    """What torch's operations do while it is active; in each thread that uses the device."""
+    """The mode that replaces torch's operations in each thread that uses the device."""
 
     def __init__(self, machine: Machine, memory: DeviceMemory, host: HostMemory) -> None:
         super().__init__()
@@ -141,21 +143,21 @@ class Operations(TorchDispatchMode):
         super().__exit__(*error)
         with self.machine.lock:
             self._entered -= 1
-            torch._C._set_only_lift_cpu_tensors(self._entered > 0)  # the flag is of the process, not of the thread
+            torch._C._set_only_lift_cpu_tensors(self._entered > 0)  # a flag of the process, not of the thread
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do or queue an operation."""
+        """Run or queue an operation."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        own = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
-        assert len(own) == sum(tensor.is_meta or type(tensor) is DeviceTensor for tensor in tensors), func
+        device_tensors = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
+        assert len(device_tensors) == sum(tensor.is_meta or type(tensor) is DeviceTensor for tensor in tensors), func
         device = kwargs.get("device")
         on_device = device is not None and device.type in ("cuda", "meta")
-        if not own and not on_device:
+        if not device_tensors and not on_device:
             return self._on_host(func, args, kwargs)
-        numbers = {tensor.number for tensor in own}
+        numbers = {tensor.number for tensor in device_tensors}
         assert len(numbers) <= 1, f"{func} was called with tensors of several devices"
         if numbers:
             number = numbers.pop()
@@ -163,20 +165,20 @@ class Operations(TorchDispatchMode):
             number = self.machine.current_device if device is None or device.index is None else device.index
         stream = self.machine.current_stream(number)
         with torch.inference_mode(False):
-            if func is aten._to_copy.default and not (own and (device is None or on_device)):
+            if func is aten._to_copy.default and not (device_tensors and (device is None or on_device)):
                 return self._between(args[0], kwargs, number, stream)
-            if func is aten.copy_.default and len(own) == 1:
+            if func is aten.copy_.default and len(device_tensors) == 1:
                 return self._copied(
                     args[0], args[1], (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False), stream
                 )
             if func.is_view:
-                return self._viewed(func, args, kwargs, own[0])
-            if func in INDEXING:  # the host's indices and number are brought to the device first
+                return self._viewed(func, args, kwargs, device_tensors[0])
+            if func in INDEXING:  # the host's indices and number are copied to the device first
                 indices = [self._indices(index, number, stream) for index in args[1]]
-                rest = args[2:]
-                if rest and not self._fills(args):
-                    rest = (self._indices(rest[0], number, stream), *rest[1:])
-                args = (args[0], indices, *rest)
+                later_args = args[2:]
+                if later_args and not self._fills(args):
+                    later_args = (self._indices(later_args[0], number, stream), *later_args[1:])
+                args = (args[0], indices, *later_args)
             if self._needs_numbers(func, args, kwargs):
                 return self._waited(func, args, kwargs, number, stream)
             return self._queued(func, args, kwargs, number, stream)
@@ -184,50 +186,48 @@ class Operations(TorchDispatchMode):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def empty(self, like: torch.Tensor, number: int, stream: Stream) -> DeviceTensor:
-        """New memory on the device, of a shape, strides and dtype."""
-        extent = (
-            0 if like.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
-        )
-        held = self.memory.allocate(extent * like.element_size(), stream)
-        raw = held.block.raw[: extent * like.element_size()]
-        return DeviceTensor(torch.as_strided(raw.view(like.dtype), like.shape, like.stride()), held, number, self)
+        """Allocate a tensor on the device with the shape, strides and dtype of another."""
+        nbytes = _extent(like)
+        reference = self.memory.allocate(nbytes, stream)
+        raw = reference.block.raw[:nbytes]
+        return DeviceTensor(torch.as_strided(raw.view(like.dtype), like.shape, like.stride()), reference, number, self)
 
     def wait(self, what: str, stream: Stream) -> None:
-        """The host waits for a stream."""
+        """Let the host wait for a stream."""
         self.machine.wait(what, self.machine.record(stream))
 
     # -- kinds of operations ------------------------------------------------------------------------------------------
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The host's own; its page-locked memory is the model's."""
+        """Run an operation of the host, whose page-locked memory is the model's."""
         if func is aten.is_pinned.default:
             return self.host.is_locked(args[0].data_ptr(), args[0].nbytes)
         if func is aten._pin_memory.default or kwargs.get("pin_memory"):
-            given = args[0] if func is aten._pin_memory.default else func(*args, **{**kwargs, "pin_memory": False})
-            pinned = self.host.allocate(given.nbytes).view(given.dtype).view(given.shape)
-            return pinned if func is aten.empty.memory_format else pinned.copy_(given)
+            source = args[0] if func is aten._pin_memory.default else func(*args, **{**kwargs, "pin_memory": False})
+            pinned = self.host.allocate(source.nbytes).view(source.dtype).view(source.shape)
+            return pinned if func is aten.empty.memory_format else pinned.copy_(source)
         return func(*args, **kwargs)
 
-    def _between(self, given: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
-        """A copy in new memory, on the other side."""
-        dtype, waits_not = kwargs.get("dtype") or given.dtype, bool(kwargs.get("non_blocking"))
-        if not isinstance(given, DeviceTensor):
+    def _between(self, source: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
+        """Copy a tensor to new memory of the host or the device."""
+        dtype, non_blocking = kwargs.get("dtype") or source.dtype, bool(kwargs.get("non_blocking"))
+        if not isinstance(source, DeviceTensor):
             like = torch.empty_like(
-                given, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
+                source, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
             )
-            made = self.empty(like, number, stream)
-            return self._copied(made, given, waits_not, stream)
-        made = torch.empty_like(given.inner, dtype=dtype)
+            copy = self.empty(like, number, stream)
+            return self._copied(copy, source, non_blocking, stream)
+        copy = torch.empty_like(source.inner, dtype=dtype)
         self.wait("copy to the host", stream)
-        return made.copy_(given.inner)
+        return copy.copy_(source.inner)
 
     def _indices(self, index: torch.Tensor | None, number: int, stream: Stream) -> torch.Tensor | None:
         host = index is not None and not isinstance(index, DeviceTensor)
         return self._between(index, {}, number, stream) if host else index  # pyright: ignore[reportArgumentType]
 
-    def _copied(self, target: torch.Tensor, source: torch.Tensor, waits_not: bool, stream: Stream) -> torch.Tensor:
-        """A copy between host and device. The host's memory is read when the copy runs, if that is page-locked and the
-        copy is asynchronous; else the host waits."""
+    def _copied(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool, stream: Stream) -> torch.Tensor:
+        """Copy between host and device. Page-locked memory of an asynchronous copy is read when the copy runs; for
+        other copies the host waits."""
         host, device = (target, source) if isinstance(source, DeviceTensor) else (source, target)
         assert isinstance(device, DeviceTensor)
         inner = device.inner
@@ -235,15 +235,12 @@ class Operations(TorchDispatchMode):
             self.wait("copy to the host", stream)
             target.copy_(inner)
             return target
-        extent = (
-            0 if host.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
-        )
-        nbytes, address = extent * host.element_size(), host.data_ptr()
+        nbytes, address = _extent(host), host.data_ptr()
         shape, strides, dtype = host.shape, host.stride(), host.dtype
-        if not (waits_not and (nbytes == 0 or self.host.is_locked(address, nbytes))):
+        if not (non_blocking and (nbytes == 0 or self.host.is_locked(address, nbytes))):
             copied = host.detach().clone()
             self.machine.issue(stream, lambda: inner.copy_(copied))
-            self.wait("copy of pageable memory" if waits_not else "blocking copy", stream)
+            self.wait("copy of pageable memory" if non_blocking else "blocking copy", stream)
             return target
 
         def copy() -> None:
@@ -257,15 +254,16 @@ class Operations(TorchDispatchMode):
         return target
 
     def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], of: DeviceTensor) -> Any:
-        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        views = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         return tree_map(
-            lambda leaf: DeviceTensor(leaf, of.held, of.number, self) if isinstance(leaf, torch.Tensor) else leaf, made
+            lambda leaf: DeviceTensor(leaf, of.reference, of.number, self) if isinstance(leaf, torch.Tensor) else leaf,
+            views,
         )
 
     def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
-        """An operation whose result or its shape the host has to know."""
+        """Run an operation whose result, or its shape, the host needs."""
         self.wait(str(func), stream)
-        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        results = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         written = _written(func, args, kwargs)
         if written:
             return written[0]
@@ -278,7 +276,7 @@ class Operations(TorchDispatchMode):
             self.machine.issue(stream, lambda: inner.copy_(leaf))
             return on_device
 
-        return tree_map(placed, made)
+        return tree_map(placed, results)
 
     def _queued(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
@@ -299,25 +297,27 @@ class Operations(TorchDispatchMode):
             self.machine.issue(stream, change)
             return written[0] if len(written) == 1 else tuple(written)
         shaped = _tried(func, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, as the host's generator stands
+        if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, from the current state of the host's generator
             func, inner_args, inner_kwargs = torch.clone, (shaped,), {}
-        made = tree_map(
+        outputs = tree_map(
             lambda leaf: self.empty(leaf, number, stream) if isinstance(leaf, torch.Tensor) else leaf, shaped
         )
-        targets = [leaf.inner for leaf in tree_leaves(made) if isinstance(leaf, DeviceTensor)]
+        targets = [leaf.inner for leaf in tree_leaves(outputs) if isinstance(leaf, DeviceTensor)]
 
         def compute() -> None:
-            found = [leaf for leaf in tree_leaves(func(*inner_args, **inner_kwargs)) if isinstance(leaf, torch.Tensor)]
-            for target, result in zip(targets, found, strict=True):
+            computed = [
+                leaf for leaf in tree_leaves(func(*inner_args, **inner_kwargs)) if isinstance(leaf, torch.Tensor)
+            ]
+            for target, result in zip(targets, computed, strict=True):
                 target.copy_(result)
 
         self.machine.issue(stream, compute)
-        return made
+        return outputs
 
     def launch(self, kernel: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Queue a kernel of another library's."""
-        own = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, DeviceTensor)]
-        stream = self.machine.current_stream(own[0].number)
+        """Queue a kernel of another library."""
+        device_tensors = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, DeviceTensor)]
+        stream = self.machine.current_stream(device_tensors[0].number)
         bare = [arg.inner if isinstance(arg, DeviceTensor) else arg for arg in args]
         named = {name: arg.inner if isinstance(arg, DeviceTensor) else arg for name, arg in kwargs.items()}
         self.machine.issue(stream, lambda: kernel(*bare, **named))
@@ -347,9 +347,9 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _as_tuple(function: Callable[[Any], Any], tree: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of torch's named tuples, too."""
-    made = [tree_map(function, value) for value in tree]
-    return tuple(made) if type(tree) is tuple else type(tree)(made)  # pyright: ignore[reportCallIssue]
+    """Map a tuple, which may be one of torch's named tuples."""
+    values = [tree_map(function, value) for value in tree]
+    return tuple(values) if type(tree) is tuple else type(tree)(values)  # pyright: ignore[reportCallIssue]
 
 
 def tree_leaves(tree: Any) -> list[Any]:
@@ -366,10 +366,10 @@ def _masks(args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _with_tensors(index: Any) -> Any:
-    """An index whose lists and arrays are tensors."""
+    """Convert the lists and arrays of an index to tensors."""
     parts = index if isinstance(index, tuple) else (index,)
-    made = tuple(torch.as_tensor(part) if isinstance(part, list | np.ndarray) else part for part in parts)
-    return made if isinstance(index, tuple) else made[0]
+    tensors = tuple(torch.as_tensor(part) if isinstance(part, list | np.ndarray) else part for part in parts)
+    return tensors if isinstance(index, tuple) else tensors[0]
 
 
 def _inner(leaf: Any) -> Any:
@@ -379,14 +379,15 @@ def _inner(leaf: Any) -> Any:
 
 
 def _frozen(leaf: Any) -> Any:
-    """As `_inner`; the host's own numbers are passed by value."""
-    own = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DeviceTensor)
-    return leaf.detach().clone() if own else _inner(leaf)
+    """Do the same as `_inner`, and copy tensors of the host, whose numbers are passed by value."""
+    is_on_host = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DeviceTensor)
+    return leaf.detach().clone() if is_on_host else _inner(leaf)
 
 
 def _tried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Results of an operation's shapes, strides and dtypes. It is tried with zeros, which are valid indices; if it does
-    not take these, with ones. (torch's own computation on meta needs more time than the small images of tests.)"""
+    """Return results with the shapes, strides and dtypes of an operation. It is tried with zeros, which are valid
+    indices, and, if it refuses zeros, with ones. torch's computation on meta takes longer than the small images of
+    tests."""
     for number in (0, 1):
 
         def stand_in(leaf: Any, number: int = number) -> Any:
@@ -404,7 +405,7 @@ def _tried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """The bytes from its first number to its last."""
+    """Return the number of bytes from the first element to the last."""
     if tensor.numel() == 0:
         return 0
     steps = (step * (length - 1) for step, length in zip(tensor.stride(), tensor.shape, strict=True))
@@ -412,12 +413,12 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DeviceTensor]:
-    """The arguments that an operation writes to."""
+    """Return the arguments that an operation writes to."""
     if not func._schema.is_mutable:
         return []
-    found = []
+    written = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, DeviceTensor)]
-    return found
+            written += [leaf for leaf in tree_leaves(value) if isinstance(leaf, DeviceTensor)]
+    return written

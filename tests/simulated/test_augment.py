@@ -1,9 +1,8 @@
-"""`gl.Augment` on the simulated device: the numbers of the CPU, on the caller's current stream alone, without a wait of
-the host, and without a copy but the input's."""
+"""`gl.Augment` on the simulated device: it gives the numbers of the CPU, works on the caller's current stream only,
+never makes the host wait, and copies nothing but its input."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +18,8 @@ from parity.usable import needs
 from simulated.machine import HostWait
 from simulated.running import assert_equal
 from simulated.runtime import simulated
-from torch.utils._pytree import tree_map
+from simulated.samples import LARGE, photographs
+from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -30,14 +30,8 @@ CROPS = [T.RandomCrop(8), T.RandomHorizontalFlip(), NORMALIZE]
 NOISY = [*CROPS[:2], T.ColorJitter(0.4), NORMALIZE, T.RandomErasing(1.0, value="random")]
 RESIZED = [T.RandomShortestSize([8, 10]), NORMALIZE]
 LABELS = torch.tensor([0, 1, 2, 1])
-HERE = torch.device("cuda", 0)
+CUDA_0 = torch.device("cuda", 0)
 Case = tuple[list[Any], Callable[[], Any], dict[str, Any]]
-
-
-def photographs(count: int = 4, size_hw: tuple[int, int] = (14, 18), channels: int = 3, seed: int = 0) -> torch.Tensor:
-    """Noise N×C×H×W, uint8."""
-    levels = np.random.default_rng(seed).integers(0, 256, (count, channels, *size_hw), np.uint8)
-    return torch.from_numpy(levels)
 
 
 def list_of_sizes() -> list[torch.Tensor]:
@@ -67,7 +61,7 @@ def segmented_list() -> tuple[list[torch.Tensor], list[gl.Mask]]:
 
 
 def detected() -> tuple[torch.Tensor, list[dict[str, Any]]]:
-    """Boxes on the CPU, as they have to be, and another number of masks for each image."""
+    """Make images with boxes, which stay on the CPU, and a different number of masks for each image."""
     targets = []
     for row in range(4):
         boxes = np.array([[at, at, at + 9, at + 7] for at in range(1 + row % 3)], np.float32)
@@ -102,28 +96,28 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch whose tensors are others; declared masks too, boxes not."""
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to the tensors and masks of a batch, but not to boxes."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, gl.Mask):
-            return gl.Mask(move(torch.as_tensor(leaf.array)))
-        return move(leaf) if isinstance(leaf, torch.Tensor) else leaf
+            return gl.Mask(function(torch.as_tensor(leaf.array)))
+        return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(change, batch)
 
 
-def plain(batch: Any) -> list[Any]:
-    """A batch whose arrays are tensors, as one of several."""
+def as_list(batch: Any) -> list[Any]:
+    """Return a batch in a list, with arrays as tensors."""
     return [tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)]
 
 
-def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(HERE)
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(CUDA_0)
 
 
 def augmented(case: Case, backend: str) -> Any:
-    """The CPU's second batch."""
+    """Return the second batch on the CPU."""
     transforms, make, options = case
     augment = gl.Augment(transforms, backend=backend, device="cpu", **options)
     with in_batches():
@@ -131,65 +125,68 @@ def augmented(case: Case, backend: str) -> Any:
 
 
 def augmented_on_device(
-    case: Case, backend: str, policy: str = "lazy", place: Callable[[torch.Tensor], torch.Tensor] = on_device
+    case: Case, backend: str, policy: str = "lazy", place: Callable[[torch.Tensor], torch.Tensor] = to_device
 ) -> tuple[Any, list[HostWait]]:
-    """The second batch, of which the stream alone knows when it is there, and which the loop reads on that stream and
-    lets go of; and where the host waited for it. With the first batch, what is needed was made."""
+    """Augment a second batch, which the stream has not computed yet, copy the result on that stream, and drop it. The
+    first batch creates the stage.
+
+    Returns:
+        The copy, and the waits of the host.
+    """
     transforms, make, options = case
     with simulated(policy) as cuda:
         stream = cuda.stream()
         with cuda.on(stream):
             augment = gl.Augment(transforms, backend=backend, device="cuda", **options)
-            augment(moved(make(), on_device))
-            batch = moved(make(), place)
-            batch = moved(batch, lambda tensor: tensor.clone() if tensor.is_cuda else tensor)
+            augment(map_tensors(make(), to_device))
+            batch = map_tensors(make(), place)
+            batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_cuda else tensor)
             cuda.waits.clear()
             result = augment(batch)
             del batch
             waits = list(cuda.waits)
             assert cuda.current_stream() == stream
-            read = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
+            clones = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
             del result
         stream.synchronize()  # what is on other streams does not run, unless an event asks for it
-        return tree_map(cuda.on_host, read), waits
+        return tree_map(cuda.on_host, clones), waits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_batch_is_as_on_the_cpu_without_a_wait(backend, name):
+def test_augment_on_the_device_equals_the_cpu_without_a_wait(backend, name):
     needs(backend)
-    found, waits = augmented_on_device(CASES[name], backend)
+    result, waits = augmented_on_device(CASES[name], backend)
     # Kornia resizes with another operator on CUDA.
-    assert_equal(plain(found), plain(augmented(CASES[name], backend)), atol=1e-3 if backend == "kornia" else 0)
+    assert_equal(as_list(result), as_list(augmented(CASES[name], backend)), atol=1e-3 if backend == "kornia" else 0)
     assert waits == []
 
 
 @pytest.mark.parametrize("name", ["uint8", "floats", "half precision", "channels_last", "list", "clips", "masks"])
-def test_page_locked_memory_is_copied_asynchronously(name):
-    """The copy reads it when it runs, so that it has to be there then."""
-    found, waits = augmented_on_device(CASES[name], "torch", place=torch.Tensor.pin_memory)
-    assert_equal(plain(found), plain(augmented(CASES[name], "torch")))
+def test_augment_copies_page_locked_memory_asynchronously(name):
+    """The copy reads the memory when it runs, so the memory must still be allocated then."""
+    result, waits = augmented_on_device(CASES[name], "torch", place=torch.Tensor.pin_memory)
+    assert_equal(as_list(result), as_list(augmented(CASES[name], "torch")))
     assert waits == []
 
 
-def test_the_host_waits_for_the_copy_of_pageable_memory_alone():
-    found, waits = augmented_on_device(CASES["cameras"], "torch", place=lambda tensor: tensor)
-    assert_equal([found], [augmented(CASES["cameras"], "torch")])
+def test_augment_of_pageable_memory_waits_only_for_its_copy():
+    result, waits = augmented_on_device(CASES["cameras"], "torch", place=lambda tensor: tensor)
+    assert_equal([result], [augmented(CASES["cameras"], "torch")])
     assert {wait.function for wait in waits} == {"_to_device"}
 
 
-def test_copy_paste_asks_which_instances_are_left_and_nothing_else():
+def test_copy_paste_waits_only_for_the_numbers_of_instances_left():
     case = [T.CopyPaste(), T.RandomHorizontalFlip(), NORMALIZE], detected, {}
-    found, waits = augmented_on_device(case, "torch")
-    assert_equal(plain(found), plain(augmented(case, "torch")))
+    result, waits = augmented_on_device(case, "torch")
+    assert_equal(as_list(result), as_list(augmented(case, "torch")))
     assert {wait.where for wait in waits} == {"combined_targets.py"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_streams_that_take_turns_have_their_own_batches(backend):
-    """Each batch is made on the stream that is current, and read there without an event, though no other stream runs.
-    The device's other stream and the other device's stay as they were."""
+def test_augment_works_on_the_current_one_of_streams_that_take_turns(backend):
+    """Each batch is computed on the current stream, and read there without an event, although no other stream runs."""
     needs(backend)
     images, augment = photographs(), gl.Augment(CROPS, backend=backend)
     with in_batches():
@@ -198,36 +195,35 @@ def test_streams_that_take_turns_have_their_own_batches(backend):
     with simulated("lazy") as cuda:
         streams = cuda.stream(), cuda.default_stream()
         with cuda.on(streams[0]):
-            batch = images.to(HERE)
-            read = [augment(batch).clone()]
+            batch = images.to(CUDA_0)
+            clones = [augment(batch).clone()]
             for step in range(1, 4):
                 with cuda.on(streams[step % 2]):
-                    own = images.to(HERE)
-                    read.append(augment(own).clone())
-                    del own
-        found = []
-        for step, leaf in enumerate(read):
+                    images_on_device = images.to(CUDA_0)
+                    clones.append(augment(images_on_device).clone())
+                    del images_on_device
+        augmented_batches = []
+        for step, leaf in enumerate(clones):
             streams[step % 2].synchronize()
-            found.append(cuda.on_host(leaf))
-    assert_equal(found, expected)
+            augmented_batches.append(cuda.on_host(leaf))
+    assert_equal(augmented_batches, expected)
 
 
 @matrix(backend=BACKENDS, device=[0, 1])
-def test_a_device_that_is_not_the_current_one(backend, device):
-    """It stays the current one no less."""
+def test_augment_works_on_a_device_that_is_not_the_current_one(backend, device):
     needs(backend)
     images, augment = photographs(), gl.Augment(CROPS, backend=backend)
     with in_batches():
         expected = augment(images)
     with simulated("lazy") as cuda, cuda.on(cuda.default_stream(1 - device)):
         current = cuda.current_stream()
-        found = gl.Augment(CROPS, backend=backend)(images.to(torch.device("cuda", device)))
-        assert found.device == torch.device("cuda", device)
+        result = gl.Augment(CROPS, backend=backend)(images.to(torch.device("cuda", device)))
+        assert result.device == torch.device("cuda", device)
         assert cuda.current_stream() == current
-        assert_equal([cuda.on_host(found)], [expected])
+        assert_equal([cuda.on_host(result)], [expected])
 
 
-def test_boxes_of_torchvision_on_a_device():
+def test_boxes_of_torchvision_on_a_device_raise():
     """On a device without memory, as only where they are is asked."""
     torchvision()
     from torchvision import tv_tensors
@@ -242,8 +238,7 @@ def test_boxes_of_torchvision_on_a_device():
 
 # -- copies and launches -----------------------------------------------------------------------------------------------
 
-LARGE = (4, (120, 160))
-IN_MEMORY: dict[str, Callable[[], Any]] = {
+LARGE_BATCHES: dict[str, Callable[[], Any]] = {
     "uint8": lambda: photographs(*LARGE),
     "floats": lambda: photographs(*LARGE) / 255,
     "channels_last": lambda: photographs(*LARGE).to(memory_format=torch.channels_last),
@@ -252,24 +247,24 @@ IN_MEMORY: dict[str, Callable[[], Any]] = {
 }
 
 
-def memory_taken(batch: Any, backend: str) -> float:
-    """The most memory of the device that a second batch takes beside itself, in the batch's own size."""
+def relative_memory(batch: Any, backend: str) -> float:
+    """Return the peak memory that augmenting a second batch takes, as a multiple of the batch's size."""
     with simulated("eager") as cuda:
         augment = gl.Augment(CROPS, backend=backend)
-        augment(moved(photographs(), on_device))
-        on_it = moved(batch, on_device)
-        nbytes = sum(image.nbytes for image in (on_it if isinstance(on_it, list) else [on_it]))
-        before = cuda.reserved_bytes()
-        augment(on_it)
-        return (cuda.reserved_bytes() - before) / nbytes
+        augment(map_tensors(photographs(), to_device))
+        batch_on_device = map_tensors(batch, to_device)
+        nbytes = sum(image.nbytes for image in tree_leaves(batch_on_device))
+        reserved = cuda.reserved_bytes()
+        augment(batch_on_device)
+        return (cuda.reserved_bytes() - reserved) / nbytes
 
 
-@matrix(name=IN_MEMORY, backend=BACKENDS)
-def test_images_are_copied_once_or_not_at_all(name, backend):
-    """Small crops of large images take no memory but for the copy."""
+@matrix(name=LARGE_BATCHES, backend=BACKENDS)
+def test_augment_copies_images_at_most_once(name, backend):
+    """Small crops of large images take no memory except for the copy."""
     needs(backend)
     copied = name != "channels_last" and (backend != "fused" or name == "floats")  # kernels read uint8
-    assert copied <= memory_taken(IN_MEMORY[name](), backend) < copied + 0.1
+    assert copied <= relative_memory(LARGE_BATCHES[name](), backend) < copied + 0.1
 
 
 CHAINS: dict[str, list[Any]] = {
@@ -280,30 +275,13 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-def launches(drive: Callable[[], None]) -> Counter[tuple[str, Any]]:
-    """Of Triton's kernels, which are interpreted: their names and grids."""
-    from triton.runtime import interpreter
-
-    seen: Counter[tuple[str, Any]] = Counter()
-    with simulated("eager"), pytest.MonkeyPatch.context() as patch:
-        launch = interpreter.GridExecutor.__call__
-
-        def noted(executor: Any, *args: Any, **named: Any) -> None:
-            seen[executor.fn.__name__, executor.grid] += 1
-            launch(executor, *args, **named)
-
-        patch.setattr(interpreter.GridExecutor, "__call__", noted)
-        drive()
-    return seen
-
-
 def operations(drive: Callable[[], None]) -> int:
-    """How many there are for the device, kernels and copies among them."""
+    """Count the operations on the device, including kernels and copies."""
     with simulated("eager") as cuda, pytest.MonkeyPatch.context() as patch:
-        issue, seen = cuda.machine.issue, []
-        patch.setattr(cuda.machine, "issue", lambda *given: seen.append(given) or issue(*given))
+        issue, issued = cuda.machine.issue, []
+        patch.setattr(cuda.machine, "issue", lambda *arguments: issued.append(arguments) or issue(*arguments))
         drive()
-        return len(seen)
+        return len(issued)
 
 
 def by_loader(chain: str, backend: str, batches: int) -> None:
@@ -315,27 +293,18 @@ def by_loader(chain: str, backend: str, batches: int) -> None:
 
 def by_augment(chain: str, backend: str, batches: int) -> None:
     augment = gl.Augment(CHAINS[chain], backend=backend)
-    for images in photographs(4 * batches).to(HERE).split(4):
+    for images in photographs(4 * batches).to(CUDA_0).split(4):
         augment(images, torch.zeros(4, dtype=torch.int64))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chain", CHAINS)
-def test_fused_kernels_are_launched_as_for_a_loader(chain):
-    needs("fused")
-    found = launches(partial(by_augment, chain, "fused", 3))
-    assert found == launches(partial(by_loader, chain, "fused", 3))
-    assert found
 
 
 @pytest.mark.slow
 @lacking.on_a_gpu("the simulated device")
 @matrix(chain=CHAINS, backend=BACKENDS)
-def test_no_more_is_issued_than_for_a_loader(chain, backend):
-    """Which copies pixels and labels to the device, in place of planes within it."""
+def test_augment_issues_no_more_operations_than_a_loader(chain, backend):
+    """A loader copies pixels and labels to the device, where `Augment` copies planes on the device."""
     needs(backend)
-    ours, theirs = (
-        operations(partial(made, chain, backend, 3)) - operations(partial(made, chain, backend, 1))
-        for made in (by_augment, by_loader)
+    of_augment, of_loader = (
+        operations(partial(run, chain, backend, 3)) - operations(partial(run, chain, backend, 1))
+        for run in (by_augment, by_loader)
     )
-    assert 0 < ours <= theirs
+    assert 0 < of_augment <= of_loader

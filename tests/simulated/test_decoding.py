@@ -1,14 +1,14 @@
-"""Images that the simulated device decodes: the numbers of the CPU, in every order that events allow."""
+"""Images that the simulated device decodes equal those of the CPU, in every order that events allow."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers.generated_images import jpeg_bytes, smooth_image
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import assert_equal, on_cpu, on_device
+from simulated.samples import encoded_samples
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -17,32 +17,26 @@ from gpuload.stage.decode import crops
 CHAIN = [T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
 
-def samples(count: int = 12) -> list[Any]:
-    """Photographs, of which the last of four is an array: a batch has pixels from both."""
-    pictures = [smooth_image(20 + number, 30, number) for number in range(count)]
-    return [(gl.Encoded(jpeg_bytes(one)) if number % 4 < 3 else one, number) for number, one in enumerate(pictures)]
-
-
 @pytest.mark.parametrize("policy", [*DIRECTED, "random"])
-def test_batches_are_those_of_the_cpu_in_any_order(policy):
-    options = {"dataset": samples(), "transforms": CHAIN}
+def test_decoded_batches_equal_those_of_the_cpu_in_any_order_of_streams(policy):
+    options = {"dataset": encoded_samples(), "transforms": CHAIN}
     expected = on_cpu(options)
     for decode in (gl.Decode(where="device"), gl.Decode(where="both", device_share=0.5)):
-        with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as made:
-            found = on_device({**options, "decode": decode}, policy)
-        assert_equal(found.values, expected)
-        assert sum(made[0].calls) > 0
+        with decoding_with(refuses=lambda data: "no" if len(data) % 5 == 0 else "", room_bytes=7000) as decoders:
+            run = on_device({**options, "decode": decode}, policy)
+        assert_equal(run.values, expected)
+        assert sum(decoders[0].calls) > 0
 
 
-def test_the_host_sleeps_while_it_waits_for_the_room_of_decoded_images():
+def test_host_sleeps_while_it_waits_for_memory_of_decoded_images():
     with decoding_with():
         decode = gl.Decode(where="device", device_memory=4000)
-        waits = on_device({"dataset": samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
+        waits = on_device({"dataset": encoded_samples(), "transforms": CHAIN, "decode": decode}, "lazy").waits
     assert {wait.what for wait in waits if wait.function == "_free"} == {"blocking event"}
 
 
-def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkeypatch):
-    """As long as there is room for what is decoded: a batch's images are kept until their crops are copied."""
+def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
+    """This needs enough memory for the decoded images, which are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []
 
     class Counted:
@@ -52,20 +46,20 @@ def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkey
 
     kernel = crops._copy
     monkeypatch.setattr(crops, "_copy", Counted())
-    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+    options = {"dataset": encoded_samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     with decoding_with():
-        found = on_device(options, "lazy")
-    assert_equal(found.values, on_cpu(options))
+        run = on_device(options, "lazy")
+    assert_equal(run.values, on_cpu(options))
     assert grids == [(1, 3)] * 3
-    assert found.hidden == []
+    assert run.unexpected_waits == []
 
 
-def test_files_are_not_copied_to_the_device():
-    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+def test_files_decoded_by_the_device_are_not_copied_to_it():
+    options = {"dataset": encoded_samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     sizes = []
 
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | given) as loader:
+    def drive(options_: dict[str, Any]) -> Any:
+        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | options_) as loader:
             yield from loader
             sizes.append(loader.stats().decode.bytes)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from simulated.running import assert_equal, on_cpu, on_device
-from simulated.test_orders import options, samples
+from simulated.samples import options, samples
 
 from gpuload import transforms as T
 from gpuload.batches.assemble import Assembly
@@ -25,97 +25,102 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-def given(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
+def chain_options(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
     return options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend=backend, **changes)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_fused_batches_are_as_on_the_cpu(chain):
-    expected = on_cpu(given(chain, "fused"))
+def test_fused_batches_on_the_device_equal_those_of_the_cpu(chain):
+    expected = on_cpu(chain_options(chain, "fused"))
     for policy in ORDERS:
-        found = on_device(given(chain, "fused"), policy)
-        assert_equal(found.values, expected)
-        assert found.hidden == []
+        run = on_device(chain_options(chain, "fused"), policy)
+        assert_equal(run.values, expected)
+        assert run.unexpected_waits == []
 
 
-def test_kernels_that_make_tables_for_others():
-    """Statistics, weights and boxes; few images, as their passes take long in the interpreter."""
+def test_kernels_that_write_tables_for_later_kernels_need_no_wait():
+    """The tables are statistics, weights and boxes. The images are few, since passes take long in the interpreter."""
     chain = [T.RandomResizedCrop(8), T.RandomEqualize(1.0), NORMALIZE, T.RandomErasing(1.0)]
-    few = options(dataset=samples(4), transforms=chain, backend="fused", batch_size=2)
-    found = on_device(few, "lazy")
-    assert_equal(found.values, on_cpu(few))
-    assert found.hidden == []
+    arguments = options(dataset=samples(4), transforms=chain, backend="fused", batch_size=2)
+    run = on_device(arguments, "lazy")
+    assert_equal(run.values, on_cpu(arguments))
+    assert run.unexpected_waits == []
 
 
-def test_fused_lists_are_as_on_the_cpu():
-    """Their images are written through the address of the first."""
-    lists = given("flipped crops", "fused", ragged="list")
+def test_fused_lists_on_the_device_equal_those_of_the_cpu():
+    """The images of a list are written through the address of the first image."""
+    lists = chain_options("flipped crops", "fused", ragged="list")
     assert_equal(on_device(lists, "lazy").values, on_cpu(lists))
 
 
 @pytest.mark.processes
-def test_batches_that_workers_planned_are_as_on_the_cpu(monkeypatch):
-    """Their numbers come to the device with the pixels."""
+def test_batches_planned_by_workers_equal_those_of_the_cpu(monkeypatch):
     planned = []
     launch = FusedRunner.launch_planned
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: planned.append(launch(*given)))
-    some = options(dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
-    some["batch_size"] = 1
-    found = on_device({**some, "num_workers": 2}, "lazy")
-    assert_equal(found.values, on_cpu(some))
-    assert found.hidden == []
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned.append(launch(*args)))
+    arguments = options(
+        dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
+    )
+    arguments["batch_size"] = 1
+    run = on_device({**arguments, "num_workers": 2}, "lazy")
+    assert_equal(run.values, on_cpu(arguments))
+    assert run.unexpected_waits == []
     assert planned
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ORDERS)
 @pytest.mark.parametrize("has_slot", [True, False])
-def test_batches_that_no_worker_planned_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
-    """A loop that waits for each batch, as no plan is requested; then also without a slot for the plan."""
+def test_batches_without_a_workers_plan_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
+    """No plan is requested, as for a loop that waits for each batch, and there may be no slot for a plan."""
     launched, drawn = [], []
     launch, draw = FusedRunner.launch_planned, BatchTransform._draw_programs
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: launched.append(launch(*given)))
-    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *given: drawn.append(0) or draw(*given))
-    monkeypatch.setattr(Planner, "submit", lambda *given: None)
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: launched.append(launch(*args)))
+    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *args: drawn.append(0) or draw(*args))
+    monkeypatch.setattr(Planner, "submit", lambda *args: None)
     if not has_slot:
-        monkeypatch.setattr(Planner, "allocate", lambda *given: None)
-    some = options(dataset=samples(8), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
-    some["batch_size"] = 2
-    expected = on_cpu(some)
+        monkeypatch.setattr(Planner, "allocate", lambda *args: None)
+    arguments = options(
+        dataset=samples(8), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
+    )
+    arguments["batch_size"] = 2
+    expected = on_cpu(arguments)
     launched.clear()
     drawn.clear()
-    found = on_device({**some, "num_workers": 2}, policy)
-    assert_equal(found.values, expected)
-    assert found.hidden == []
+    run = on_device({**arguments, "num_workers": 2}, policy)
+    assert_equal(run.values, expected)
+    assert run.unexpected_waits == []
     assert (len(launched), len(drawn)) == ((4, 0) if has_slot else (0, 4))
 
 
 @pytest.mark.processes
-def test_images_that_no_plan_can_join_are_named_where_no_worker_planned_the_batch(monkeypatch):
-    monkeypatch.setattr(Planner, "submit", lambda *given: None)
+def test_images_of_different_channels_without_a_workers_plan_raise(monkeypatch):
+    monkeypatch.setattr(Planner, "submit", lambda *args: None)
     mixed = [*samples(3), (np.zeros((14, 16, 1), np.uint8), 3)]
-    some = options(dataset=mixed, transforms=[T.RandomCrop(8), T.ColorJitter(0.4)], backend="fused", shuffle=False)
+    arguments = options(dataset=mixed, transforms=[T.RandomCrop(8), T.ColorJitter(0.4)], backend="fused", shuffle=False)
     with pytest.raises(ValueError, match=r"but sample\[0\] of sample 0 has 3 and sample\[0\] of sample 3 has 1"):
-        on_device({**some, "num_workers": 1}, "lazy")
+        on_device({**arguments, "num_workers": 1}, "lazy")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ORDERS)
-def test_labels_that_came_with_a_plan_are_kept_for_a_step_that_is_late(policy, monkeypatch):
-    """Also where a module of the user's ends the batch on the stream of the step."""
+def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
+    """This holds even if a module of the user finishes the batch on the stream of the training step."""
     placed: list[bool] = []
     finish = Assembly.finish
 
-    def watched(assembly: Assembly, *given: Any, **named: Any) -> Any:
-        finished = finish(assembly, *given, **named)
+    def watched(assembly: Assembly, *args: Any, **named: Any) -> Any:
+        finished = finish(assembly, *args, **named)
         placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.full_columns.values())
         return finished
 
     monkeypatch.setattr(Assembly, "finish", watched)
-    some = options(dataset=samples(12), transforms=[T.RandomCrop(8), NORMALIZE, T.Lambda(torch.abs)], backend="fused")
-    some["batch_size"] = 1
-    expected = on_cpu(some)
+    arguments = options(
+        dataset=samples(12), transforms=[T.RandomCrop(8), NORMALIZE, T.Lambda(torch.abs)], backend="fused"
+    )
+    arguments["batch_size"] = 1
+    expected = on_cpu(arguments)
     placed.clear()
-    assert_equal(on_device({**some, "num_workers": 2}, policy).values, expected)
+    assert_equal(on_device({**arguments, "num_workers": 2}, policy).values, expected)
     assert placed  # some batches came with a plan
-    assert all(placed)  # and whoever keeps labels does not keep the pixels
+    assert all(placed)  # labels that are kept do not keep the pixels

@@ -1,4 +1,4 @@
-"""Kornia on the simulated device: the numbers of the CPU, in the orders that find most, and no wait of the host."""
+"""Kornia on the simulated device gives the numbers of the CPU, under the policies that reveal most, without a wait."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from parity.usable import needs
 from simulated.running import assert_equal, on_cpu, on_device
-from simulated.test_orders import options, samples
+from simulated.samples import options, samples
 
 from gpuload import transforms as T
 
 ORDERS = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
-# All of Kornia's operators, and what it leaves to the reference between them.
+# All of Kornia's operators, with transforms of the reference between them.
 CHAINS: dict[str, list[Any]] = {
     "flipped crops": [T.RandomCrop(12), T.RandomHorizontalFlip(), NORMALIZE],
     "mixing": [T.RandomCrop(12), NORMALIZE, T.MixUp(num_classes=30)],
@@ -31,11 +31,11 @@ CHAINS: dict[str, list[Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS)
-def test_batches_are_as_on_the_cpu_without_a_wait(chain):
+def test_kornia_batches_on_the_device_equal_those_of_the_cpu_without_a_wait(chain):
     needs("kornia")
-    given = options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend="kornia")
-    expected = on_cpu(given)
+    loader_options = options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend="kornia")
+    expected = on_cpu(loader_options)
     for policy in ORDERS:
-        found = on_device(given, policy)
-        assert_equal(found.values, expected)
-        assert found.hidden == []
+        run = on_device(loader_options, policy)
+        assert_equal(run.values, expected)
+        assert run.unexpected_waits == []

@@ -1,4 +1,5 @@
-"""The simulated device itself: it promises what CUDA promises, and breaks what relies on more."""
+"""The stand-ins for CUDA: they keep the order that CUDA guarantees, and break code that relies on more. Tests without
+`ON_MODEL` run on the simulated device in `make test`, and on the fake CUDA runtime in `make test-cuda-fake`."""
 
 from __future__ import annotations
 
@@ -10,57 +11,76 @@ from helpers import lacking
 from simulated.machine import DIRECTED, POLICIES
 from simulated.runtime import simulated
 
-pytestmark = lacking.on_a_gpu("the simulated device")
+ON_MODEL = lacking.on_a_gpu("the simulated device")  # marks tests of what only the model has
 
 
 def computed(device: str) -> list[torch.Tensor]:
-    """Views, changes in place, indices and operations with several results."""
-    given = torch.arange(12.0).reshape(3, 4).to(device)
-    rows, columns = given.t()[1:], given[:, [0, 2]]
-    rows += 1
-    given[given > 10] = 0
-    ordered, order = torch.cat([rows @ given, columns], 1).sort(dim=1, descending=True)
-    return [given, columns, ordered.to(torch.int64), order, rows.sum(dim=0), torch.arange(3, device=device)[:, None]]
+    """Compute with views, changes in place, indices, numbers of the host and operations with several results."""
+    numbers = torch.arange(12.0).reshape(3, 4).to(device)
+    rows, columns = numbers.t()[1:], numbers[:, [0, 2]]
+    rows += torch.tensor(1.0)
+    numbers[numbers > 10] = 0
+    ordered, order = torch.cat([rows @ numbers, columns], 1).sort(dim=1, descending=True)
+    image = torch.nn.functional.conv2d(numbers[None, None], torch.ones(1, 1, 2, 2, device=device))
+    indices = torch.arange(3, device=device)[:, None]
+    return [numbers, columns, ordered.to(torch.int64), order, rows.sum(dim=0), image, numbers.half().double(), indices]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_operations_give_torchs_results(policy):
     with simulated(policy) as cuda:
-        found = computed("cuda:0")
-        assert {tensor.device for tensor in found} == {torch.device("cuda", 0)}
-        found = [cuda.on_host(tensor) for tensor in found]
-    assert all(map(torch.equal, found, computed("cpu")))
+        results = computed("cuda:1")
+        assert {tensor.device for tensor in results} == {torch.device("cuda", 1)}
+        results = [cuda.on_host(tensor) for tensor in results]
+    assert all(map(torch.equal, results, computed("cpu")))
 
 
-def test_streams_are_independent_without_an_event_and_in_order_with_one():
-    for policy in DIRECTED:
-        with simulated(policy) as cuda:
-            side, late = torch.Stream("cuda:0"), []
-            for waits in (False, True):
-                number = torch.zeros(1, device="cuda:0")
-                side.wait_stream(cuda.machine.current_stream())
-                with cuda.machine.on(side):
-                    number += 1
-                if waits:
-                    cuda.machine.current_stream().wait_stream(side)
-                late.append(number * 10)
-            assert [cuda.on_host(numbers).item() for numbers in late] == [0.0, 10.0]
+@pytest.mark.parametrize("policy", DIRECTED)
+@pytest.mark.parametrize(("waits", "expected"), [(False, 0), (True, 10)])
+def test_streams_are_independent_without_an_event_and_in_order_with_one(policy, waits, expected):
+    with simulated(policy) as cuda:
+        side, consumer = torch.Stream("cuda:0", priority=-1), torch.accelerator.current_stream()
+        number = torch.zeros(1, device="cuda:0")
+        side.wait_stream(consumer)
+        with cuda.on(side):
+            number += 1
+        if waits:
+            consumer.wait_stream(side)
+        assert cuda.on_host(number * 10).item() == expected
 
 
-def test_an_event_says_when_all_before_it_has_run():
+def test_event_completes_when_all_operations_before_it_have_run():
     with simulated("lazy") as cuda:
-        stream = cuda.machine.current_stream()
+        stream = torch.accelerator.current_stream()
         number = torch.zeros(1, device="cuda:0") + 3
         event = stream.record_event()
-        number += 1
         assert not event.query()
         event.synchronize()
         assert event.query()
-        assert number.inner.item() == 3  # no more than has to run
+        number += 1
+        assert not stream.record_event().query()
         assert [wait.what for wait in cuda.waits] == ["event"]
+        assert cuda.on_host(number).item() == 4
 
 
-def test_memory_is_used_again_at_once_in_the_order_of_its_stream():
+@pytest.mark.parametrize("recorded", [False, True])
+def test_another_stream_reads_garbage_unless_the_tensor_was_recorded_on_it(recorded):
+    with simulated("side first") as cuda:
+        side, consumer = torch.Stream("cuda:0", priority=-1), torch.accelerator.current_stream()
+        with cuda.on(side):
+            tensor = torch.full((1000,), 3, device="cuda:0")
+        consumer.wait_stream(side)
+        sums = tensor + 1
+        if recorded:
+            tensor.record_stream(cuda.current_stream())
+        del tensor
+        with cuda.on(side):
+            reused = torch.full((1000,), 5, device="cuda:0")
+        assert (cuda.on_host(sums)[0].item() == 4) == recorded
+        assert cuda.on_host(reused)[0].item() == 5
+
+
+def test_freed_memory_is_reused_at_once_in_the_order_of_its_stream():
     with simulated("lazy") as cuda:
         first = torch.full((1000,), 3, device="cuda:0")
         address, double = first.data_ptr(), first * 2
@@ -68,27 +88,9 @@ def test_memory_is_used_again_at_once_in_the_order_of_its_stream():
         second = torch.full((1000,), 4, device="cuda:0")
         assert second.data_ptr() == address
         assert cuda.on_host(double).unique().tolist() == [6]
-        assert cuda.memory.reserved_bytes == 2 * 8192
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_another_stream_reads_garbage_unless_the_tensor_was_recorded_on_it(recorded):
-    with simulated("side first") as cuda:
-        side = torch.Stream("cuda:0")
-        with cuda.machine.on(side):
-            made = torch.full((1000,), 3, device="cuda:0")
-        cuda.machine.current_stream().wait_stream(side)
-        read = made + 1
-        if recorded:
-            made.record_stream(cuda.machine.current_stream())
-        del made
-        with cuda.machine.on(side):
-            again = torch.full((1000,), 5, device="cuda:0")
-        assert (cuda.on_host(read)[0].item() == 4) == recorded
-        assert cuda.on_host(again)[0].item() == 5
-
-
-def test_a_view_keeps_its_memory():
+def test_view_keeps_its_memory_allocated():
     with simulated("eager") as cuda:
         view = torch.arange(1000, device="cuda:0")[10:12]
         gc.collect()
@@ -99,6 +101,7 @@ def test_a_view_keeps_its_memory():
 # -- the host's memory ------------------------------------------------------------------------------------------------
 
 
+@ON_MODEL
 def test_page_locked_memory_is_read_when_the_copy_runs():
     with simulated("lazy") as cuda:
         pinned = torch.zeros(4).pin_memory()
@@ -108,7 +111,8 @@ def test_page_locked_memory_is_read_when_the_copy_runs():
         assert cuda.waits == []
 
 
-def test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers():
+@ON_MODEL
+def test_host_waits_for_copies_of_pageable_memory_and_for_values():
     with simulated("lazy") as cuda:
         numbers = torch.arange(3).to("cuda:0", non_blocking=True)
         torch.tensor([1, 2], device="cuda:0")
@@ -127,32 +131,34 @@ def test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers():
             "copy to the host",
         ]
         assert {(wait.where, wait.function) for wait in cuda.waits} == {
-            ("test_model.py", "test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers")
+            ("test_model.py", "test_host_waits_for_copies_of_pageable_memory_and_for_values")
         }
 
 
-def test_the_host_waits_where_a_number_is_assigned_to_one_element_or_by_a_list_of_indices():
-    """As torch 2.14's CUDA build does on a runtime that counts waits: once, never, never, never, once."""
+@ON_MODEL
+def test_assigning_a_number_to_one_element_or_a_list_of_indices_waits():
+    """torch 2.14's CUDA build, on a runtime that counts waits, waits once, never, never, never, once."""
     with simulated("lazy") as cuda:
         numbers, expected = torch.zeros(3, 3, device="cuda:0"), torch.zeros(3, 3)
         mask, index = torch.zeros(3, 3, dtype=torch.bool, device="cuda:0"), torch.tensor([0, 2]).pin_memory()
         index, waits = index.to("cuda:0", non_blocking=True), []
         for change in (
-            lambda own, at: own.__setitem__((1, 1), 5),
-            lambda own, at: own[1, 2].fill_(6),
-            lambda own, at: own.__setitem__((slice(1), slice(2)), 7),
-            lambda own, at: own.__setitem__(mask if own is numbers else mask.inner, 8),
-            lambda own, at: own.__setitem__((slice(None), at), 9),
+            lambda tensor, indices: tensor.__setitem__((1, 1), 5),
+            lambda tensor, indices: tensor[1, 2].fill_(6),
+            lambda tensor, indices: tensor.__setitem__((slice(1), slice(2)), 7),
+            lambda tensor, indices: tensor.__setitem__(mask if tensor is numbers else mask.inner, 8),
+            lambda tensor, indices: tensor.__setitem__((slice(None), indices), 9),
         ):
-            before = len(cuda.waits)
+            wait_count = len(cuda.waits)
             change(numbers, index)
             change(expected, torch.tensor([0, 2]))
-            waits.append([wait.what for wait in cuda.waits[before:]])
+            waits.append([wait.what for wait in cuda.waits[wait_count:]])
         assert waits == [["blocking copy"], [], [], [], ["blocking copy"]]
         assert torch.equal(cuda.on_host(numbers), expected)
 
 
-def test_a_copy_of_memory_that_is_no_longer_locked_is_an_error():
+@ON_MODEL
+def test_copy_of_memory_that_was_unlocked_raises():
     with simulated("lazy") as cuda:
         host = torch.zeros(4)
         assert cuda.host.lock(host.data_ptr(), host.nbytes) == 0
@@ -162,7 +168,8 @@ def test_a_copy_of_memory_that_is_no_longer_locked_is_an_error():
             cuda.machine.synchronize()
 
 
-def test_an_error_on_the_device_is_heard_of_at_the_next_wait():
+@ON_MODEL
+def test_error_of_an_operation_is_raised_by_the_next_wait():
     with simulated("lazy") as cuda:
         numbers = torch.zeros(3, dtype=torch.int64, device="cuda:0")
         torch.arange(3, device="cuda:0")[numbers + 5]

@@ -1,4 +1,4 @@
-"""A loader on the simulated device, in every order that events allow: streams, threads, slots, workers, ends."""
+"""A loader on the simulated device, in every order that events allow: streams, threads, slots, workers and shutdown."""
 
 from __future__ import annotations
 
@@ -12,32 +12,22 @@ import pytest
 import torch
 from helpers import lacking
 from simulated.machine import DIRECTED, POLICIES
-from simulated.running import OPTIONS, Taken, assert_equal, epochs, on_cpu, on_device, take, with_errors
+from simulated.running import OPTIONS, LoopRun, assert_equal, epochs, on_cpu, on_device, run_loop, with_errors
 from simulated.runtime import SimulatedCuda, simulated
+from simulated.samples import CHAIN, options, samples
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.workers.feed import Feed
 
-CHAIN = [T.RandomCrop(12), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
-
-def samples(count: int = 24) -> list[Any]:
-    """Noise of one size, which no two samples share, and numbers."""
-    rng = np.random.default_rng(5)
-    return [(rng.integers(0, 256, (14, 16, 3), np.uint8), number) for number in range(count)]
-
-
-def options(**changes: Any) -> dict[str, Any]:
-    return {"dataset": samples(), "transforms": CHAIN, **changes}
-
-
-def stacked(given: list[Any]) -> dict[str, Any]:
-    return {"images": torch.stack([image for image, _ in given]), "labels": torch.tensor([label for _, label in given])}
+def stacked(samples: list[Any]) -> dict[str, Any]:
+    images, labels = zip(*samples, strict=True)
+    return {"images": torch.stack(images), "labels": torch.tensor(labels)}
 
 
 class Arrays(torch.utils.data.Dataset):
-    """Blocks of arrays, one of them long, and no images."""
+    """Samples with arrays, one of them long, and without images."""
 
     def __len__(self) -> int:
         return 16
@@ -46,8 +36,8 @@ class Arrays(torch.utils.data.Dataset):
         return np.random.default_rng(number).integers(0, 99, 500), {"half": np.full((2, 3), number, np.float16)}
 
 
-class Dying:
-    """A worker that reads sample 9 for the first time is killed."""
+class KillsWorker:
+    """A dataset that kills the first worker that reads sample 9."""
 
     def __init__(self, marker: Any) -> None:
         self.marker = str(marker)
@@ -82,26 +72,26 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_policy_gives_the_cpus_batches_and_hides_no_wait(kind):
-    given = KINDS[kind]()
-    expected = on_cpu(given)
+def test_batches_of_every_kind_equal_those_of_the_cpu_under_every_policy(kind):
+    loader_options = KINDS[kind]()
+    expected = on_cpu(loader_options)
     for policy in POLICIES:
-        found = on_device(given, policy, seed=len(kind))
-        assert_equal(found.values, expected)
-        assert found.hidden == []
+        run = on_device(loader_options, policy, seed=len(kind))
+        assert_equal(run.values, expected)
+        assert run.unexpected_waits == []
 
 
-def test_a_consumer_that_keeps_up_is_never_waited_for():
+def test_host_never_waits_for_a_consumer_that_keeps_up():
     assert on_device(options(), "eager").waits == []
 
 
-def test_one_that_lags_is_waited_for_where_that_is_meant():
+def test_host_waits_for_a_slow_consumer_in_hold_back_only():
     waits = on_device(options(), "side first").waits
     assert {wait.function for wait in waits} == {"hold_back"}
 
 
-def test_the_host_sleeps_while_it_waits_for_the_consumer_and_for_slots():
-    """An event of a generic stream would make it spin, which takes a CPU from the workers."""
+def test_host_sleeps_while_it_waits_for_the_consumer_and_for_slots():
+    """With an event of a generic stream the host would spin, which takes a CPU from the workers."""
     waits = on_device(options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12), "lazy").waits
     assert {wait[:1] + wait[2:3] for wait in waits if wait.function != "_fill"} == {
         ("blocking event", "hold_back"),
@@ -109,7 +99,7 @@ def test_the_host_sleeps_while_it_waits_for_the_consumer_and_for_slots():
     }
 
 
-def test_the_host_sleeps_while_it_waits_for_the_device_before_the_ring_is_unmapped():
+def test_host_sleeps_while_close_waits_for_the_device():
     with simulated("lazy") as cuda:
         loader = gl.Loader(**OPTIONS | options(device="cuda"))
         next(iter(loader))
@@ -118,83 +108,64 @@ def test_the_host_sleeps_while_it_waits_for_the_device_before_the_ring_is_unmapp
         assert {wait.what for wait in cuda.waits} == {"blocking event"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["lazy", "side first"])
-def test_memory_is_flat_over_200_batches_with_a_consumer_that_lags(policy):
-    reserved = []
-    with simulated(policy) as cuda:
-        given = options(dataset=samples(8) * 25, transforms=CHAIN[:1], batch_size=1, device="cuda")
-        with gl.Loader(**OPTIONS | given) as loader:
-            for images, _ in loader:
-                images.sum()
-                del images, _
-                reserved.append(cuda.reserved_bytes())
-    assert len(reserved) == 200
-    assert reserved[-1] == reserved[9]
-
-
 # -- slots ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_a_ring_smaller_than_a_batch(policy):
-    given = options(ring_bytes=4096 * 2, chunk_size=1, batch_size=12)
-    assert_equal(on_device(given, policy).values, on_cpu(given))
-
-
-@pytest.mark.parametrize("policy", DIRECTED)
-def test_slots_that_grow_are_locked_and_unlocked(policy):
-    """Images of the second half need larger slots, which take the place of the first ones."""
+def test_slots_that_grow_are_locked_again_and_all_are_unlocked(policy):
+    """Images of the second half need larger slots, which replace the first ones."""
     rng = np.random.default_rng(1)
-    grown = [(rng.integers(0, 256, (14, 16 if n < 12 else 60, 3), np.uint8), n) for n in range(24)]
-    given = options(dataset=grown, chunk_size=2, ring_bytes=1 << 18)
-    found = on_device(given, policy)
-    assert_equal(found.values, on_cpu(given))
-    assert found.hidden == []
-    assert found.locked_ranges == 0
+    growing = [(rng.integers(0, 256, (14, 16 if n < 12 else 60, 3), np.uint8), n) for n in range(24)]
+    loader_options = options(dataset=growing, chunk_size=2, ring_bytes=1 << 18)
+    run = on_device(loader_options, policy)
+    assert_equal(run.values, on_cpu(loader_options))
+    assert run.unexpected_waits == []
+    assert run.locked_ranges == 0
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_chunks_of_the_first_batches_in_memory_of_their_own(policy, monkeypatch):
-    """Which is not locked: as of what was moved out of the ring, the host waits for its copies."""
-    own, store = [], Feed._store_result
-    monkeypatch.setattr(Feed, "_store_result", lambda *args: own.append(args[-1].data is not None) or store(*args))
+def test_chunks_larger_than_their_slots_are_copied_from_separate_memory(policy, monkeypatch):
+    """The host waits for copies of separate memory, which is not page-locked."""
+    is_separate, store = [], Feed._store_result
+    monkeypatch.setattr(
+        Feed, "_store_result", lambda *args: is_separate.append(args[-1].data is not None) or store(*args)
+    )
     rng = np.random.default_rng(1)
     large = [(rng.integers(0, 256, (360, 340, 3), np.uint8), n) for n in range(24)]
-    given = options(dataset=large, transforms=CHAIN[1:])
-    expected = on_cpu(given)
-    own.clear()
-    assert_equal(on_device(given, policy).values, expected)
-    assert 0 < sum(own) < len(own)
+    loader_options = options(dataset=large, transforms=CHAIN[1:])
+    expected = on_cpu(loader_options)
+    is_separate.clear()
+    assert_equal(on_device(loader_options, policy).values, expected)
+    assert 0 < sum(is_separate) < len(is_separate)
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
 @pytest.mark.parametrize("locks", [0, 1])
-def test_refused_locks(policy, locks):
-    """Pageable memory is copied while the host waits, and the numbers are right."""
+def test_refused_page_locks_warn_and_give_the_same_batches(policy, locks):
+    """The host waits for copies of memory that is not page-locked."""
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
-        found = on_device(options(chunk_size=1), policy, most_locks=locks)
-    assert_equal(found.values, on_cpu(options(chunk_size=1)))
-    assert {wait.function for wait in found.hidden} <= {"_fill"}
+        run = on_device(options(chunk_size=1), policy, most_locks=locks)
+    assert_equal(run.values, on_cpu(options(chunk_size=1)))
+    assert {wait.function for wait in run.unexpected_waits} <= {"_fill"}
 
 
 # -- streams and threads ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_two_consumers_in_turn_on_streams_of_their_own(policy):
+def test_batches_stay_intact_on_two_consumer_streams_in_turn(policy):
     with simulated(policy) as cuda, gl.Loader(**OPTIONS | options(device="cuda")) as loader:
-        streams, read = (cuda.stream(), cuda.stream()), []
+        streams, clones = (cuda.stream(), cuda.stream()), []
         for number, batch in enumerate(iterate(loader, cuda, streams)):
             with cuda.on(streams[number % 2]):
-                read.append([tensor.clone() for tensor in batch])
+                clones.append([tensor.clone() for tensor in batch])
             del batch
-        found = [[cuda.on_host(tensor) for tensor in batch] for batch in read]
-    assert_equal(found, [list(batch) for batch in on_cpu(options())])
+        on_host = [[cuda.on_host(tensor) for tensor in batch] for batch in clones]
+    assert_equal(on_host, [list(batch) for batch in on_cpu(options())])
 
 
 def iterate(loader: Any, cuda: SimulatedCuda, streams: Any) -> Any:
-    """Each batch is asked for on the stream that reads it."""
+    """Call `next()` for each batch on the stream that reads it."""
     iterator, number = iter(loader), 0
     while True:
         with cuda.on(streams[number % 2]):
@@ -208,28 +179,28 @@ def iterate(loader: Any, cuda: SimulatedCuda, streams: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_next_in_another_thread(policy):
-    """Its current streams are its own: each batch comes on a stream that the thread shares with the one that reads."""
+def test_next_in_another_thread_gives_the_same_batches(policy):
+    """A thread has its own current stream, on which `next()` makes the batches available."""
     with simulated(policy) as cuda, gl.Loader(**OPTIONS | options(device="cuda")) as loader:
-        stream, found = cuda.stream(), []
+        stream, runs = cuda.stream(), []
 
         def fetch() -> None:
             with cuda.on(stream):
-                found.append(take(loader, cuda, stream))
+                runs.append(run_loop(loader, cuda, stream))
 
         thread = threading.Thread(target=fetch)
         thread.start()
         thread.join()
-    assert_equal(found[0].values, on_cpu(options()))
-    assert found[0].hidden == []
+    assert_equal(runs[0].values, on_cpu(options()))
+    assert runs[0].unexpected_waits == []
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_device_that_is_not_the_current_one(policy, device):
+def test_loader_works_on_a_device_that_is_not_the_current_one(policy, device):
     with simulated(policy) as cuda:
-        found = take(epochs(options(device=f"cuda:{device}")), cuda, cuda.stream(1 - device))
-    assert_equal(found.values, on_cpu(options()))
+        run = run_loop(epochs(options(device=f"cuda:{device}")), cuda, cuda.stream(1 - device))
+    assert_equal(run.values, on_cpu(options()))
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -237,29 +208,29 @@ def test_a_device_that_is_not_the_current_one(policy, device):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_with_workers(policy):
-    given = options(num_workers=2, chunk_size=2)
-    found = on_device(given, policy)
-    assert_equal(found.values, on_cpu(options()))
-    assert found.hidden == []
+def test_workers_give_the_batches_of_the_cpu(policy):
+    loader_options = options(num_workers=2, chunk_size=2)
+    run = on_device(loader_options, policy)
+    assert_equal(run.values, on_cpu(options()))
+    assert run.unexpected_waits == []
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_workers_that_die(policy, tmp_path):
-    given = options(dataset=Dying(tmp_path / "died"), num_workers=2, chunk_size=2)
-    found = on_device(given, policy)
+def test_loader_gives_the_same_batches_after_a_worker_dies(policy, tmp_path):
+    loader_options = options(dataset=KillsWorker(tmp_path / "died"), num_workers=2, chunk_size=2)
+    run = on_device(loader_options, policy)
     assert (tmp_path / "died").exists()
-    assert_equal(found.values, on_cpu(options()))
+    assert_equal(run.values, on_cpu(options()))
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_an_epoch_that_is_broken_off_and_another(policy):
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**given) as loader:
+def test_epoch_after_an_interrupted_one_gives_the_same_batches(policy):
+    def drive(loader_options: dict[str, Any]) -> Any:
+        with gl.Loader(**loader_options) as loader:
             for step, batch in enumerate(loader):
                 yield batch
                 if step == 2:
@@ -271,7 +242,7 @@ def test_an_epoch_that_is_broken_off_and_another(policy):
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_closing_waits_for_the_copies_and_unlocks_all(policy):
+def test_close_waits_for_copies_and_unlocks_all_slots(policy):
     with simulated(policy) as cuda:
         loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
         iterator = iter(loader)
@@ -279,29 +250,29 @@ def test_closing_waits_for_the_copies_and_unlocks_all(policy):
         assert cuda.locked_ranges() > 0
         loader.close()
         assert cuda.locked_ranges() == 0
-        found = cuda.on_host(images)
-    assert torch.equal(found, on_cpu(options())[0][0])
+        images_on_host = cuda.on_host(images)
+    assert torch.equal(images_on_host, on_cpu(options())[0][0])
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_a_batch_that_cannot_be_made_gives_its_slots_back(policy):
+def test_failed_batch_returns_its_slots(policy):
     def broken(images: torch.Tensor) -> torch.Tensor:
         calls.append(len(images))
         if len(calls) % 3 == 2:
-            raise ValueError("no batch today")
+            raise ValueError("cannot transform")
         return images + 1
 
     calls: list[int] = []
-    given = options(transforms=[*CHAIN[:2], T.Lambda(broken)], ring_bytes=1 << 14, chunk_size=1)
-    found = on_device(given, policy, with_errors)
+    loader_options = options(transforms=[*CHAIN[:2], T.Lambda(broken)], ring_bytes=1 << 14, chunk_size=1)
+    run = on_device(loader_options, policy, with_errors)
     calls.clear()
-    expected = on_cpu(given, with_errors)
+    expected = on_cpu(loader_options, with_errors)
     assert sum(isinstance(value, str) for value in expected) == 2
-    assert_equal(found.values, expected)
+    assert_equal(run.values, expected)
 
 
 @lacking.on_a_gpu("the simulated device")
-def test_an_error_of_the_device_is_raised_and_the_loader_closes():
+def test_error_of_the_device_is_raised_and_the_loader_closes():
     with simulated("lazy") as cuda:
         loader = gl.Loader(**OPTIONS | options(device="cuda", dataset=samples(96)))
         iterator = iter(loader)
@@ -314,26 +285,26 @@ def test_an_error_of_the_device_is_raised_and_the_loader_closes():
         assert cuda.locked_ranges() == 0
 
 
-def test_a_closed_loader_and_its_iterator_keep_no_memory_of_the_device():
+def test_closed_loader_and_its_iterator_keep_no_memory_of_the_device():
     noisy = [*CHAIN[:2], T.GaussianNoise(), CHAIN[2], T.RandomErasing(1.0, value="random")]
     with simulated("lazy") as cuda:
-        before = cuda.used_bytes()
+        used_before = cuda.used_bytes()
         loader = gl.Loader(**OPTIONS | options(transforms=noisy, device="cuda"))
         iterator = iter(loader)
         next(iterator)
-        assert cuda.used_bytes() > before + 256 * 1024
+        assert cuda.used_bytes() > used_before + 256 * 1024
         loader.close()
         cuda.synchronize()
-        assert cuda.used_bytes() <= before + 4096  # the constants of the stage that the iterator has
+        assert cuda.used_bytes() <= used_before + 4096  # the constants of the stage that the iterator has
         del loader, iterator
         gc.collect()
-        assert cuda.used_bytes() == before
+        assert cuda.used_bytes() == used_before
 
 
-def test_nothing_is_left_when_a_loader_is_dropped():
+def test_dropped_loader_unlocks_all_slots():
     with simulated("lazy") as cuda:
-        found: Taken = take(epochs(options(device="cuda")), cuda)
+        run: LoopRun = run_loop(epochs(options(device="cuda")), cuda)
         gc.collect()
         cuda.synchronize()
-        assert found.values
+        assert run.values
         assert cuda.locked_ranges() == 0

@@ -1,4 +1,4 @@
-"""On a GPU: what a Loader gives is what the CPU gives, for each kind of batch, and without a wait of the host."""
+"""Each kind of batch on a GPU equals that of the CPU, and does not make the host wait."""
 
 from __future__ import annotations
 
@@ -72,49 +72,47 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "blur": (labelled, {"transforms": [CROP, T.GaussianBlur(5)], "backend": "kornia"}),
     "maps": (labelled, {"transforms": [CROP, T.RandomAffine(10, (0.1, 0.1))], "backend": "kornia"}),
 }
-# CopyPaste and what a user's code does may wait; and an operation through which differences grow is not compared.
-JUMPS = ("augmix",)
+AMPLIFYING = ("augmix",)  # differences grow through its operations, so it is not compared
 
 
 def loader(kind: str, device: str, **options: Any) -> gl.Loader:
-    make, own = KINDS[kind]
-    if own.get("backend") == "kornia":
+    make, kind_options = KINDS[kind]
+    if kind_options.get("backend") == "kornia":
         lacking.require("kornia")
-    given = {"num_workers": 0, "seed": 3, "shuffle": True, **own, **options}
-    if device == "cpu" and given.get("backend") != "kornia":
-        given["backend"] = "torch"
-    return gl.Loader([make(number) for number in range(64)], 8, device=device, **given)
+    options_ = {"num_workers": 0, "seed": 3, "shuffle": True, **kind_options, **options}
+    if device == "cpu" and options_.get("backend") != "kornia":
+        options_["backend"] = "torch"
+    return gl.Loader([make(number) for number in range(64)], 8, device=device, **options_)
 
 
 def leaves(batches: Iterator[Any]) -> list[Any]:
-    found = []
+    all_leaves = []
     for batch in batches:
-        found += [leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
-    return found
+        all_leaves += [leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
+    return all_leaves
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in JUMPS])
-def test_a_batch_is_that_of_the_cpu(kind):
-    # The resize, and what is rounded after it.
-    most = (STEPS["fused"]["resize bilinear"] + 2) * LEVEL
-    with loader(kind, "cuda") as ours, loader(kind, "cpu") as theirs:
-        for found, expected in zip(leaves(iter(ours)), leaves(iter(theirs)), strict=True):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in AMPLIFYING])
+def test_batch_of_a_gpu_equals_that_of_the_cpu(kind):
+    tolerance = (STEPS["fused"]["resize bilinear"] + 2) * LEVEL
+    with loader(kind, "cuda") as on_gpu, loader(kind, "cpu") as on_cpu:
+        for leaf, expected in zip(leaves(iter(on_gpu)), leaves(iter(on_cpu)), strict=True):
             if not isinstance(expected, torch.Tensor):
-                assert found == expected
+                assert leaf == expected
             elif expected.is_floating_point():
-                assert found.dtype == expected.dtype
-                torch.testing.assert_close(found, expected, atol=most, rtol=2**-9)
+                assert leaf.dtype == expected.dtype
+                torch.testing.assert_close(leaf, expected, atol=tolerance, rtol=2**-9)
             elif expected.dtype == torch.uint8 and expected.dim() == 4:
-                assert (found.int() - expected.int()).abs().max() <= 4
+                assert (leaf.int() - expected.int()).abs().max() <= 4
             else:
-                assert torch.equal(found, expected)
+                assert torch.equal(leaf, expected)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_no_batch_waits(kind):
-    with loader(kind, "cuda") as ours:
-        batches = iter(ours)
-        for _ in range(3):  # what is made once
+def test_no_batch_waits_for_the_device(kind):
+    with loader(kind, "cuda") as loader_:
+        batches = iter(loader_)
+        for _ in range(3):  # creates the stage and its constants
             next(batches)
         torch.cuda.synchronize()
         try:
@@ -125,23 +123,23 @@ def test_no_batch_waits(kind):
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_autocast_changes_nothing():
-    with loader("float16, channels_last", "cuda") as ours:
-        expected = leaves(iter(ours))
-        ours.set_epoch(0)
+def test_autocast_does_not_change_batches():
+    with loader("float16, channels_last", "cuda") as loader_:
+        expected = leaves(iter(loader_))
+        loader_.set_epoch(0)
         with torch.autocast("cuda", torch.bfloat16):
-            found = leaves(iter(ours))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+            with_autocast = leaves(iter(loader_))
+    assert all(torch.equal(leaf, expected_leaf) for leaf, expected_leaf in zip(with_autocast, expected, strict=True))
 
 
-def test_two_ranks_share_the_batches_of_one():
+def test_two_ranks_on_a_gpu_share_the_batches_of_one():
     options = {"transforms": [CROP, NORMALIZE], "num_workers": 0, "seed": 3, "shuffle": True, "device": "cuda"}
     data = [labelled(number) for number in range(64)]
-    with gl.Loader(data, 8, info=True, **options) as whole:
-        expected = {int(index): image.cpu() for (images, _), info in whole for image, index in _rows(images, info)}
+    with gl.Loader(data, 8, info=True, **options) as loader_:
+        expected = {int(index): image.cpu() for (images, _), info in loader_ for image, index in _rows(images, info)}
     for rank in range(2):
-        with gl.Loader(data, 4, rank=rank, world_size=2, info=True, **options) as part:
-            for (images, _), info in part:
+        with gl.Loader(data, 4, rank=rank, world_size=2, info=True, **options) as loader_:
+            for (images, _), info in loader_:
                 for image, index in _rows(images, info):
                     assert torch.equal(image.cpu(), expected.pop(int(index)))
     assert not expected
@@ -152,14 +150,14 @@ def _rows(images: torch.Tensor, info: Any) -> Iterator[tuple[torch.Tensor, torch
 
 
 @lacking.needs("nvidia.nvimgcodec")
-def test_files_are_decoded_in_the_process_that_has_cuda(jpeg_folder):
-    """nvImageCodec decodes on the CPU here, beside a context on the GPU."""
+def test_files_decoded_in_a_process_with_cuda_equal_those_of_workers(jpeg_folder):
+    """nvImageCodec decodes on the CPU, in a process with a context on the GPU."""
     torch.zeros(1, device="cuda")
     options = {"transforms": [CROP], "seed": 1, "device": "cuda"}
     with (
-        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=0, **options) as here,
-        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=min(2, os.cpu_count() or 1), **options) as elsewhere,
+        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=0, **options) as in_process,
+        gl.Loader(gl.ImageFolder(jpeg_folder), 8, num_workers=min(2, os.cpu_count() or 1), **options) as in_workers,
     ):
-        for (images, labels), (others, their_labels) in zip(here, elsewhere, strict=True):
-            assert torch.equal(images, others)
-            assert torch.equal(labels, their_labels)
+        for (images, labels), (images_of_workers, labels_of_workers) in zip(in_process, in_workers, strict=True):
+            assert torch.equal(images, images_of_workers)
+            assert torch.equal(labels, labels_of_workers)

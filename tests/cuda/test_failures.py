@@ -1,4 +1,4 @@
-"""When memory runs out, when a kernel fails, and in a process that was forked."""
+"""Loaders on a GPU when memory runs out, when a kernel fails, and after a fork."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.cuda
 
 TESTS = Path(__file__).parent.parent
-FOUND = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
 
 
 class Large:
-    """Images whose batches have memory of their own in torch's allocator."""
+    """Images so large that torch's allocator does not take their batches from larger blocks."""
 
     def __len__(self) -> int:
         return 10 * 64
@@ -34,7 +34,7 @@ class Large:
 
 @pytest.fixture
 def limited():
-    """Takes all memory away from torch, until it is called again."""
+    """Return a function that limits torch to a fraction of the device's memory."""
 
     def limit(fraction: float) -> None:
         torch.cuda.synchronize()
@@ -45,30 +45,30 @@ def limited():
     limit(1.0)
 
 
-def test_no_memory_for_a_batch_is_the_error_of_that_batch(limited):
+def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
     options = {"transforms": [T.RandomHorizontalFlip()], "num_workers": 1, "device": "cuda", "backend": "torch"}
     with gl.Loader(Large(), 64, **options) as loader:
-        batches, seen, errors = iter(loader), [], 0
-        seen.append(int(next(batches)[0, 0, 0, 0]))
+        batches, levels, errors = iter(loader), [], 0
+        levels.append(int(next(batches)[0, 0, 0, 0]))
         limited(1e-6)
         while True:
             try:
-                seen.append(int(next(batches)[0, 0, 0, 0]))
+                levels.append(int(next(batches)[0, 0, 0, 0]))
             except StopIteration:
                 break
             except torch.OutOfMemoryError:
                 errors += 1
-                limited(1.0)  # the others come
+                limited(1.0)  # the later batches succeed
         assert errors >= 1
-        assert len(seen) == 10 - errors
-        assert seen == sorted(seen)
+        assert len(levels) == 10 - errors
+        assert levels == sorted(levels)
         torch.cuda.synchronize()
         loader._session.transfer.reclaim(False)
         assert not loader._session.ring._busy
 
 
-# On fake devices a program's operations are queued as a test's are (fakecuda/running.py).
-FAKE = """
+# Queues the operations of a program on fake devices, as those of a test (fakecuda/running.py).
+BEGIN_FAKE_DEVICES = """
 from fakecuda.running import on_fake_devices
 
 devices = on_fake_devices()
@@ -79,10 +79,10 @@ devices.__enter__()
 def run(program: str) -> str:
     program = textwrap.dedent(program)
     if lacking.IS_FAKE:
-        program = FAKE + program
+        program = BEGIN_FAKE_DEVICES + program
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
-        env=FOUND,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=180,
@@ -92,8 +92,8 @@ def run(program: str) -> str:
 
 
 @pytest.mark.processes
-def test_a_kernel_that_fails_ends_the_epoch_and_close_does_not_hang():
-    out = run(
+def test_failed_kernel_ends_the_epoch_and_close_returns():
+    output = run(
         """
         import torch
         import gpuload as gl
@@ -115,12 +115,12 @@ def test_a_kernel_that_fails_ends_the_epoch_and_close_does_not_hang():
         print("closed", flush=True)
         """
     )
-    assert "Error" in out
+    assert "Error" in output
 
 
 @pytest.mark.processes
-def test_a_fork_after_cuda_has_loaders_of_its_own_on_the_cpu():
-    out = run(
+def test_fork_of_a_process_with_cuda_can_create_loaders_on_the_cpu():
+    output = run(
         """
         import os
         import gpuload as gl
@@ -151,6 +151,6 @@ def test_a_fork_after_cuda_has_loaders_of_its_own_on_the_cpu():
         print("closed", flush=True)
         """
     )
-    assert "create a new Loader in the child" in out
-    assert "10 on the CPU" in out
-    assert "forked subprocess" in out or "finds no CUDA device" in out
+    assert "create a new Loader in the child" in output
+    assert "10 on the CPU" in output
+    assert "forked subprocess" in output or "finds no CUDA device" in output

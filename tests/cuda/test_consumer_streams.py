@@ -1,4 +1,4 @@
-"""A batch is handed to the stream that is current in `next()`, in whatever thread, and is safe there."""
+"""A batch is passed to the stream that is current in `next()`, in any thread, and stays intact there."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LONG = 20_000_000  # cycles, some ten milliseconds
 
 @pytest.fixture
 def loader() -> Iterator[gl.Loader]:
-    with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as made:
-        yield made
+    with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as loader_:
+        yield loader_
 
 
 @pytest.fixture
 def expected(loader) -> list[float]:
-    """The sum of each batch of epoch 0, one after the other."""
-    found = []
+    """Return the sum of each batch of epoch 0."""
+    sums = []
     for images, _ in loader:
-        found.append(float(images.double().sum()))
+        sums.append(float(images.double().sum()))
     loader.set_epoch(0)
-    return found
+    return sums
 
 
 def read_late(images: torch.Tensor) -> torch.Tensor:
@@ -42,8 +42,8 @@ def read_late(images: torch.Tensor) -> torch.Tensor:
     return images.double().sum()
 
 
-def test_a_batch_is_safe_while_the_consumers_stream_still_reads_it(loader, expected):
-    """Each batch is read late, behind a long sleep, while the loader uses memory again."""
+def test_batch_stays_intact_while_the_consumers_stream_reads_it(loader, expected):
+    """Each batch is read after a long sleep, while the loader reuses memory."""
     stream, sums = torch.cuda.Stream(), []
     with torch.cuda.stream(stream):
         for images, _ in loader:
@@ -53,7 +53,7 @@ def test_a_batch_is_safe_while_the_consumers_stream_still_reads_it(loader, expec
     assert [float(value) for value in sums] == expected
 
 
-def test_two_streams_that_take_turns(loader, expected):
+def test_batches_stay_intact_on_two_streams_that_take_turns(loader, expected):
     streams, sums, batches = [torch.cuda.Stream(), torch.cuda.Stream()], [], iter(loader)
     for step in range(len(loader)):
         with torch.cuda.stream(streams[step % 2]):
@@ -64,7 +64,7 @@ def test_two_streams_that_take_turns(loader, expected):
     assert [float(value) for value in sums] == expected
 
 
-def test_another_thread_takes_the_batches(loader, expected):
+def test_batches_stay_intact_in_another_thread(loader, expected):
     sums: list[torch.Tensor] = []
 
     def consume():
@@ -80,7 +80,7 @@ def test_another_thread_takes_the_batches(loader, expected):
     assert [float(value) for value in sums] == expected
 
 
-def test_streams_and_device_are_as_before(loader):
+def test_next_keeps_the_current_stream_and_device(loader):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in loader:
@@ -88,7 +88,7 @@ def test_streams_and_device_are_as_before(loader):
             assert torch.cuda.current_device() == stream.device_index
 
 
-def test_another_device_than_the_current_one(expected):
+def test_loader_on_a_device_that_is_not_the_current_one(expected):
     if torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
     assert torch.cuda.current_device() == 0
@@ -119,19 +119,19 @@ def trained(batches, module: nn.Module, apply) -> list[float]:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_module_is_trained_in_step(loader, autocast):
-    """As if it were called in the loop: autograd refuses weights that changed meanwhile, and stale ones differ."""
+def test_module_in_the_transforms_is_trained_as_in_the_loop(loader, autocast):
+    """If weights change between forward and backward pass, autograd raises; stale weights give other losses."""
     inside = network()
     outside = copy.deepcopy(inside)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
         expected = trained(loader, outside, outside)
         with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, inside], num_workers=2, device="cuda") as with_module:
-            found = trained(with_module, inside, lambda images: images)
-    assert found == pytest.approx(expected, rel=1e-3)
-    assert len(set(found)) == len(found)
+            losses = trained(with_module, inside, lambda images: images)
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert len(set(losses)) == len(losses)
 
 
-def test_a_buffer_that_is_changed_in_place(loader):
+def test_module_in_the_transforms_sees_a_buffer_changed_in_place(loader):
     class Scale(nn.Module):
         by: torch.Tensor
 

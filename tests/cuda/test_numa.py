@@ -1,4 +1,4 @@
-"""Workers and page-locked slots near the GPU, where there are several NUMA nodes; arrays of a file brought there."""
+"""Workers and page-locked slots on the NUMA node of the GPU, and batches of an `ArrayFile` on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cuda
 
 
 class Where:
-    """Samples that say where they are read."""
+    """Samples with the CPUs that their worker may use."""
 
     def __len__(self) -> int:
         return 32
@@ -33,7 +33,7 @@ class Where:
 
 
 @lacking.on_a_gpu("a card in the system")
-def test_the_system_knows_the_gpu():
+def test_pci_address_of_the_gpu_is_known_to_the_system():
     address = devices.pci_address(devices.current_device())
     assert address is not None
     assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", address)
@@ -41,7 +41,7 @@ def test_the_system_knows_the_gpu():
         assert Path("/sys/bus/pci/devices", address).is_dir()
 
 
-def test_workers_and_slots_are_on_its_node():
+def test_workers_and_slots_are_on_the_numa_node_of_the_gpu():
     device = devices.current_device()
     address = devices.pci_address(device)
     assert address is not None
@@ -56,21 +56,21 @@ def test_workers_and_slots_are_on_its_node():
         pages: dict[int, int] = {}
         for line in maps:
             if "gpuload-ring" in line:
-                for at, count in re.findall(r"N(\d+)=(\d+)", line):
-                    pages[int(at)] = pages.get(int(at), 0) + int(count)
+                for number, count in re.findall(r"N(\d+)=(\d+)", line):
+                    pages[int(number)] = pages.get(int(number), 0) + int(count)
         assert pages.get(node, 0) > 0.9 * sum(pages.values()), pages
         assert len(os.sched_getaffinity(0)) > len(usable)
 
 
 @pytest.mark.parametrize("transforms", [[], [T.RandomCrop(48), T.RandomHorizontalFlip()]], ids=["whole", "crops"])
-def test_arrays_of_a_file_are_those_of_the_cpu(tmp_path, transforms: Any):
+def test_array_file_gives_the_same_batches_on_the_gpu_and_the_cpu(tmp_path, transforms: Any):
     path = tmp_path / "images.npy"
     np.save(path, np.random.default_rng(0).integers(0, 256, (600, 64, 64, 3), np.uint8))
     options: dict[str, Any] = {"batch_size": 128, "shuffle": True, "transforms": transforms, "num_workers": 2}
-    found = {}
+    batches = {}
     for device in ("cpu", "cuda"):
         with gl.Loader(gl.ArrayFile(path, labels=range(600)), device=device, **options) as loader:
-            found[device] = [(images.cpu(), labels.tolist()) for images, labels in loader]
-    for (images, labels), (others, told) in zip(found["cuda"], found["cpu"], strict=True):
-        assert images.equal(others)
-        assert labels == told
+            batches[device] = [(images.cpu(), labels.tolist()) for images, labels in loader]
+    for (images, labels), (expected_images, expected_labels) in zip(batches["cuda"], batches["cpu"], strict=True):
+        assert images.equal(expected_images)
+        assert labels == expected_labels

@@ -1,0 +1,243 @@
+"""The schedule of a user's sampler: its saved states, and its numbers on several ranks. The tests in
+tests/dataloader/test_samplers.py compare samplers with those of a `DataLoader`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from dataloader.common import Made
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import gpuload as gl
+
+
+def loader(dataset, *args, **options) -> gl.Loader:
+    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
+
+
+def seeded(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def keys(batches) -> list:
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
+class StatefulSampler:
+    """A sampler with a `state_dict`, as torchdata's have, or whose iterator has it."""
+
+    def __init__(self, state_of):
+        self.state_of = state_of
+        self.at = 0
+        self.keys_read = 0
+
+    def __iter__(self):
+        return StatefulIterator(self) if self.state_of == "iterator" else self._walk()
+
+    def _walk(self):
+        while self.at < 11:
+            self.at += 1
+            self.keys_read += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        if self.state_of == "iterator":
+            raise AssertionError("the iterator's comes first")
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class StatefulIterator:
+    def __init__(self, sampler):
+        self.sampler = sampler
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 11:
+            raise StopIteration
+        self.at += 1
+        self.sampler.keys_read += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+RESUMED = {
+    "a list": lambda: {"sampler": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]},
+    "random": lambda: {"sampler": RandomSampler(range(11))},
+    "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([0.1, 0.5, 5.0], 11, generator=seeded())},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(11), generator=seeded()), 2, False)},
+    "its own": lambda: {"sampler": StatefulSampler("sampler")},
+    "its iterator's own": lambda: {"sampler": StatefulSampler("iterator")},
+    "one by one": lambda: {"sampler": RandomSampler(range(11)), "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 6, 8])
+@pytest.mark.parametrize("name", RESUMED)
+def test_sampler_resumes_from_a_saved_state(name, stop):
+    def make():
+        options = {"batch_size": 2, **RESUMED[name]()}
+        return loader(Made(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options))
+
+    def epochs(loader_, count):
+        return [keys(loader_) for _ in range(count)]
+
+    undisturbed = [batch for epoch in epochs(make(), 3) for batch in epoch]
+    with make() as first:
+        keys_before, batches = [], iter(first)
+        while len(keys_before) < stop:
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(first)
+            else:
+                keys_before += keys([batch])
+        state = json.loads(json.dumps(first.state_dict()))
+    with make() as second:
+        second.load_state_dict(state)
+        resumed = []
+        while len(keys_before) + len(resumed) < len(undisturbed):
+            resumed += keys(second)
+    assert keys_before + resumed == undisturbed
+
+
+@pytest.mark.parametrize("state_of", ["sampler", "iterator"])
+def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
+    with loader(Made(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
+        batches = iter(first)
+        for _ in range(3):
+            next(batches)
+        state = first.state_dict()
+    restored = StatefulSampler(state_of)
+    with loader(Made(samples=11), 2, sampler=restored) as second:
+        second.load_state_dict(state)
+        assert keys(second) == [[6, 7], [8, 9], [10]]
+    assert restored.keys_read == 5
+
+
+def test_state_of_a_sampler_keeps_its_types():
+    class Typed(StatefulSampler):
+        def state_dict(self):
+            return {1: (super().state_dict(), torch.tensor(self.at))}
+
+        def load_state_dict(self, state):
+            state, at = state[1]
+            assert at == torch.tensor(state["at"])
+            super().load_state_dict(state)
+
+    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+        batches = iter(loader_)
+        keys_before = [next(batches).tolist()]
+        state = json.loads(json.dumps(loader_.state_dict()))
+        expected = [batch.tolist() for batch in batches]
+    with loader(Made(samples=11), 2, sampler=Typed("sampler")) as loader_:
+        loader_.load_state_dict(state)
+        assert [batch.tolist() for batch in loader_] == expected
+    assert sorted(key for batch in keys_before + expected for key in batch) == list(range(11))
+
+
+def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
+    class Odd(StatefulSampler):
+        def state_dict(self):
+            return {"at": object()}
+
+    with loader(Made(samples=11), 2, sampler=Odd("sampler")) as loader_:
+        next(iter(loader_))
+        with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
+            loader_.state_dict()
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def rank_loader(rank, sampler):
+    options = {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 4}
+    return loader(range(40), rank=rank, world_size=2, seed=5, **options)
+
+
+class SubclassedSampler(RandomSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "differ"),
+    [
+        (lambda: RandomSampler(range(40)), True),
+        (lambda: RandomSampler(range(40), replacement=True), True),
+        (lambda: WeightedRandomSampler([1.0] * 40, 40), True),
+        (lambda: SubsetRandomSampler(range(40)), True),
+        (lambda: BatchSampler(RandomSampler(range(40)), 4, False), True),
+        (lambda: RandomSampler(range(40), generator=torch.Generator().manual_seed(1)), False),
+        (lambda: SubclassedSampler(range(40)), False),
+        (lambda: SequentialSampler(range(40)), False),
+    ],
+)
+def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ):
+    first, second = keys(rank_loader(0, make())), keys(rank_loader(1, make()))
+    assert (first != second) == differ
+    assert (first, second) == (keys(rank_loader(0, make())), keys(rank_loader(1, make())))  # reproducible
+
+
+@pytest.mark.parametrize(
+    ("make", "warns"),
+    [
+        (lambda rank: SubclassedSampler(range(40)), True),
+        (lambda rank: BatchSampler(SubclassedSampler(range(40)), 4, False), True),
+        (lambda rank: ShareOfRank(rank), False),
+        (lambda rank: RandomSampler(range(40)), False),
+        (lambda rank: SequentialSampler(range(40)), False),
+    ],
+)
+def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, warns):
+    texts = []
+    for rank in range(2):
+        with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader_:
+            warnings.simplefilter("always")
+            object.__setattr__(loader_._options.order, "caller", "train.py:7, call 1")
+            for _ in range(2):
+                list(loader_)
+            texts.append([str(warning.message)[:40] for warning in caught])
+    assert texts == [[], ["all 2 ranks began with the same batch of"] * warns]
+
+
+class ShareOfRank(RandomSampler):
+    """A sampler of the rank's share of a permutation that all ranks have in common."""
+
+    def __init__(self, rank):
+        super().__init__(range(40))
+        self.rank = rank
+
+    def __iter__(self):
+        return iter([*super().__iter__()][self.rank :: 2])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_random_sampler_resumes_on_each_rank(rank):
+    with rank_loader(rank, RandomSampler(range(40))) as loader_:
+        batches = iter(loader_)
+        for _ in range(3):
+            next(batches)
+        state, expected = loader_.state_dict(), keys(batches)
+    with rank_loader(rank, RandomSampler(range(40))) as loader_:
+        loader_.load_state_dict(state)
+        assert keys(loader_) == expected
